@@ -1,0 +1,1 @@
+"""DeepSpeed Workbench: fine-tune over several pods without leaving the notebook."""

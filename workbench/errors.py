@@ -1,0 +1,100 @@
+"""The one tree of errors that this package raises.
+
+Every message says what happened, where, and what to do next. A training run that failed is no exception
+but a value (`RunResult`); only `RunResult.raise_for_status` turns it into `RunFailed`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BackendError",
+    "ConfigError",
+    "PodError",
+    "PodTimeout",
+    "RemoteError",
+    "RunError",
+    "RunFailed",
+    "WorkbenchError",
+    "one_of",
+]
+
+
+class WorkbenchError(Exception):
+    """Be the parent of every error of this package."""
+
+
+class ConfigError(WorkbenchError, ValueError):
+    """Refuse something asked for that cannot work; raised before anything starts."""
+
+
+class BackendError(WorkbenchError):
+    """Report that a place for pods refused or failed; carries the platform's own words."""
+
+
+class PodError(WorkbenchError):
+    """Report a pod that did not start, died or cannot be reached; the message names the pod."""
+
+
+class PodTimeout(PodError, TimeoutError):
+    """Report pods that were not ready at the deadline; the message names those missing."""
+
+
+class RemoteError(WorkbenchError):
+    """Report a command that failed on another host."""
+
+    def __init__(self, message: str, *, host: str, command: str = "", exit_code: int | None = None, stderr: str = ""):
+        """Keep where it failed.
+
+        Args:
+            message: What happened and what to do.
+            host: The address of the host.
+            command: The command as a shell line, without secrets.
+            exit_code: What the command returned; None when it never did.
+            stderr: The tail of what it wrote.
+        """
+        super().__init__(message)
+        self.host = host
+        self.command = command
+        self.exit_code = exit_code
+        self.stderr = stderr
+
+
+class RunError(WorkbenchError):
+    """Report that a run cannot be started, found or read."""
+
+
+class RunFailed(RunError):
+    """Report a run that did not succeed.
+
+    Attributes:
+        result: The `RunResult` of the failed run.
+    """
+
+    def __init__(self, message: str, *, result: object = None):
+        """Carry the result of the failed run beside the message."""
+        super().__init__(message)
+        self.result = result
+
+
+def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
+    """Make the error for a value outside a closed set, naming the nearest allowed one.
+
+    Args:
+        what: The name of the field or key.
+        got: The value that was given.
+        allowed: All values that would do.
+
+    Returns:
+        The error, ready to raise.
+
+    Example:
+        >>> print(one_of("technique", "zero-1", ["single", "zero1"]))
+        technique 'zero-1' is not known: did you mean 'zero1'? Allowed: single, zero1
+    """
+    names = [str(name) for name in allowed]
+    near = difflib.get_close_matches(str(got), names, n=1)
+    hint = f" did you mean '{near[0]}'?" if near else ""
+    return ConfigError(f"{what} {got!r} is not known:{hint} Allowed: {', '.join(names)}")

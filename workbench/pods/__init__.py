@@ -1,0 +1,1 @@
+"""Where a job runs: pods, their addresses and keys, and one file per place that pods come from."""

@@ -1,0 +1,173 @@
+"""The nouns of a place to run: `PodSpec`, `Pod`, and `PodBackend`, the protocol of four verbs.
+
+Nothing here starts anything; `local.py` and its siblings do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from workbench.errors import ConfigError, one_of
+
+__all__ = ["LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
+
+
+class Phase(StrEnum):
+    """Where a pod is in its life; the words of Kubernetes."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Tell whether the pod will never run again."""
+        return self in (Phase.SUCCEEDED, Phase.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodSpec:
+    """What one worker needs. All pods of a cluster are alike."""
+
+    cpus: float = 1
+    """Processor cores; ranks of the pod share this many threads. Default 1."""
+    memory_gib: float | None = None
+    """Memory in GiB; None leaves it to the place. Default None."""
+    gpus: int = 0
+    """GPUs; each becomes one slot. Without any, the pod has one slot. Default 0."""
+    image: str | None = None
+    """Container image, where the place runs containers. Default None: the place's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of every rank. Values are never printed. Default none."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no pod can have."""
+        if not self.cpus > 0:
+            raise ConfigError(f"PodSpec.cpus is {self.cpus!r}; it must be more than 0")
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise ConfigError(f"PodSpec.memory_gib is {self.memory_gib!r}; it must be more than 0, or None")
+        if not isinstance(self.gpus, int) or self.gpus < 0:
+            raise ConfigError(f"PodSpec.gpus is {self.gpus!r}; it must be a whole number, 0 or more")
+
+    @property
+    def slots(self) -> int:
+        """Give the number of ranks a pod carries: its GPUs, or 1."""
+        return max(1, self.gpus)
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; `from_dict` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> PodSpec:
+        """Read the JSON form.
+
+        Raises:
+            ConfigError: For a key that is not a field, naming the nearest one.
+        """
+        allowed = [f.name for f in fields(cls)]
+        for key in data:
+            if key not in allowed:
+                raise one_of("pods key", key, allowed)
+        return cls(**data)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pod:
+    """A snapshot of one worker; a later look gives another snapshot."""
+
+    name: str
+    """Its name within the cluster: `pod-0`, `pod-1`, …"""
+    phase: Phase = Phase.PENDING
+    """Where it is in its life."""
+    address: str = ""
+    """IP address or host name that reaches it; empty until known."""
+    ssh_port: int = 22
+    """Port of its SSH daemon."""
+    user: str = ""
+    """User to log in as."""
+    slots: int = 1
+    """Ranks that it carries."""
+    host_key: str = ""
+    """Its SSH host key, `ssh-ed25519 AAAA…`; empty until known."""
+    root: str = ""
+    """The folder on the pod that is this cluster's own, `…/<pod name>`; the part before the name is the same on all."""
+    python: str = ""
+    """The Python on the pod that has torch and DeepSpeed installed."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions on the pod, by package: python, torch, deepspeed, transformers, workbench, …"""
+    message: str = ""
+    """Why it is in this phase, in the platform's words; for people."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; `from_dict` reads it back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Pod:
+        """Read the JSON form."""
+        raw = dict(data)
+        return replace(cls(**raw), phase=Phase(str(raw["phase"])))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchContext:
+    """What the keeper hands a backend: where the cluster lives and the key that pods must accept."""
+
+    cluster_id: str
+    """Unique id of the cluster; labels what the backend makes."""
+    directory: Path
+    """The cluster's directory on this machine, absolute."""
+    public_key: str
+    """OpenSSH public key line that every pod must accept."""
+    lease_s: float = 120.0
+    """Seconds a pod outlives a keeper that fell silent."""
+    timeout_s: float = 120.0
+    """Seconds until pods that have not come are given up."""
+    report: Callable[[str], None] = lambda _line: None
+    """Takes one line of progress for people ("2 of 3 pods are up")."""
+
+
+class PodBackend(Protocol):
+    """A place where pods come from. Instances are cheap, hold only configuration, and start nothing when made.
+
+    The keeper alone calls the four verbs, from one process; the state of what was launched stays in the object.
+    """
+
+    kind: str
+    """The word for it in `SPEC.json`: local, ssh, kubernetes, cml."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form `{"kind": …, option: …}`, without secrets."""
+        ...
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> Sequence[Pod]:
+        """Start pods and wait until each can be reached; return them in rank order.
+
+        On any failure everything that was started is stopped again before the error leaves.
+
+        Raises:
+            ConfigError: The place cannot give what `spec` asks.
+            BackendError: The platform refused.
+            PodError: A pod died on the way (its exit code and last words are in the message).
+            PodTimeout: The deadline passed; names which of the pods came.
+        """
+        ...
+
+    def refresh(self) -> Sequence[Pod]:
+        """Look again and return the pods as they are now, in rank order. Does not block for long."""
+        ...
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Give the last lines of the pod's own log (its SSH daemon, its start)."""
+        ...
+
+    def stop(self) -> None:
+        """Stop all pods and remove all that `launch` made. Idempotent; also after a `launch` that failed half way."""
+        ...

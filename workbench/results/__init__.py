@@ -1,0 +1,1 @@
+"""After the run: profile, predictions, reports. Records in, records out."""

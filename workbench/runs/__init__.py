@@ -1,0 +1,1 @@
+"""What happens: the keeper, its runs, their directories, events, commands and results."""
