@@ -87,19 +87,16 @@ class FineTune:
             raise ConfigError(f"gradient_checkpointing is {self.gradient_checkpointing!r}; it must be true or false")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model is {self.model!r}; give a hub id, a folder or 'tiny-t5'")
-        if self.precision == Precision.FP16:
-            raise ConfigError(
-                "precision 'fp16' overflows in T5 (its activations leave the range of half precision); use 'bf16'"
-            )
-        if self.technique == Technique.SINGLE and self.deepspeed is not None:
-            raise ConfigError(
-                "technique 'single' runs without DeepSpeed, but `deepspeed` is given; drop it or choose zero1 or zero3"
-            )
-        if self.technique == Technique.SINGLE and self.launcher != Launcher.SSH:
-            raise ConfigError(
-                f"technique 'single' starts one rank without DeepSpeed's runner; launcher {self.launcher!r} has nothing to do, use 'ssh'"
-            )
+        self._check_together()
         _check_env(self.env)
+
+    def _check_together(self) -> None:
+        if self.precision == Precision.FP16:
+            raise ConfigError("precision 'fp16' overflows in T5: its activations leave the range; use 'bf16'")
+        if self.technique == Technique.SINGLE and self.deepspeed is not None:
+            raise ConfigError("technique 'single' runs without DeepSpeed: drop `deepspeed`, or choose zero1 or zero3")
+        if self.technique == Technique.SINGLE and self.launcher != Launcher.SSH:
+            raise ConfigError(f"technique 'single' is one rank; launcher {self.launcher!r} has no use, take 'ssh'")
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON form, with every default spelled out."""
