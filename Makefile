@@ -1,0 +1,55 @@
+# What a person and CI run alike. `make setup` comes first by itself.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+READY := .venv/.ready
+# The first Python that is new enough; `make PYTHON=…` names another.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+.PHONY: help setup quickstart lab test lint types notebooks clean
+
+help: ## Show these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: system $(READY) ## Install everything (idempotent); every other target calls it
+
+.PHONY: system
+system:
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer is here; install one, or name it: make PYTHON=…" >&2; exit 1; }
+	@PYTHON=$(PYTHON) tools/system-packages
+
+$(READY): requirements.txt pyproject.toml | system
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@echo "Installing Python packages into .venv (a minute or two, once) …"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+quickstart: setup ## Train on three local pods from notebooks/00_quickstart.ipynb and print what came out
+	@$(BIN)/python tools/quickstart.py
+
+lab: setup ## Open JupyterLab on the notebooks
+	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quickstart.ipynb \
+		$(if $(filter 0,$(shell id -u)),--allow-root)
+
+test: setup ## Run every check: lint, types, tests, notebooks
+	@$(MAKE) --no-print-directory lint types
+	@$(BIN)/python -m pytest tests $(DOCTESTS) notebooks --doctest-modules --nbmake
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+notebooks: setup ## Run the notebooks alone
+	@$(BIN)/python -m pytest notebooks --nbmake
+
+clean: ## Remove .venv and caches; runs/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Modules whose examples are run: all that import in no time, so not jobs/.
+DOCTESTS = $(shell find workbench -name '*.py' -not -path '*/jobs/*' | sort | xargs grep -l '>>> ')

@@ -1,0 +1,51 @@
+"""Shared by all tests: the real data set where it is present, and the proof that nothing of ours is left running."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LEFT_AFTER_S = 15.0
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real WikiSQL questions beside a developer's checkout; the test is skipped where there is none."""
+    folder = REPOSITORY.parent / "shared" / "data" / "wikisql"
+    if not (folder / "train.jsonl").is_file():
+        pytest.skip("needs the real WikiSQL rows: ../shared/data/wikisql beside the checkout is not there")
+    return folder
+
+
+def processes_with(*marks: str) -> list[str]:
+    """Other processes whose arguments or environment hold one of the marks, one line each."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (folder / "cmdline").read_bytes()
+            environ = (folder / "environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile, or is another user's
+        if int(folder.name) != os.getpid() and any(mark.encode() in argv + environ for mark in marks):
+            found.append(f"{folder.name} {argv.replace(bytes(1), b' ').decode(errors='replace').strip()[:150]}")
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the session when a keeper, sshd, agent or rank that a test started outlives all tests."""
+    mark = f"WORKBENCH_TEST_SESSION={uuid.uuid4().hex}"
+    os.environ.update([mark.split("=")])
+    yield
+    # What a login on a pod starts has a fresh environment: it is known by a path of this session's in its arguments.
+    marks = (mark, f"{tmp_path_factory.getbasetemp()}/")
+    deadline = time.monotonic() + LEFT_AFTER_S
+    while (left := processes_with(*marks)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left, "still running after the tests:\n" + "\n".join(left)
