@@ -1,0 +1,197 @@
+"""The SQL of WikiSQL as text: one column, one aggregation, conditions joined by AND.
+
+`SELECT AGG col FROM table WHERE col = value AND …`. Names and values stand bare, as a person would write them,
+and are quoted only where the bare text could be read in another way: a column then in double quotes, a value in
+single ones, the quote itself doubled. A bare value that reads as a number is a number; text that looks like one is
+quoted. So `parse(format_query(q)) == q` for every query. Nothing here knows tables or runs a query: see `tables.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["AGGREGATES", "OPERATORS", "Condition", "Query", "Value", "fold", "format_query", "parse", "same_logic"]
+
+AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
+"""In the order of the original release, whose files name them by index."""
+OPERATORS = ("=", ">", "<")
+"""In the order of the original release, whose files name them by index."""
+Value = str | int | float
+
+
+class Condition(NamedTuple):
+    """One comparison of a column with a constant."""
+
+    column: str
+    """Name of the column."""
+    operator: str
+    """One of `OPERATORS`."""
+    value: Value
+    """The constant; a number only where the data had a number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """What a WikiSQL query says, with columns by name."""
+
+    select: str
+    """Name of the column asked for."""
+    aggregate: str = ""
+    """One of `AGGREGATES`; "" for the plain values."""
+    conditions: tuple[Condition, ...] = ()
+    """All must hold."""
+
+    def logical_form(self) -> object:
+        """Give a hashable key that is equal for queries that say the same.
+
+        As in WikiSQL's own evaluation the order of conditions, a repeated one and letter case do not matter;
+        neither do spacing and whether a number was written as text.
+        """
+        conditions = frozenset((fold(c.column), c.operator, _value_key(c.value)) for c in self.conditions)
+        return self.aggregate, fold(self.select), conditions
+
+
+def format_query(query: Query) -> str:
+    """Write a query as the text that a model is taught.
+
+    Example:
+        >>> format_query(Query(select="Player", aggregate="COUNT", conditions=(Condition("School", "=", "Butler"),)))
+        'SELECT COUNT Player FROM table WHERE School = Butler'
+        >>> format_query(Query(select="No.", conditions=(Condition("Act", "=", "A AND B"), Condition("Year", ">", 5))))
+        "SELECT No. FROM table WHERE Act = 'A AND B' AND Year > 5"
+    """
+    aggregate = f"{query.aggregate} " if query.aggregate else ""
+    text = f"SELECT {aggregate}{_column_text(query.select)} FROM table"
+    if query.conditions:
+        text += " WHERE " + " AND ".join(
+            f"{_column_text(c.column)} {c.operator} {_value_text(c.value)}" for c in query.conditions
+        )
+    return text
+
+
+def parse(text: str) -> Query | None:
+    """Read the text of a query back.
+
+    Keywords are upper case. Where a text cannot be read so, it is read once more with keywords in any case,
+    because a model may have learned to write it in lower case.
+
+    Returns:
+        The query, or None where the text is none.
+
+    Example:
+        >>> parse("SELECT MAX Points FROM table WHERE Team = Ike and Co AND Year < 1990").conditions
+        (Condition(column='Team', operator='=', value='Ike and Co'), Condition(column='Year', operator='<', value=1990))
+        >>> parse("SELECT everything") is None
+        True
+    """
+    text = text.strip()
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    return _parse(text, 0) or _parse(text, re.IGNORECASE)
+
+
+def same_logic(a: str, b: str) -> bool:
+    """Tell whether two texts are queries that say the same; a text that is no query equals nothing."""
+    left, right = parse(a), parse(b)
+    return left is not None and right is not None and left.logical_form() == right.logical_form()
+
+
+def fold(text: str) -> str:
+    """Bring a name or a value to the form in which two of them are compared.
+
+    Letter case, runs of blanks and compatibility forms of Unicode (which T5's tokenizer loses) do not count.
+
+    Example:
+        >>> fold("  Straße ½") == fold("STRASSE 1⁄2")
+        True
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+_MAX_CHARACTERS = 20_000
+# The same grammar as JSON's numbers: what `json` would write for a number, and nothing else, is a number.
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?")
+_AGGREGATE = "|".join(filter(None, AGGREGATES))
+_COLUMN = r'("(?:[^"]|"")*"|[^"\s](?:.*?\S)??)'
+_HEAD = rf"SELECT (?:({_AGGREGATE}) )?{_COLUMN} FROM table(?: WHERE (.+))?"
+_CONDITION = rf"{_COLUMN} ([=<>]) ('(?:[^']|'')*'|.+?)(?: AND |\Z)"
+_NOT_BARE_COLUMN = re.compile(rf'"|(?:{_AGGREGATE})\b|.*(?:[=<>]|\b(?:AND|FROM|WHERE)\b)', re.DOTALL)
+_NOT_BARE_VALUE = re.compile(r"'|.*\bAND\b", re.DOTALL)
+
+
+def _parse(text: str, flags: int) -> Query | None:
+    head = re.fullmatch(_HEAD, text, flags | re.DOTALL)
+    if head is None:
+        return None
+    aggregate, select, rest = head.groups()
+    conditions = _conditions(rest, flags) if rest else ()
+    if conditions is None:
+        return None
+    return Query(select=_unquote(select, '"'), aggregate=(aggregate or "").upper(), conditions=conditions)
+
+
+def _conditions(text: str, flags: int) -> tuple[Condition, ...] | None:
+    found = []
+    position = 0
+    pattern = re.compile(_CONDITION, flags | re.DOTALL)
+    while position < len(text):
+        match = pattern.match(text, position)
+        if match is None:
+            return None
+        column, operator, value = match.groups()
+        found.append(Condition(_unquote(column, '"'), operator, _read_value(value)))
+        position = match.end()
+    # A text that ends in AND promised one more condition.
+    return None if re.search(r" AND \Z", text, flags) else tuple(found)
+
+
+def _column_text(name: str) -> str:
+    return name if _is_plain(name) and not _NOT_BARE_COLUMN.match(name) else _quote(name, '"')
+
+
+def _value_text(value: Value) -> str:
+    if not isinstance(value, str):
+        return repr(value)
+    bare = _is_plain(value) and not _NOT_BARE_VALUE.match(value) and _number(value) is None
+    return value if bare else _quote(value, "'")
+
+
+def _is_plain(text: str) -> bool:
+    return bool(text) and text == " ".join(text.split())
+
+
+def _quote(text: str, mark: str) -> str:
+    return mark + text.replace(mark, mark * 2) + mark
+
+
+def _unquote(text: str, mark: str) -> str:
+    quoted = len(text) > 1 and text[0] == mark == text[-1]
+    return text[1:-1].replace(mark * 2, mark) if quoted else text
+
+
+def _read_value(text: str) -> Value:
+    if len(text) > 1 and text[0] == "'" == text[-1]:
+        return _unquote(text, "'")
+    text = text.strip()
+    number = _number(text)
+    return text if number is None else number
+
+
+def _number(text: str) -> int | float | None:
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    number = float(text) if any(match.groups()) else int(text)
+    return number if math.isfinite(number) else None
+
+
+def _value_key(value: Value) -> Value:
+    if not isinstance(value, str):
+        return value
+    folded = fold(value)
+    number = _number(folded)
+    return folded if number is None else number
