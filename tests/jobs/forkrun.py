@@ -1,0 +1,100 @@
+"""Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
+
+`python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size", "env"?}; each folder holds a job.json.
+Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
+needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+GRACE_S = 10
+LIMIT_S = 300
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    import accelerate  # noqa: F401
+    import torch
+
+    import workbench.jobs.train  # noqa: F401
+
+    torch.set_num_threads(1)
+    for run in plan:
+        began = time.monotonic()
+        codes = run_one(Path(run["folder"]), run["world_size"], run.get("env", {}))
+        (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
+        cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(Path(run["folder"]).name, codes, round(time.monotonic() - began, 1), "s", round(cpu.ru_utime), flush=True)
+
+
+def run_one(folder: Path, world_size: int, env: dict[str, str]) -> dict[int, int]:
+    port = free_port()
+    pids = {fork_rank(folder, rank, world_size, port, env): rank for rank in range(world_size)}
+    codes: dict[int, int] = {}
+    deadline = time.monotonic() + LIMIT_S
+    while len(codes) < world_size:
+        for pid, rank in pids.items():
+            if rank not in codes:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    codes[rank] = os.waitstatus_to_exitcode(status)
+                    if codes[rank]:
+                        deadline = min(deadline, time.monotonic() + GRACE_S)
+                elif time.monotonic() > deadline:
+                    os.kill(pid, 9)
+        time.sleep(0.02)
+    return codes
+
+
+def fork_rank(folder: Path, rank: int, world_size: int, port: int, env: dict[str, str]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        own = folder / f"rank-{rank}"
+        own.mkdir(exist_ok=True)
+        for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+            os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK="0",
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            GLOO_SOCKET_IFNAME="lo",
+            OMP_NUM_THREADS="1",
+            WORKBENCH_RUN_DIR=str(folder),
+            WORKBENCH_RANK_DIR=str(own),
+            **env,
+        )
+        from workbench.jobs.train import main as train
+
+        train()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""What the Trainer tells while it runs: events for the notebook, and a stop where a run is not what it should be."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from transformers import TrainerCallback
+
+from workbench.errors import RunError
+from workbench.jobs import ranks
+from workbench.jobs.report import memory
+from workbench.runs.events import emit
+from workbench.spec.technique import Technique
+
+__all__ = ["EventCallback", "StepClock", "TechniqueCheck", "emit_memory", "phase"]
+
+
+def phase(name: str) -> None:
+    """Say what this rank is doing now."""
+    emit("phase", name=name)
+
+
+def emit_memory(step: int) -> None:
+    """Say how much memory this rank uses, and used at its peak."""
+    emit("memory", step=step, **memory())
+
+
+class StepClock:
+    """Time the training steps, and nothing else.
+
+    Evaluations are left out of every figure. Steps under the FLOPS profiler count as run time, but not in the
+    throughput: its hooks make them slower than the others.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing measured."""
+        self.runtime_s = 0.0
+        self._fair_s = 0.0
+        self._fair_samples = 0
+        self._logged: tuple[float, int] = (0.0, 0)
+        self._samples = 0
+        self._since: float | None = None
+
+    def resume(self) -> None:
+        """Start or go on measuring."""
+        self._since = time.monotonic()
+
+    def pause(self) -> None:
+        """Leave out what follows, until `resume`."""
+        if self._since is not None:
+            self.runtime_s += time.monotonic() - self._since
+        self._since = None
+
+    def step(self, samples: int, *, profiled: bool) -> None:
+        """Count an optimizer step that has just ended."""
+        before = self.runtime_s
+        self.pause()
+        self.resume()
+        self._samples += samples
+        if not profiled:
+            self._fair_s += self.runtime_s - before
+            self._fair_samples += samples
+
+    def since_last_log(self) -> float:
+        """Give the samples per second since the last call."""
+        seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
+        self._logged = (self.runtime_s, self._samples)
+        return samples / seconds if seconds > 0 else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """The throughput of the steps so far, profiled ones left out where there are others."""
+        if self._fair_s > 0:
+            return self._fair_samples / self._fair_s
+        return self._samples / self.runtime_s if self.runtime_s > 0 else 0.0
+
+
+class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Turn the Trainer's progress into events."""
+
+    def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int) -> None:
+        """Keep what the events are computed from."""
+        self.clock = clock
+        self.global_batch = global_batch
+        self.profile_step = profile_step
+        self._learning_rate: float | None = None
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any) -> None:
+        """Note the learning rate of the step: afterwards a DeepSpeed optimizer's is already the next one's."""
+        self._learning_rate = float(lr_scheduler.get_last_lr()[0])
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Count the step; the first one also tells the memory."""
+        self.clock.step(self.global_batch, profiled=state.global_step == self.profile_step)
+        if state.global_step == 1:
+            emit("first_step")
+            emit_memory(1)
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        """Tell the metrics of the steps since the last log."""
+        if not logs or "loss" not in logs:
+            return
+        _finite("loss", logs["loss"], state.global_step)
+        _finite("gradient norm", logs.get("grad_norm"), state.global_step)
+        rate = self.clock.since_last_log()
+        if ranks.rank() != 0:
+            return
+        emit(
+            "step",
+            step=state.global_step,
+            max_steps=state.max_steps,
+            epoch=round(state.epoch or 0.0, 4),
+            loss=logs["loss"],
+            grad_norm=logs.get("grad_norm"),
+            learning_rate=self._learning_rate,
+            samples_per_s=round(rate, 3),
+            **({"profiled": True} if state.global_step == self.profile_step else {}),
+        )
+
+
+class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Fail a run that does not run as it was asked to; libraries fall back to something else without a word."""
+
+    def __init__(self, technique: Technique, *, world_size: int) -> None:
+        """Keep what was asked."""
+        self.technique = technique
+        self.world_size = world_size
+        self.trainer: Any = None
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Compare after the first step."""
+        if state.global_step != 1:
+            return
+        asked = _shape(self.technique.zero_stage, self.technique is Technique.ZERO3_OFFLOAD, self.world_size)
+        engine = getattr(self.trainer, "deepspeed", None)
+        if engine is None:
+            ran = _shape(0, False, ranks.world_size())
+        else:
+            stage = int(engine.zero_optimization_stage())
+            # Stage 1 has nothing but optimizer states to offload; the technique's names know only stage 3's.
+            ran = _shape(stage, stage == 3 and bool(engine.zero_use_cpu_optimizer()), ranks.world_size())
+        if asked != ran or (self.technique is Technique.SINGLE and ranks.connected()):
+            raise RunError(
+                f"technique {self.technique!s} was asked for ({asked}), but this ran: {ran}; "
+                "check the DeepSpeed configuration of the job"
+            )
+
+
+def _shape(stage: int, offload: bool, world_size: int) -> str:
+    how = f"ZeRO stage {stage}" if stage else "no DeepSpeed"
+    return f"{how}{' with offload' if offload else ''} on {world_size} rank{'s' if world_size > 1 else ''}"
+
+
+def _finite(what: str, value: float | None, step: int) -> None:
+    if value is not None and not math.isfinite(value):
+        raise RunError(f"{what} is {value} at step {step}; try a lower learning rate, or precision fp32")

@@ -1,0 +1,180 @@
+"""The training and evaluation rows of a rank: read, tokenized, dealt out to the ranks and padded.
+
+Every technique must see the same rows in the same optimizer step, so the rows are dealt out here and not by the
+Trainer: a step's global batch depends on the seed alone, and the ranks cut it up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import Sampler
+
+from workbench.errors import ConfigError
+
+__all__ = ["Collator", "Example", "GlobalBatchSampler", "Row", "Rows", "eval_batches", "load", "tokenize"]
+
+_IGNORED = -100  # torch's cross entropy leaves labels of this value out
+_MULTIPLE = 8  # tensor cores, and vector registers, like lengths that 8 divides
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One row of text."""
+
+    source: str
+    """What the model reads."""
+    target: str
+    """What it should write."""
+
+
+Row = Mapping[str, Sequence[int]]
+"""A tokenized example: `input_ids` and `labels`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The two parts of a dataset."""
+
+    train: Sequence[Example]
+    """The rows to learn from; never empty."""
+    eval: Sequence[Example]
+    """The rows to judge by; may be empty."""
+
+
+def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
+    """Read the rows of a job.
+
+    Args:
+        train: A JSON Lines file of `source` and `target`.
+        evaluation: The same for evaluation; None for no evaluation.
+        hub: The options of a hub dataset, which `datasets` then loads instead of the files.
+
+    Raises:
+        ConfigError: When a file is missing, a line is broken, or there is no row to train on.
+    """
+    if hub is not None:
+        from workbench.jobs.hub import load_hub
+
+        rows = load_hub(hub)
+    elif train is not None:
+        rows = Rows(train=_read(Path(train)), eval=_read(Path(evaluation)) if evaluation else [])
+    else:
+        raise ConfigError("the job names neither a training file nor a hub dataset; prepare the dataset first")
+    if not rows.train:
+        raise ConfigError(f"no row to train on in {train or hub}")
+    return rows
+
+
+def tokenize(
+    tokenizer: object, examples: Sequence[Example], *, max_source_length: int, max_target_length: int
+) -> list[Row]:
+    """Turn examples into token ids, cut to the given lengths (the end-of-text token is kept)."""
+    if not examples:
+        return []
+    encode = tokenizer if callable(tokenizer) else None
+    assert encode is not None
+    sources = encode([e.source for e in examples], truncation=True, max_length=max_source_length)["input_ids"]
+    targets = encode([e.target for e in examples], truncation=True, max_length=max_target_length)["input_ids"]
+    return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
+
+
+class Collator:
+    """Pad rows to the longest of their batch, rounded up to a multiple of 8."""
+
+    def __init__(self, *, pad_id: int, start_id: int) -> None:
+        """Keep the ids of the padding token and of the token that starts the decoder."""
+        self.pad_id = pad_id
+        self.start_id = start_id
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Make a batch.
+
+        Returns:
+            `input_ids`, `attention_mask` (batch, source length) and `labels`, `decoder_input_ids`
+            (batch, target length). Padding is -100 in the labels, so that no loss counts it.
+        """
+        inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
+        masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
+        labels = self._pad([row["labels"] for row in rows], _IGNORED)
+        shifted = labels.new_full(labels.shape, self.start_id)
+        shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == _IGNORED, self.pad_id)
+        return {"input_ids": inputs, "attention_mask": masks, "labels": labels, "decoder_input_ids": shifted}
+
+    @staticmethod
+    def _pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+        width = -(-max(len(row) for row in rows) // _MULTIPLE) * _MULTIPLE
+        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long)
+
+
+class GlobalBatchSampler(Sampler[list[int]]):
+    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks.
+
+    The last global batch of an epoch is filled up with rows from the epoch's start: every step has the same size.
+    """
+
+    def __init__(
+        self, *, rows: int, micro_batch: int, accumulation: int, rank: int, world_size: int, seed: int
+    ) -> None:
+        """Keep the shape of a step.
+
+        Args:
+            rows: How many rows there are.
+            micro_batch: Rows of one forward pass of one rank.
+            accumulation: Forward passes before one optimizer step.
+            rank: This rank.
+            world_size: The number of ranks.
+            seed: Seed of the order, the same on every rank.
+        """
+        self.rows = rows
+        self.micro_batch = micro_batch
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.epoch = 0
+        self.global_batch = micro_batch * accumulation * world_size
+        self.micro_batches = -(-rows // self.global_batch) * accumulation
+
+    def __len__(self) -> int:
+        """Give this rank's micro-batches in an epoch."""
+        return self.micro_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Give this rank's micro-batches of the next epoch, each as row numbers."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        self.epoch += 1
+        order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
+        for number in range(self.micro_batches):
+            start = (number * self.world_size + self.rank) * self.micro_batch
+            yield [order[(start + i) % self.rows] for i in range(self.micro_batch)]
+
+
+def eval_batches(rows: Sequence[Row], *, size: int, rank: int, world_size: int) -> Iterator[tuple[list[Row], bool]]:
+    """Deal out rows for evaluation, longest first, so that batches need little padding.
+
+    Yields:
+        A batch and whether it counts. Every rank gets the same number of batches (under ZeRO-3 a forward pass is
+        a collective); a rank left without rows gets one that does not count.
+    """
+    order = sorted(rows, key=lambda row: -len(row["input_ids"]))
+    for start in range(0, len(order), size * world_size):
+        mine = order[start + rank * size : start + (rank + 1) * size]
+        yield (mine, True) if mine else ([order[-1]], False)
+
+
+def _read(path: Path) -> list[Example]:
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist on this pod; was the dataset prepared and sent?")
+    examples = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                raw = json.loads(line)
+                examples.append(Example(source=str(raw["source"]), target=str(raw["target"])))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{path} line {number}: {error!r}; a line is an object of source, target") from error
+    return examples

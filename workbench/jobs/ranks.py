@@ -1,0 +1,95 @@
+"""What the ranks of a run say to each other beside the training itself: bytes, sums, barriers.
+
+Bytes travel as tensors over the process group, never pickled and never through the TCP store, which anyone on the
+pods' network can read and write. Without a process group (`single`) every function does the obvious for one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["barrier", "broadcast_bytes", "close", "connected", "gather_bytes", "rank", "sums", "world_size"]
+
+
+def connected() -> bool:
+    """Tell whether there is a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """Give this process's rank, 0 when it is alone."""
+    return dist.get_rank() if connected() else 0
+
+
+def world_size() -> int:
+    """Give the number of ranks, 1 when this process is alone."""
+    return dist.get_world_size() if connected() else 1
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if connected():
+        # A sum rather than dist.barrier(): NCCL's barrier guesses the device and warns.
+        dist.all_reduce(torch.zeros(1, device=_device()))
+
+
+def sums(values: Sequence[float]) -> list[float]:
+    """Add the values up over all ranks, in double precision; every rank must call it."""
+    total = torch.tensor(list(values), dtype=torch.float64, device=_device())
+    if connected():
+        dist.all_reduce(total)
+    return [float(value) for value in total.tolist()]
+
+
+def broadcast_bytes(data: bytes | None) -> bytes:
+    """Give rank 0's bytes to every rank; the others pass None."""
+    if not connected():
+        return data or b""
+    size = torch.tensor([len(data or b"")], dtype=torch.int64, device=_device())
+    dist.broadcast(size, src=0)
+    content = (
+        _tensor(data or b"") if rank() == 0 else torch.empty(int(size.item()), dtype=torch.uint8, device=_device())
+    )
+    dist.broadcast(content, src=0)
+    return _bytes(content)
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Give every rank's bytes to every rank, in the order of ranks."""
+    if not connected():
+        return [data]
+    size = torch.tensor([len(data)], dtype=torch.int64, device=_device())
+    sizes = [torch.zeros_like(size) for _ in range(world_size())]
+    dist.all_gather(sizes, size)
+    longest = max(int(each.item()) for each in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=_device())
+    padded[: len(data)] = _tensor(data)
+    everyone = [torch.empty_like(padded) for _ in range(world_size())]
+    dist.all_gather(everyone, padded)
+    return [_bytes(each[: int(n.item())]) for each, n in zip(everyone, sizes, strict=True)]
+
+
+def close() -> None:
+    """Leave the process group; idempotent."""
+    if connected():
+        dist.destroy_process_group()
+
+
+def _device() -> torch.device:
+    # NCCL moves only what is on the GPU, gloo only what is in main memory.
+    if connected() and "nccl" in str(dist.get_backend()):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _tensor(data: bytes) -> torch.Tensor:
+    if not data:
+        return torch.empty(0, dtype=torch.uint8, device=_device())
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(_device())
+
+
+def _bytes(content: torch.Tensor) -> bytes:
+    return bytes(content.cpu().numpy().tobytes())

@@ -1,0 +1,101 @@
+"""What a rank leaves behind for its agent: the error record, the done-record, and its memory.
+
+A run has succeeded when every rank wrote its done-record; the error record is written at the moment of the
+exception, so that the earliest one names the cause.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import traceback
+from pathlib import Path
+
+__all__ = ["is_echo", "memory", "write_done", "write_error"]
+
+_GIB = 1024**3
+
+# What gloo, NCCL and the store say when it is the other side that went away.
+_ECHOES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "timed out waiting",
+    "socket timeout",
+    "remote process exited",
+    "remote error",
+    "read error",
+    "write error",
+    "recv, connection was likely closed",
+    "failed to recv",
+    "application timeout caused pair closure",
+)
+
+
+def write_error(folder: Path, rank: int, error: BaseException) -> None:
+    """Write `error.json`, replacing it in one step."""
+    message = str(error) or type(error).__name__
+    _write(
+        folder / "error.json",
+        {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "kind": type(error).__name__,
+            "message": message,
+            "traceback": "".join(traceback.format_exception(error)),
+            "time_s": time.time(),
+            "echo": is_echo(message),
+        },
+    )
+
+
+def write_done(folder: Path, rank: int) -> None:
+    """Write `done.json`: this rank has finished everything that was asked."""
+    _write(folder / "done.json", {"rank": rank, "time_s": time.time()})
+
+
+def is_echo(message: str) -> bool:
+    """Tell whether an error only says that another rank went away.
+
+    Example:
+        >>> is_echo("[gloo] Connection closed by peer [127.0.0.2]:4711")
+        True
+        >>> is_echo("loss is nan at step 3")
+        False
+    """
+    return any(words in message.lower() for words in _ECHOES)
+
+
+def memory() -> dict[str, float]:
+    """Measure this process's memory: resident now and at its peak, and the GPU's peaks where it uses one.
+
+    A rank forked from the warm server counts the pages it shares with it, as `ps` does.
+    """
+    import torch
+
+    status = _status()
+    found = {
+        "rss_gib": status.get("VmRSS", 0) * 1024 / _GIB,
+        "peak_rss_gib": status.get("VmHWM", 0) * 1024 / _GIB,
+    }
+    if torch.cuda.is_available():
+        found["cuda_allocated_gib"] = torch.cuda.max_memory_allocated() / _GIB
+        found["cuda_reserved_gib"] = torch.cuda.max_memory_reserved() / _GIB
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+def _status() -> dict[str, int]:
+    # Linux only; elsewhere the figures are 0 rather than wrong.
+    path = Path("/proc/self/status")
+    lines = path.read_text().splitlines() if path.exists() else []
+    pairs = (line.split(":", 1) for line in lines)
+    return {name: int(value.split()[0]) for name, value in pairs if value.strip().endswith(" kB")}
+
+
+def _write(path: Path, record: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_text(json.dumps(record), encoding="utf-8")
+    partial.replace(path)

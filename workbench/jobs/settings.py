@@ -1,0 +1,177 @@
+"""What a rank is told to do, and the Trainer's options made from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Seq2SeqTrainingArguments
+from transformers.utils.logging import disable_progress_bar
+
+from workbench.errors import ConfigError, RunError
+from workbench.spec.job import FineTune, job_from_dict
+from workbench.spec.technique import Precision, Technique
+
+__all__ = ["Assignment", "prepare_process", "training_arguments"]
+
+# Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
+# that starts from random weights are all sign and no size.
+_WARMUP = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """The job as this rank reads it."""
+
+    job: FineTune
+    """What is asked."""
+    train: str | None
+    """The training file; None for a hub dataset."""
+    evaluation: str | None
+    """The evaluation file; None for no evaluation."""
+    hub: Mapping[str, object] | None
+    """The options of a hub dataset."""
+    deepspeed: Mapping[str, object] | None
+    """The resolved DeepSpeed configuration; None without DeepSpeed."""
+    gpus: int
+    """GPUs of a pod; 0 trains on the CPU."""
+    folder: Path
+    """This run's folder on this pod."""
+    rank_folder: Path
+    """This rank's folder in it."""
+    rank: int
+    """This rank."""
+    world_size: int
+    """The number of ranks."""
+
+    @classmethod
+    def read(cls) -> Assignment:
+        """Read `job.json` of the run's folder, and the rank's environment.
+
+        Raises:
+            RunError: When the environment or the file is not what a rank is given.
+        """
+        try:
+            folder = Path(os.environ["WORKBENCH_RUN_DIR"])
+            raw = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+            job = job_from_dict(raw["job"])
+        except (KeyError, OSError, ValueError) as error:
+            raise RunError(f"this rank has no job it can read ({error!r}); it is started by an agent") from error
+        if not isinstance(job, FineTune):
+            raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
+        rank = int(os.environ.get("RANK", "0"))
+        return cls(
+            job=job,
+            train=raw.get("train"),
+            evaluation=raw.get("eval"),
+            hub=raw.get("hub"),
+            deepspeed=raw.get("deepspeed"),
+            gpus=int(raw.get("gpus", 0)),
+            folder=folder,
+            rank_folder=Path(os.environ.get("WORKBENCH_RANK_DIR", str(folder / f"rank-{rank}"))),
+            rank=rank,
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        )
+
+    @property
+    def out(self) -> Path:
+        """What rank 0 leaves to be fetched."""
+        return self.folder / "out"
+
+    @property
+    def technique(self) -> Technique:
+        """The technique of the job."""
+        return Technique(self.job.technique)
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of one optimizer step."""
+        return self.job.per_device_train_batch_size * self.job.gradient_accumulation_steps * self.world_size
+
+
+def prepare_process(work: Assignment) -> None:
+    """Set this process up before torch and DeepSpeed look around.
+
+    Raises:
+        ConfigError: For what this pod's hardware cannot do.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disable_progress_bar()
+    # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    if work.gpus and not torch.cuda.is_available():
+        raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
+    if work.job.precision == Precision.TF32 and not work.gpus:
+        raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+    if work.technique is Technique.SINGLE:
+        if work.world_size != 1:
+            raise RunError(f"technique 'single' is one rank, and {work.world_size} were started")
+        # With these in sight accelerate would open a process group of one.
+        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+    elif not work.gpus:
+        _skip_shm_op()
+        _open_on_cpu()
+
+
+def training_arguments(work: Assignment) -> Any:
+    """Translate the job into the Trainer's options; opens the process group of the ranks."""
+    job = work.job
+    on_cpu = not work.gpus
+    return Seq2SeqTrainingArguments(
+        output_dir=str(work.folder / "trainer"),
+        per_device_train_batch_size=job.per_device_train_batch_size,
+        per_device_eval_batch_size=job.per_device_eval_batch_size,
+        gradient_accumulation_steps=job.gradient_accumulation_steps,
+        num_train_epochs=job.epochs,
+        max_steps=job.max_steps or -1,
+        learning_rate=job.learning_rate,
+        lr_scheduler_type="linear",
+        warmup_steps=_WARMUP,
+        optim={"adamw": "adamw_torch", "sgd": "sgd"}[job.optimizer],
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        seed=job.seed,
+        bf16=job.precision == Precision.BF16,
+        tf32=(job.precision == Precision.TF32) if not on_cpu else None,
+        **({"gradient_checkpointing": True} if job.gradient_checkpointing else {}),
+        logging_strategy="steps",
+        logging_steps=job.logging_steps,
+        # It would put the last average in place of a NaN; FineTuner stops there instead.
+        logging_nan_inf_filter=False,
+        eval_strategy="steps" if job.eval_steps else "no",
+        eval_steps=job.eval_steps,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=on_cpu,
+        remove_unused_columns=False,
+        deepspeed=dict(work.deepspeed) if work.deepspeed is not None else None,
+        accelerator_config={"use_configured_state": on_cpu and work.deepspeed is not None},
+    )
+
+
+def _skip_shm_op() -> None:
+    # DeepSpeed would compile it for a minute, and training uses gloo anyway; it also names its shared memory alike
+    # for all runs of a machine. https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _open_on_cpu() -> None:
+    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
+    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
+    from accelerate import PartialState
+
+    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
+    try:
+        PartialState(backend="gloo")
+    finally:
+        del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]

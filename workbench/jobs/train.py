@@ -1,0 +1,201 @@
+"""The trainer: what every rank of a `FineTune` job runs, from the job file to the done-record.
+
+It trains, judges and saves; it knows nothing of pods, launchers and SSH. `main` takes everything from the rank's
+environment and `job.json`, and speaks by events and files.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.errors import ConfigError
+from workbench.jobs import data, generate, model, ranks, report
+from workbench.jobs.callbacks import EventCallback, StepClock, TechniqueCheck, emit_memory, phase
+from workbench.jobs.data import Collator, Row, Rows
+from workbench.jobs.generate import Prediction
+from workbench.jobs.profile import StepProfiler
+from workbench.jobs.settings import Assignment, prepare_process, training_arguments
+from workbench.jobs.trainer import FineTuner
+from workbench.runs.events import emit
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run this rank of a job.
+
+    Leaves `done.json` in the rank's folder when every rank has finished, or `error.json` at the moment of an
+    exception, which is raised again. Rank 0 leaves the model, its predictions and the profile in `out/`.
+    """
+    work = Assignment.read()
+    try:
+        _run(work)
+    except Exception as error:
+        report.write_error(work.rank_folder, work.rank, error)
+        raise
+    report.write_done(work.rank_folder, work.rank)
+
+
+def _run(work: Assignment) -> None:
+    prepare_process(work)
+    arguments = training_arguments(work)
+    work.out.mkdir(parents=True, exist_ok=True)
+    phase("loading data")
+    rows = data.load(work.train, work.evaluation, work.hub)
+    phase("loading model")
+    loaded = model.load(work.job.model, rows.train, seed=work.job.seed)
+    trainer = _trainer(work, arguments, loaded, rows)
+    _start(work, trainer, rows)
+    phase("training")
+    _train(trainer)
+    phase("saving")
+    _save(work, trainer, loaded)
+    predictions = _predict(work, trainer, loaded, rows)
+    emit_memory(trainer.state.global_step)
+    if work.rank == 0:
+        _end(work, trainer, predictions)
+    ranks.barrier()
+    ranks.close()
+
+
+def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, rows: Rows) -> FineTuner:
+    clock = StepClock()
+    check = TechniqueCheck(work.technique, world_size=work.world_size)
+    train = _tokens(work, loaded, rows.train)
+    trainer = FineTuner(
+        rows=train,
+        eval_rows=_tokens(work, loaded, rows.eval),
+        clock=clock,
+        model=loaded.model,
+        args=arguments,
+        processing_class=loaded.tokenizer,
+        data_collator=_collator(loaded),
+    )
+    profile_step = min(work.job.profile_step, _steps(work, len(train)))
+    check.trainer = trainer
+    trainer.add_callback(check)
+    trainer.add_callback(EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step))
+    if profile_step and work.rank == 0:
+        trainer.profiler = StepProfiler(
+            loaded.model,
+            step=profile_step,
+            micro_batch=work.job.per_device_train_batch_size,
+            report=work.out / "profile.txt",
+        )
+        trainer.add_callback(trainer.profiler)
+    return trainer
+
+
+def _tokens(work: Assignment, loaded: model.Loaded, examples: Sequence[data.Example]) -> list[Row]:
+    job = work.job
+    return data.tokenize(
+        loaded.tokenizer,
+        examples,
+        max_source_length=job.max_source_length,
+        max_target_length=job.max_target_length,
+    )
+
+
+def _collator(loaded: model.Loaded) -> Collator:
+    start = loaded.model.config.decoder_start_token_id
+    pad = loaded.tokenizer.pad_token_id
+    if start is None or pad is None:
+        raise ConfigError("the model names no decoder start token or no padding token; give an encoder-decoder model")
+    return Collator(pad_id=pad, start_id=start)
+
+
+def _steps(work: Assignment, rows: int) -> int:
+    per_epoch = -(-rows // work.global_batch)
+    return work.job.max_steps or max(1, -int(-work.job.epochs * per_epoch // 1))
+
+
+def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
+    if work.rank != 0:
+        return
+    job = work.job
+    emit(
+        "start",
+        model=job.model,
+        parameters=model.parameter_count(trainer.model),
+        world_size=work.world_size,
+        global_batch_size=work.global_batch,
+        max_steps=_steps(work, len(rows.train)),
+        epochs=job.epochs,
+        train_rows=len(rows.train),
+        eval_rows=len(rows.eval),
+        technique=str(job.technique),
+        precision=str(job.precision),
+        device=str(trainer.args.device),
+        versions=_versions(),
+    )
+
+
+def _train(trainer: FineTuner) -> None:
+    trainer.args.eval_on_start = bool(trainer.eval_dataset)
+    trainer.clock.resume()
+    trainer.train_loss = trainer.train().training_loss
+    trainer.clock.pause()
+    if trainer.state.global_step not in trainer.eval_losses:
+        trainer.evaluate()
+
+
+def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
+    # Under ZeRO-3 each rank holds a part of every weight: all must take part, and rank 0 gets the whole.
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if work.rank == 0:
+        folder = work.out / "model"
+        loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        loaded.tokenizer.save_pretrained(folder)
+
+
+def _predict(work: Assignment, trainer: FineTuner, loaded: model.Loaded, rows: Rows) -> list[Prediction]:
+    examples = rows.eval[: work.job.predict_rows]
+    if not examples:
+        return []
+    phase("predicting")
+    predictions = generate.predict(
+        trainer,
+        loaded.tokenizer,
+        examples,
+        _tokens(work, loaded, examples),
+        batch_size=work.job.per_device_eval_batch_size,
+        max_length=work.job.max_target_length,
+    )
+    if work.rank == 0:
+        generate.write_predictions(work.out / "predictions.jsonl", predictions)
+        emit("predictions", rows=len(predictions), exact_match=generate.exact_match(predictions))
+    return predictions
+
+
+def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction]) -> None:
+    losses = trainer.eval_losses
+    emit(
+        "end",
+        steps=trainer.state.global_step,
+        epochs=round(trainer.state.epoch or 0.0, 4),
+        train_runtime_s=round(trainer.clock.runtime_s, 3),
+        train_samples_per_s=round(trainer.clock.samples_per_s, 3),
+        train_loss=trainer.train_loss,
+        eval_loss=losses.get(trainer.state.global_step),
+        first_eval_loss=losses.get(0),
+        exact_match=generate.exact_match(predictions),
+        global_batch_size=work.global_batch,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("torch", "deepspeed", "transformers", "accelerate"):
+        found[name] = importlib.metadata.version(name)
+    try:
+        found["workbench"] = importlib.metadata.version("deepspeed-workbench")
+    except importlib.metadata.PackageNotFoundError:
+        found["workbench"] = "unknown"  # runs from a zip or a checkout that is not installed
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The Hugging Face Trainer with the parts replaced that would make techniques differ from one another.
+
+Rows are dealt out by `GlobalBatchSampler`, the loss is a mean over the tokens of the global batch, and the
+evaluation loss is a mean over all tokens of the evaluation rows, so that none depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer
+
+from workbench.errors import RunError
+from workbench.jobs import ranks
+from workbench.jobs.callbacks import StepClock, emit_memory, phase
+from workbench.jobs.data import GlobalBatchSampler, Row, eval_batches
+from workbench.jobs.profile import StepProfiler
+from workbench.runs.events import emit
+
+__all__ = ["FineTuner", "token_loss"]
+
+
+def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> Any:
+    """Sum the cross entropy of the labels and divide it by the tokens of the whole global batch.
+
+    The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them. T5's own loss
+    ignores `num_items_in_batch` and would come out N x GAS times too large.
+    """
+    logits = outputs["logits"].float()
+    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return total if num_items_in_batch is None else total / num_items_in_batch
+
+
+class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """Train, evaluate and profile alike under every technique."""
+
+    def __init__(self, *, rows: Sequence[Row], eval_rows: Sequence[Row], clock: StepClock, **options: Any) -> None:
+        """Make the Trainer.
+
+        Args:
+            rows: The training rows.
+            eval_rows: The evaluation rows; may be empty.
+            clock: Is paused during evaluations.
+            options: What the Trainer itself takes.
+        """
+        super().__init__(
+            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=token_loss, **options
+        )
+        self.remove_callback(PrinterCallback)
+        self.clock = clock
+        self.profiler: StepProfiler | None = None
+        self.eval_losses: dict[int, float] = {}
+
+    def get_train_dataloader(self) -> DataLoader[Row]:
+        """Deal out the rows of each global batch to the ranks."""
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=GlobalBatchSampler(
+                rows=len(self.train_dataset),
+                micro_batch=self.args.per_device_train_batch_size,
+                accumulation=self.args.gradient_accumulation_steps,
+                rank=ranks.rank(),
+                world_size=ranks.world_size(),
+                seed=self.args.seed,
+            ),
+            collate_fn=self.data_collator,
+            pin_memory=self.args.device.type == "cuda",
+        )
+
+    def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
+        """Do a forward and a backward pass; stop at the first loss that is no number."""
+        if self._is_profiled():
+            assert self.profiler is not None
+            with self.profiler.micro_batch_of(getattr(self, "deepspeed", None)):
+                loss = super().training_step(model, inputs, num_items_in_batch)
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if not math.isfinite(loss.item()):
+            raise RunError(
+                f"loss is {loss.item()} on rank {ranks.rank()} at step {self.state.global_step + 1}; "
+                "try a lower learning rate, or precision fp32"
+            )
+        return loss
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Compute the loss, under the FLOPS profiler on its step."""
+        if model.training and self._is_profiled():
+            assert self.profiler is not None
+            with self.profiler.forward():
+                return super().compute_loss(model, inputs, *args, **options)
+        return super().compute_loss(model, inputs, *args, **options)
+
+    def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
+        """Compute the mean loss of a token over all evaluation rows, and tell it.
+
+        Returns:
+            `eval_loss`; empty where there are no evaluation rows.
+        """
+        if not self.eval_dataset:
+            return {}
+        training = self.is_in_train
+        self.clock.pause()
+        phase("evaluating")
+        step = self.state.global_step
+        self.eval_losses[step] = loss = self._eval_loss()
+        if ranks.rank() == 0:
+            emit("eval", step=step, eval_loss=loss)
+        emit_memory(step)
+        if training:
+            phase("training")
+            self.clock.resume()
+        return {"eval_loss": loss}
+
+    def _eval_loss(self) -> float:
+        model = self.model_wrapped
+        model.eval()
+        total, tokens = 0.0, 0
+        size = self.args.per_device_eval_batch_size
+        with torch.no_grad():
+            for rows, counts in eval_batches(
+                self.eval_dataset, size=size, rank=ranks.rank(), world_size=ranks.world_size()
+            ):
+                batch = self._prepare_inputs(self.data_collator(rows))
+                labels = batch.pop("labels")
+                loss = token_loss(model(**batch), labels)
+                if counts:
+                    total += float(loss.item())
+                    tokens += int((labels != -100).sum().item())
+        model.train()
+        total, count = ranks.sums([total, tokens])
+        return total / count
+
+    def _is_profiled(self) -> bool:
+        return (
+            self.profiler is not None
+            and self.state.global_step == self.profiler.step - 1
+            and bool(self.accelerator.sync_gradients)
+        )
