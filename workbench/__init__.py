@@ -1,1 +1,45 @@
-"""DeepSpeed Workbench: fine-tune over several pods without leaving the notebook."""
+"""DeepSpeed Workbench: fine-tune over several pods, without leaving the notebook.
+
+Names are imported when first used, so `import workbench` stays light: no torch, paramiko or ipywidgets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.cluster import Cluster
+    from workbench.pods.local import LocalPods
+    from workbench.pods.pod import Pod, PodSpec
+    from workbench.runs.result import RunResult
+    from workbench.runs.run import Run
+    from workbench.spec.job import FineTune, Script
+
+__all__ = ["Cluster", "FineTune", "LocalPods", "Pod", "PodSpec", "Run", "RunResult", "Script"]
+__version__ = "0.1.0"
+
+_HOME = {
+    "Cluster": "workbench.cluster",
+    "FineTune": "workbench.spec.job",
+    "LocalPods": "workbench.pods.local",
+    "Pod": "workbench.pods.pod",
+    "PodSpec": "workbench.pods.pod",
+    "Run": "workbench.runs.run",
+    "RunResult": "workbench.runs.result",
+    "Script": "workbench.spec.job",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

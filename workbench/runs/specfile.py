@@ -167,5 +167,3 @@ def _mapping(what: str, value: object) -> Mapping[str, object]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{what} must be a JSON object, got {type(value).__name__}")
     return value
-
-

@@ -1,0 +1,186 @@
+"""The keeper's line to one pod: SSH, the agent started over it, requests and answers, and files both ways.
+
+A link that breaks is opened again on the next call for it; the agent and its ranks do not notice. Nothing here
+knows what a run is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from workbench.errors import RemoteError
+from workbench.pods.pod import Pod
+
+if TYPE_CHECKING:
+    from workbench.pods.identity import Identity
+    from workbench.pods.ssh import SSHConnection, Stream
+
+__all__ = ["AgentLink"]
+
+logger = logging.getLogger(__name__)
+_ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
+
+
+class AgentLink:
+    """Reach the agent of one pod; safe to use from several threads."""
+
+    def __init__(self, pod: Pod, identity: Identity, *, lease_s: float, package: tuple[str, bytes]):
+        """Prepare a link; `open` connects it.
+
+        Args:
+            pod: A running pod.
+            identity: The cluster's key and pinned host keys.
+            lease_s: Seconds after which the agent ends everything when it hears nothing.
+            package: Name and bytes of the zipped workbench package.
+        """
+        self.pod = pod
+        self.store = PurePosixPath(pod.root).parent / "store"
+        self.package = str(self.store / package[0])
+        self.agent_pid = 0
+        self.interface = ""
+        self.clock_offset_s = 0.0
+        """The pod's clock minus this machine's."""
+        self._identity = identity
+        self._lease_s = lease_s
+        self._package_bytes = package[1]
+        self._lock = threading.RLock()
+        self._next_id = 0
+        self._ssh: SSHConnection | None = None
+        self._stream: Stream | None = None
+
+    def open(self) -> None:
+        """Connect, send the package if it is not there, start the agent if none serves, and greet it.
+
+        Raises:
+            PodError: The pod cannot be reached; ssh's words are in the message.
+            RemoteError: The agent did not start.
+        """
+        from workbench.pods.ssh import SSHConnection
+
+        with self._lock:
+            self.close()
+            self._ssh = SSHConnection(self.pod, self._identity)
+            self._ssh.open()
+            self._send_package()
+            served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), "--warm"))
+            if served.exit_code != 0:
+                raise RemoteError(
+                    f"the agent of {self.pod.name} did not start: {served.stderr.decode(errors='replace')[-2000:]}",
+                    host=self.pod.address,
+                    command="agent serve",
+                    exit_code=served.exit_code,
+                )
+            self._stream = self._ssh.stream(self._agent("connect", self.pod.root))
+            self._greet()
+
+    def _greet(self) -> None:
+        before = time.time()
+        hello = self.call("hello", keeper=True, address=self.pod.address)
+        after = time.time()
+        self.clock_offset_s = float(str(hello["time_s"])) - (before + after) / 2
+        self.agent_pid = int(str(hello["pid"]))
+        self.interface = str(hello.get("interface") or "lo")
+
+    def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, object]:
+        """Ask the agent and return its answer.
+
+        Raises:
+            RemoteError: The line broke, no answer came in time, or the agent refused.
+        """
+        with self._lock:
+            if self._stream is None:
+                raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address, command=op)
+            self._next_id += 1
+            request = {"id": self._next_id, "op": op, **fields}
+            try:
+                self._stream.write(json.dumps(request).encode() + b"\n")
+                answer = self._answer(self._next_id, time.monotonic() + timeout_s)
+            except (OSError, EOFError, ValueError) as error:
+                # A late answer must not be taken for the next one's.
+                self.close()
+                raise RemoteError(
+                    f"lost the line to {self.pod.name} ({self.pod.address}): {error or type(error).__name__}",
+                    host=self.pod.address,
+                    command=op,
+                ) from error
+        if not answer.get("ok"):
+            raise RemoteError(f"{self.pod.name}: {answer.get('error')}", host=self.pod.address, command=op)
+        return answer
+
+    def _answer(self, wanted: int, deadline: float) -> dict[str, object]:
+        assert self._stream is not None
+        while True:
+            line = self._stream.readline(max(0.01, deadline - time.monotonic()))
+            if not line:
+                raise EOFError("the agent closed it")
+            answer: dict[str, object] = json.loads(line)
+            if answer.get("id") == wanted:
+                return answer
+
+    def put(self, data: bytes, suffix: str = "") -> str:
+        """Send bytes to the pod's store, once per content, and return their path there."""
+        name = hashlib.sha256(data).hexdigest()[:32] + suffix
+        path = str(self.store / name)
+        ssh = self._connection()
+        if not ssh.exists(path):
+            part = f"{path}.{self.pod.name}.part"
+            ssh.put_bytes(data, part)
+            ssh.run(["mv", "-f", "--", part, path])
+        return path
+
+    def write(self, data: bytes, path: str) -> None:
+        """Write a file on the pod, 0600."""
+        self._connection().put_bytes(data, path)
+
+    def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> bytes:
+        """Run a command on the pod and return its standard output.
+
+        Raises:
+            RemoteError: It returned another code than 0.
+        """
+        done = self._connection().run(argv, timeout_s=timeout_s)
+        if done.exit_code != 0:
+            tail = done.stderr.decode(errors="replace")[-2000:]
+            raise RemoteError(
+                f"{argv[0]} failed on {self.pod.name}: {tail}",
+                host=self.pod.address,
+                command=argv[0],
+                exit_code=done.exit_code,
+                stderr=tail,
+            )
+        return done.stdout
+
+    def get(self, remote: str, local: Path) -> None:
+        """Fetch a file from the pod."""
+        self._connection().get(remote, local)
+
+    def close(self) -> None:
+        """Drop the line; the agent goes on until its lease runs out. Idempotent."""
+        with self._lock:
+            for part in (self._stream, self._ssh):
+                if part is not None:
+                    part.close()
+            self._stream = self._ssh = None
+
+    def _connection(self) -> SSHConnection:
+        if self._ssh is None:
+            raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address)
+        return self._ssh
+
+    def _agent(self, *args: str) -> list[str]:
+        return ["env", f"PYTHONPATH={self.package}", self.pod.python, "-m", "workbench.jobs.agent", *args]
+
+    def _send_package(self) -> None:
+        ssh = self._connection()
+        if not ssh.exists(self.package):
+            ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
+            part = f"{self.package}.{self.pod.name}.part"
+            ssh.put_bytes(self._package_bytes, part)
+            ssh.run(["mv", "-f", "--", part, self.package])

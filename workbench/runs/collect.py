@@ -1,0 +1,74 @@
+"""Turn the bytes of ranks' output files, read by offset, into local log files and events.
+
+The local log is the byte-exact copy, so its size is the offset to read on from, after a break too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from workbench.runs.events import MARK, Event, parse_event
+from workbench.runs.paths import RunPaths
+
+__all__ = ["Collector", "LineSplitter"]
+
+_LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
+
+
+class LineSplitter:
+    """Cut a stream of bytes that arrives in pieces into whole lines."""
+
+    def __init__(self) -> None:
+        """Start with nothing pending."""
+        self._pending = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        """Take a piece and yield the lines that it ends, decoded, without their newlines.
+
+        An unfinished line above 1 MiB is forgotten: it is no event, and the log file has it.
+        """
+        *lines, rest = (self._pending + data).split(b"\n")
+        self._pending = rest if len(rest) <= _LONGEST_LINE else b""
+        for line in lines:
+            yield line.decode("utf-8", errors="replace")
+
+
+class Collector:
+    """Copy the output of the ranks of one pod into the run directory."""
+
+    def __init__(self, paths: RunPaths, ranks: list[int]):
+        """Make the log files, empty.
+
+        Args:
+            paths: The run directory.
+            ranks: The ranks of this pod.
+        """
+        self._files: dict[str, Path] = {
+            f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
+            for rank in ranks
+            for stream in ("stdout", "stderr")
+        }
+        self._splitters = {name: LineSplitter() for name in self._files if name.endswith("stdout.log")}
+        self.offsets = dict.fromkeys(self._files, 0)
+        for path in self._files.values():
+            path.touch()
+
+    def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
+        """Append what the agent read and return the events in it.
+
+        Args:
+            chunks: By file name on the pod, `offset` and `data` (the bytes as Latin-1 text, which maps one to one).
+        """
+        events: list[Event] = []
+        for name, chunk in chunks.items():
+            if name not in self._files or chunk["offset"] != self.offsets[name]:
+                continue  # a late answer from before a reconnection
+            data = str(chunk["data"]).encode("latin-1")
+            with self._files[name].open("ab") as log:
+                log.write(data)
+            self.offsets[name] += len(data)
+            if name in self._splitters:
+                lines = self._splitters[name].feed(data)
+                events += [event for line in lines if line.startswith(MARK) and (event := parse_event(line))]
+        return events

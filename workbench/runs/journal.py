@@ -1,0 +1,147 @@
+"""Write down a run as it happens: its state, its events, its curves and, last, its result.
+
+Only the keeper writes; whoever watches reads the files.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from workbench.pods.pod import Pod
+from workbench.runs.events import Event, read_events
+from workbench.runs.outcome import measured
+from workbench.runs.paths import RunPaths
+from workbench.runs.result import HostSlots, RunFault, RunResult
+from workbench.runs.scalars import ScalarWriter
+from workbench.runs.specfile import RunSpec
+from workbench.runs.state import RunState, write_json
+from workbench.spec.job import FineTune
+
+__all__ = ["Journal", "result_of"]
+
+logger = logging.getLogger(__name__)
+
+
+class Journal:
+    """The writing side of one run directory."""
+
+    def __init__(self, paths: RunPaths):
+        """Make the folders of logs and curves."""
+        self._paths = paths
+        self._scalars = ScalarWriter(paths.tensorboard)
+        self._state = RunState.QUEUED
+        self._message = self._hint = ""
+        self._warned = False
+        for folder in (paths.logs, paths.tensorboard):
+            folder.mkdir(parents=True, exist_ok=True)
+        paths.events.touch()
+
+    def state(self, state: RunState, message: str = "") -> None:
+        """Say how the run stands."""
+        self._state, self._message = state, message
+        self._write_state()
+
+    def hint(self, message: str) -> None:
+        """Add a passing remark to the state; an empty one takes it away."""
+        if message != self._hint:
+            self._hint = message
+            self._write_state()
+
+    def event(self, event: Event) -> None:
+        """Append an event, and its numbers to the curves; a full disk is said once and stops nothing."""
+        try:
+            with self._paths.events.open("a", encoding="utf-8") as out:
+                out.write(event.to_json() + "\n")
+            self._scalars.add(event)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("cannot write events of %s: %s; the run goes on", self._paths.root, error)
+            self._warned = True
+
+    def finish(
+        self,
+        state: RunState,
+        *,
+        message: str,
+        fault: RunFault | None,
+        context_facts: Mapping[str, object],
+        spec: RunSpec,
+        pods: Sequence[Pod],
+        world_size: int,
+    ) -> None:
+        """Write the result, then the last state."""
+        self._scalars.close()
+        result = result_of(
+            self._paths.root,
+            state,
+            message=message,
+            fault=fault,
+            facts=context_facts,
+            spec=spec,
+            pods=pods,
+            world_size=world_size,
+        )
+        write_json(self._paths.result, result.to_dict())
+        self._hint = ""
+        self.state(state, message)
+
+    def _write_state(self) -> None:
+        try:
+            write_json(
+                self._paths.state,
+                {"state": self._state, "message": self._message, "hint": self._hint, "time_s": time.time()},
+            )
+        except OSError as error:
+            logger.warning("cannot write the state of %s: %s", self._paths.root, error)
+
+
+def result_of(
+    path: Path,
+    state: RunState,
+    *,
+    message: str,
+    fault: RunFault | None,
+    facts: Mapping[str, object],
+    spec: RunSpec,
+    pods: Sequence[Pod],
+    world_size: int,
+) -> RunResult:
+    """Put together the result of a run from its events and what the keeper knows.
+
+    Args:
+        path: The run directory.
+        state: How it ended.
+        message: One line on that.
+        fault: The first cause, where it failed.
+        facts: Further fields of `RunResult`, `started_s` among them.
+        spec: What was asked.
+        pods: Where it ran.
+        world_size: Number of ranks.
+    """
+    job = spec.job
+    started_s = float(str(facts.get("started_s", time.time())))
+    ended_s = time.time()
+    asked: dict[str, object] = {"technique": "script", "model": ""}
+    if isinstance(job, FineTune):
+        asked = {"technique": job.technique, "model": job.model, "precision": job.precision}
+    fields = {
+        **asked,
+        "versions": dict(pods[0].versions) if pods else {},
+        **measured(read_events(RunPaths(path).events), started_s),
+        **facts,
+    }
+    return RunResult(
+        path=path,
+        state=state,
+        message=message,
+        error=fault,
+        launcher=job.launcher,
+        hosts=tuple(HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods),
+        world_size=world_size,
+        duration_s=round(ended_s - started_s, 3),
+        ended_s=ended_s,
+        **fields,  # type: ignore[arg-type]
+    )

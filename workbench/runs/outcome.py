@@ -1,0 +1,197 @@
+"""Work out how a run ended from what its ranks, agents and launcher left: pure functions over records.
+
+Success is a done-record of every rank, nothing else: exit codes of launchers lie (a killed pdsh makes `deepspeed`
+exit 0), and launchers name the wrong rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.pods.pod import Pod
+from workbench.runs.events import Event
+from workbench.runs.result import RunFault
+
+__all__ = ["MemoryPeaks", "RankStatus", "first_cause", "measured", "rank_statuses"]
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStatus:
+    """What an agent last said of one rank, with times on this machine's clock."""
+
+    rank: int
+    """Its number."""
+    pod: Pod
+    """Where it ran."""
+    phase: str = "waiting"
+    """waiting, running or exited."""
+    exit_code: int | None = None
+    """Its exit code; negative is a signal."""
+    done: bool = False
+    """Whether it left its done-record."""
+    stopped: bool = False
+    """Whether it was asked to stop."""
+    forced: bool = False
+    """Whether it had to be killed for that."""
+    ended_s: float | None = None
+    """When it ended."""
+    error: Mapping[str, object] | None = None
+    """Its error record."""
+    rss_bytes: int = 0
+    """Resident memory of the rank and its children."""
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether it failed by itself."""
+        return not self.done and not self.stopped and (self.error is not None or self.phase == "exited")
+
+
+def rank_statuses(pod: Pod, answer: Mapping[str, object], clock_offset_s: float) -> list[RankStatus]:
+    """Read the ranks of an agent's answer to `poll`."""
+    ranks = answer.get("ranks")
+    if not isinstance(ranks, list):
+        return []
+    return [_status(pod, raw, clock_offset_s) for raw in ranks]
+
+
+def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankStatus:
+    ended = raw.get("ended_s")
+    error = raw.get("error")
+    if isinstance(error, dict) and isinstance(error.get("time_s"), int | float):
+        error = {**error, "time_s": error["time_s"] - clock_offset_s}
+    code = raw.get("exit_code")
+    return RankStatus(
+        rank=int(str(raw["rank"])),
+        pod=pod,
+        phase=str(raw.get("phase", "waiting")),
+        exit_code=code if isinstance(code, int) else None,
+        done=bool(raw.get("done")),
+        stopped=bool(raw.get("stopped")),
+        forced=bool(raw.get("forced")),
+        ended_s=ended - clock_offset_s if isinstance(ended, int | float) else None,
+        error=error if isinstance(error, dict) else None,
+        rss_bytes=int(str(raw.get("rss_bytes") or 0)),
+    )
+
+
+def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
+    """Find the rank that failed first; ranks that only lost a peer come last.
+
+    Returns:
+        The fault with the other failures folded, or None where no rank failed by itself.
+    """
+    failed = sorted((r for r in ranks if r.failed), key=_order)
+    if not failed:
+        return None
+    cause, *echoes = failed
+    error = cause.error or {}
+    return RunFault(
+        host=cause.pod.address,
+        pod=cause.pod.name,
+        rank=cause.rank,
+        kind=str(error.get("kind", "exit")),
+        message=str(error.get("message", f"exited with {cause.exit_code}")),
+        traceback=str(error.get("traceback", "")),
+        others=_fold(echoes),
+    )
+
+
+def _order(status: RankStatus) -> tuple[bool, float, int]:
+    error = status.error or {}
+    time_s = error.get("time_s")
+    when = float(time_s) if isinstance(time_s, int | float) else status.ended_s or float("inf")
+    return bool(error.get("echo")), when, status.rank
+
+
+def _fold(others: Sequence[RankStatus]) -> str:
+    if not others:
+        return ""
+    lost = [r.rank for r in others if r.error and r.error.get("echo")]
+    also = [r for r in others if not (r.error and r.error.get("echo"))]
+    parts = [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"] if lost else []
+    by_message: dict[str, list[int]] = {}
+    for r in also:
+        by_message.setdefault(str((r.error or {}).get("message", f"exit {r.exit_code}")), []).append(r.rank)
+    parts += [f"also {_numbers(ranks)}: {message}" for message, ranks in by_message.items()]
+    return "; ".join(parts)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r) for r in ranks)
+
+
+class MemoryPeaks:
+    """Keep, by host, the highest sum of memory over its ranks."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._resident: dict[str, float] = {}
+        self._cuda: dict[str, dict[int, float]] = {}
+
+    def see(self, ranks: Sequence[RankStatus]) -> None:
+        """Take the ranks of one pod at one moment."""
+        for address in {r.pod.address for r in ranks}:
+            now = sum(r.rss_bytes for r in ranks if r.pod.address == address) / _GIB
+            self._resident[address] = max(now, self._resident.get(address, 0.0))
+
+    def see_event(self, event: Event, address: str) -> None:
+        """Take a rank's own word on its CUDA memory."""
+        reserved = event.data.get("cuda_reserved_gib")
+        if isinstance(reserved, int | float) and event.rank is not None:
+            ranks = self._cuda.setdefault(address, {})
+            ranks[event.rank] = max(float(reserved), ranks.get(event.rank, 0.0))
+
+    @property
+    def kind(self) -> str:
+        """Tell what `gib` counts: cuda or resident."""
+        return "cuda" if self._cuda else "resident"
+
+    @property
+    def gib(self) -> dict[str, float]:
+        """Give the peaks by host, GiB."""
+        if self._cuda:
+            return {address: round(sum(ranks.values()), 4) for address, ranks in self._cuda.items()}
+        return {address: round(peak, 4) for address, peak in self._resident.items()}
+
+
+_END_FIELDS = {
+    "steps",
+    "epochs",
+    "train_runtime_s",
+    "train_samples_per_s",
+    "train_loss",
+    "eval_loss",
+    "first_eval_loss",
+    "exact_match",
+    "global_batch_size",
+}
+
+
+def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
+    """Gather the figures that rank 0 reported, of a finished run or of one that was cut short.
+
+    Args:
+        events: All events of the run.
+        started_s: When it started, on the clock of the events' reader.
+
+    Returns:
+        Fields of `RunResult` by name; those that nobody reported are absent.
+    """
+    facts: dict[str, object] = {}
+    for event in events:
+        data = event.data
+        if event.kind == "start":
+            facts |= {k: data[k] for k in ("global_batch_size", "versions", "precision") if k in data}
+        elif event.kind == "step":
+            facts |= {"steps": data.get("step"), "epochs": data.get("epoch")}
+        elif event.kind == "eval":
+            facts |= {"eval_loss": data.get("eval_loss")}
+            facts.setdefault("first_eval_loss", data.get("eval_loss"))
+        elif event.kind == "first_step" and event.rank == 0:
+            facts.setdefault("time_to_first_step_s", round(event.time_s - started_s, 3))
+        elif event.kind == "end":
+            facts |= {k: v for k, v in data.items() if k in _END_FIELDS}
+    return facts

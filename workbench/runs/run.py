@@ -1,0 +1,194 @@
+"""`Run`: the handle on a live or finished run, like a Future.
+
+It reads the run directory and nothing else, so any process may hold one; only `cancel` speaks to the keeper.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import RunError, WorkbenchError
+from workbench.runs.events import MARK, Event, read_events
+from workbench.runs.paths import ClusterPaths, RunPaths
+from workbench.runs.progress import Progress, progress_of
+from workbench.runs.result import RunResult
+from workbench.runs.specfile import RunSpec
+from workbench.runs.state import RunState, is_alive, read_json
+from workbench.runs.wire import ask
+
+__all__ = ["Detached", "Run"]
+
+_LOOK_S = 0.2
+
+
+class Detached(KeyboardInterrupt):
+    """Say that the notebook stopped waiting while the run goes on."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Show one line in a notebook instead of a traceback."""
+        return [str(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
+
+    path: Path
+    """The run directory, absolute."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """Attach to the run in a directory: after a kernel restart, from another notebook, on another day.
+
+        Raises:
+            RunError: It is no run directory.
+        """
+        root = Path(path).expanduser().resolve()
+        if not RunPaths(root).info.exists():
+            raise RunError(f"{root} is no run directory: it holds no run.json")
+        return cls(root)
+
+    @property
+    def paths(self) -> RunPaths:
+        """Every path in the run directory."""
+        return RunPaths(self.path)
+
+    @property
+    def id(self) -> str:
+        """The id of the run, unique in its cluster."""
+        return str(read_json(self.paths.info).get("id", self.path.name))
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked, as `spec.json` holds it."""
+        return RunSpec.load(self.paths.spec)
+
+    @property
+    def state(self) -> RunState:
+        """Where it is in its life; `lost` where its keeper died before it ended."""
+        if self.paths.result.exists():
+            return RunState(str(read_json(self.paths.result)["state"]))
+        if not self._keeper_lives():
+            # The keeper may have written the result between the two looks.
+            return self.state if self.paths.result.exists() else RunState.LOST
+        return RunState(str(read_json(self.paths.state).get("state", RunState.QUEUED)))
+
+    @property
+    def message(self) -> str:
+        """One line on the state, for people."""
+        state = read_json(self.paths.state)
+        if self.state is RunState.LOST:
+            return f"its keeper died; what it had written is in {self.path}"
+        hint = f" ({state['hint']})" if state.get("hint") else ""
+        return f"{state.get('message', '')}{hint}"
+
+    @property
+    def result(self) -> RunResult:
+        """The facts of the finished run.
+
+        Raises:
+            RunError: It has not ended.
+        """
+        return RunResult.load(self.path)
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is: step, loss, speed, time left."""
+        return progress_of(self.state, self.message, self.events())
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over all events so far, in the order in which the keeper read them."""
+        return read_events(self.paths.events)
+
+    def logs(self, rank: int = 0, stream: str = "stderr", tail: int | None = 200) -> str:
+        """Give what a rank printed, without its event lines.
+
+        Args:
+            rank: Which rank.
+            stream: stdout or stderr.
+            tail: How many last lines; None for all.
+
+        Raises:
+            RunError: There is no such log.
+        """
+        path = self.paths.rank_log(rank, stream)
+        if not path.exists():
+            raise RunError(f"there is no log of rank {rank}, {stream}; {self.paths.logs} holds what there is")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.split("\n") if line and not line.startswith(MARK)]
+        return "\n".join(lines if tail is None else lines[-tail:])
+
+    def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
+        """Block until the run has ended, with a line of progress, and return its result.
+
+        An interrupt (the notebook's stop button) ends the waiting, not the run.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for as long as it takes.
+            progress: Whether to show the line.
+
+        Returns:
+            The result, also of a run that failed; `raise_for_status` on it raises.
+
+        Raises:
+            TimeoutError: The time is over; the run goes on.
+            Detached: An interrupt came; the run goes on.
+        """
+        from workbench.display.progress import follow
+
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            for _ in follow(self) if progress else self._quietly():
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            raise Detached(
+                f"Stopped waiting; the run goes on. Come back with Run.load({str(self.path)!r}).wait(), "
+                "stop it with .cancel()."
+            ) from None
+        return self._ended()
+
+    def _quietly(self) -> Iterator[None]:
+        while not self.state.is_terminal:
+            yield
+
+    def _ended(self) -> RunResult:
+        if self.paths.result.exists():
+            return self.result
+        return RunResult(path=self.path, state=RunState.LOST, message=self.message)
+
+    def cancel(self) -> None:
+        """Ask the run to stop; it ends as cancelled within seconds. Returns at once; a run that has ended stays so.
+
+        Raises:
+            RunError: Its keeper does not answer.
+        """
+        if self.state.is_terminal:
+            return
+        try:
+            ask(self._cluster.socket, {"op": "cancel", "run": self.id})
+        except WorkbenchError:
+            if not self.state.is_terminal:
+                raise
+
+    @property
+    def _cluster(self) -> ClusterPaths:
+        return ClusterPaths(Path(str(read_json(self.paths.info).get("cluster", self.path))))
+
+    def _keeper_lives(self) -> bool:
+        keeper = read_json(self._cluster.state)
+        pid, start_time = keeper.get("pid"), keeper.get("start_time")
+        return isinstance(pid, int) and is_alive(pid, start_time if isinstance(start_time, int) else None)
+
+    def __repr__(self) -> str:
+        """Say the id, the state and where it is."""
+        return f"Run({self.id}, {self.state}, {self.path})"
+
+    def _repr_html_(self) -> str:
+        from workbench.display.result import run_html
+
+        return run_html(self)

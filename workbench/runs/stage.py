@@ -1,0 +1,146 @@
+"""Send to the pods what a run needs, and bring back what it left.
+
+Inputs travel once by content; each pod gets a `job.json` with its own paths. Nothing here starts a rank.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from workbench.errors import RemoteError, RunError
+from workbench.pods.pod import Pod, PodSpec
+from workbench.runs.agentlink import AgentLink
+from workbench.runs.launch import RankPlace
+from workbench.runs.package import file_digest, zip_folder
+from workbench.runs.paths import PodRunPaths, RunPaths
+from workbench.runs.state import write_json
+from workbench.spec.job import FineTune, Job, Script
+
+__all__ = ["fetch", "pod_paths", "rank_request", "send_inputs"]
+
+# Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def pod_paths(pod: Pod, run_id: str) -> PodRunPaths:
+    """Give the paths of a run on a pod."""
+    return PodRunPaths(PurePosixPath(pod.root) / "runs" / run_id)
+
+
+def rank_request(
+    *, run_id: str, job: Job, spec: PodSpec, link: AgentLink, places: Sequence[RankPlace], master: tuple[str, int]
+) -> dict[str, object]:
+    """Make the request by which a pod's agent starts its ranks.
+
+    Args:
+        run_id: Id of the run.
+        job: What runs.
+        spec: What each pod is.
+        link: The pod's link.
+        places: All ranks of the run.
+        master: Address and port of torch's rendezvous.
+
+    Returns:
+        The request; it holds the environment's secrets and must not be written to a disk.
+    """
+    pod = link.pod
+    entry = "workbench.jobs.train:main"
+    module, _, function = entry.partition(":")
+    script = isinstance(job, Script)
+    argv = [pod.python, "-u", *([Path(job.path).name, *job.args] if isinstance(job, Script) else [])]
+    argv += [] if script else ["-c", f"from {module} import {function}; {function}()"]
+    network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
+    package = {} if script else {"PYTHONPATH": link.package}
+    return {
+        "run": run_id,
+        "kind": job.kind,
+        "ranks": [place.to_dict() for place in places],
+        "world_size": len(places),
+        "master_addr": master[0],
+        "master_port": master[1],
+        "env": {**_QUIET, **network, **package, **spec.env, **job.env},
+        "cwd": str(pod_paths(pod, run_id).root / "script") if script else None,
+        "argv": argv,
+        "entry": None if script else entry,
+        "threads": max(1, int(spec.cpus // pod.slots)),
+    }
+
+
+def send_inputs(link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: int) -> None:
+    """Send the inputs of a run to one pod.
+
+    Raises:
+        RemoteError: The pod cannot be written to.
+    """
+    target = pod_paths(link.pod, run_id)
+    link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
+    if isinstance(job, Script):
+        archive = link.put(zip_folder(Path(job.path).parent), ".zip")
+        link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
+        return
+    _send_finetune(link, job, paths, target, gpus)
+
+
+def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodRunPaths, gpus: int) -> None:
+    resolved = json.loads((paths.inputs / "job.json").read_text(encoding="utf-8"))
+    for name in ("train", "eval"):
+        local = resolved.get(name)
+        if local:
+            resolved[name] = link.put((paths.inputs / local).read_bytes(), ".jsonl")
+    if Path(job.model).is_dir():
+        resolved["job"]["model"] = _send_model(link, Path(job.model))
+    resolved["gpus"] = gpus
+    link.write(json.dumps(resolved).encode(), str(target.job))
+
+
+def _send_model(link: AgentLink, folder: Path) -> str:
+    archive = link.put(zip_folder(folder), ".zip")
+    target = archive.removesuffix(".zip") + f".{link.pod.name}"
+    link.run([link.pod.python, "-m", "zipfile", "-e", archive, target], timeout_s=600)
+    return target
+
+
+def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
+    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256.
+
+    The model arrives under another name and gets its own when it is whole; `manifest.json` is written last.
+
+    Returns:
+        SHA-256 by file name.
+
+    Raises:
+        RemoteError: The pod cannot be read.
+        RunError: A file arrived with another content, or has a name that leads out of the run directory.
+    """
+    out = pod_paths(link.pod, run_id).out
+    listing = link.run(["find", str(out), "-type", "f", "-print0"]).decode().split("\0")
+    remote = [PurePosixPath(name) for name in listing if name]
+    if not remote:
+        return {}
+    sums = link.run(["sha256sum", "-z", "--", *map(str, remote)], timeout_s=600).decode().split("\0")
+    digests = {line[66:]: line[:64] for line in sums if line}
+    manifest: dict[str, str] = {}
+    for source in remote:
+        relative = source.relative_to(out)
+        if ".." in relative.parts:
+            raise RunError(f"{link.pod.name} names a file outside its run: {source}")
+        target = paths.root / relative
+        _fetch_one(link, source, target, digests[str(source)])
+        manifest[str(relative)] = digests[str(source)]
+    write_json(paths.manifest, manifest)
+    return manifest
+
+
+def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    link.get(str(source), part)
+    if file_digest(part) != digest:
+        part.unlink()
+        raise RemoteError(
+            f"{source.name} came back from {link.pod.name} with another checksum than it has there; run again",
+            host=link.pod.address,
+        )
+    part.replace(target)
