@@ -13,24 +13,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from workbench.errors import BackendError, ConfigError, PodError, RunError, WorkbenchError
+from workbench import errors
+from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod, PodBackend, PodSpec
-from workbench.runs.paths import ClusterPaths, RunPaths
+from workbench.runs.launch import LaunchCommand
+from workbench.runs.paths import ClusterPaths
+from workbench.runs.prepare import PreparedRun, fresh_folder, new_run_id, prepare_run
 from workbench.runs.run import Run
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import is_alive, process_start_time, read_json, write_json
 from workbench.runs.wire import ask
-from workbench.spec.dataset import dataset_from, prepare
-from workbench.spec.dsconfig import resolve
-from workbench.spec.job import FineTune, Job, Script
-from workbench.spec.technique import Technique
+from workbench.spec.job import Job
 
-__all__ = ["Cluster", "prepare_run"]
+__all__ = ["Cluster"]
 
 _CLOSE_S = 40.0
 _LOOK_S = 0.05
@@ -112,7 +111,7 @@ class Cluster:
             BackendError: The platform refused.
             PodError: A pod died on the way or did not come in time; `PodTimeout` for the latter.
         """
-        _fresh_folder(self._paths.root, self._paths.config)
+        fresh_folder(self._paths.root, self._paths.config)
         self.path.chmod(0o700)
         write_json(self._paths.config, {**self._spec.to_dict(), "pods": _without_env(self._spec.pods)})
         keeper = _spawn_keeper(self._paths, self._spec)
@@ -123,7 +122,7 @@ class Cluster:
             self.close()  # an interrupted start must not leave pods behind
             raise
         if self.phase != "ready":
-            raise _start_error(self.message, self._paths.keeper_log)
+            raise _start_error(read_json(self._paths.state), self._paths.keeper_log)
         return self
 
     def __enter__(self) -> Cluster:
@@ -186,14 +185,36 @@ class Cluster:
         """
         if self.phase != "ready":
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
-        if pods is not None and not 1 <= pods <= self._spec.count:
-            raise ConfigError(f"pods is {pods}; this cluster has {self._spec.count}")
-        run_id, paths = self._run_folder(job, path)
-        job = _with_absolute_paths(job)
-        prepare_run(RunSpec(cluster=self._spec, job=job, pods=pods), paths, run_id, self._paths.root)
-        request = {"op": "submit", "run": run_id, "path": str(paths.root), "job": job.to_dict(), "pods": pods}
-        ask(self._paths.socket, request)
-        return Run.load(paths.root)
+        spec = RunSpec(cluster=self._spec, job=job, pods=pods)
+        root = path or self._paths.runs / new_run_id(job)
+        return self.submit_prepared(prepare_run(spec, root))
+
+    def submit_prepared(self, prepared: PreparedRun) -> Run:
+        """Hand a run that `prepare_run` made to the keeper; `submit` is this and the preparation in one.
+
+        Raises:
+            RunError: The cluster is not ready, or the run wants more pods than it has.
+        """
+        info = {"id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
+        write_json(prepared.paths.info, info)
+        request = {"op": "submit", "run": prepared.run_id, "path": str(prepared.paths.root)}
+        ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": prepared.spec.pods})
+        return Run.load(prepared.paths.root)
+
+    def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
+        """Give the command that starts the ranks of a job, without starting it: the dry run.
+
+        The job is sent to the pods and waits there, so the printed line works when pasted into a terminal for as
+        long as the cluster lives. What it starts is nobody's run: its output goes to that terminal alone.
+
+        Raises:
+            ConfigError: As for `submit`.
+            RunError: The cluster is not ready.
+        """
+        prepared = prepare_run(RunSpec(cluster=self._spec, job=job, pods=pods), self.path / "dry" / new_run_id(job))
+        request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
+        answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
+        return LaunchCommand.from_dict(answer)
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
@@ -218,11 +239,6 @@ class Cluster:
                 )
             time.sleep(_LOOK_S)
 
-    def _run_folder(self, job: Job, path: str | Path | None) -> tuple[str, RunPaths]:
-        what = job.technique if isinstance(job, FineTune) else Path(job.path).stem
-        run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-{secrets.token_hex(2)}"
-        return run_id, RunPaths(Path(path).expanduser().absolute() if path else self._paths.runs / run_id)
-
     def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
         while not ready():
             if keeper.poll() is not None and not ready():
@@ -245,89 +261,6 @@ class Cluster:
         from workbench.display.cluster import cluster_html
 
         return cluster_html(self.phase, self.message, self.pods)
-
-
-def prepare_run(spec: RunSpec, paths: RunPaths, run_id: str, cluster: Path) -> None:
-    """Make a run directory: check the job against its files, prepare the data, write down what was asked.
-
-    Args:
-        spec: What was asked.
-        paths: The run directory, new or empty.
-        run_id: Id of the run.
-        cluster: The cluster's directory.
-
-    Raises:
-        ConfigError: Something is refused; the message names the file, line or key. A directory that was made for
-            this run is removed again.
-    """
-    with _Fresh(paths.root, paths.info):
-        paths.inputs.mkdir()
-        if isinstance(spec.job, FineTune):
-            _prepare_finetune(spec.job, paths, spec.cluster.pods.gpus)
-        elif not Path(spec.job.path).is_file():
-            raise ConfigError(f"the script {spec.job.path} does not exist")
-        write_json(paths.spec, spec.to_dict())
-        write_json(paths.state, {"state": "queued", "message": "waiting for the keeper", "time_s": time.time()})
-        write_json(paths.info, {"id": run_id, "cluster": str(cluster), "submitted_s": time.time()})
-
-
-def _prepare_finetune(job: FineTune, paths: RunPaths, gpus: int) -> None:
-    _check_model(job.model)
-    deepspeed = resolve(job, gpus=gpus)
-    data = prepare(dataset_from(job.dataset), paths.inputs)
-    resolved: Mapping[str, object] = {
-        "job": {**job.to_dict(), "env": {}},
-        "train": data.train.name if data.train else None,
-        "eval": data.eval.name if data.eval else None,
-        "hub": data.hub,
-        "deepspeed": deepspeed,
-    }
-    (paths.inputs / "job.json").write_text(json.dumps(resolved, indent=1), encoding="utf-8")
-
-
-def _check_model(model: str) -> None:
-    """Refuse a model that looks like a folder and is none; whether a hub id exists only the hub can tell."""
-    folder = Path(model).expanduser()
-    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"the model folder {model} holds no config.json; give a folder that `save_pretrained` wrote")
-    if looks_local and not folder.is_dir():
-        raise ConfigError(f"the model folder {model} does not exist; allowed are a folder, a hub id, or 'tiny-t5'")
-
-
-def _with_absolute_paths(job: Job) -> Job:
-    if isinstance(job, Script):
-        return replace(job, path=str(Path(job.path).expanduser().absolute()))
-    folder = Path(job.model).expanduser()
-    return replace(job, model=str(folder.absolute())) if folder.is_dir() else job
-
-
-@dataclass
-class _Fresh:
-    """Make a folder that must be new or empty, and remove it again if the block fails."""
-
-    root: Path
-    mark: Path
-
-    def __enter__(self) -> None:
-        _fresh_folder(self.root, self.mark)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is not None:
-            import shutil
-
-            shutil.rmtree(self.root, ignore_errors=True)
-
-
-def _fresh_folder(root: Path, mark: Path) -> None:
-    if mark.exists():
-        raise ConfigError(f"{root} already holds a run or cluster ({mark.name}); choose another directory")
-    if root.is_dir() and any(root.iterdir()):
-        raise ConfigError(f"{root} is not empty; choose a new directory")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
 
 
 def _without_env(pods: PodSpec) -> dict[str, object]:
@@ -369,7 +302,8 @@ def _own_import_path() -> str:
     return f"{here}{os.pathsep}{rest}" if rest else here
 
 
-def _start_error(message: str, log: Path) -> WorkbenchError:
-    kinds = {"BackendError": BackendError}
-    del kinds
-    return PodError(f"{message}\nThe keeper's log is {log}")
+def _start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
+    """Make the error that ended the keeper's start, as it was raised there."""
+    kind = getattr(errors, str(state.get("error")), PodError)
+    message = f"{state.get('message')}\nThe keeper's log is {log}"
+    return kind(message) if kind in (ConfigError, BackendError, PodTimeout) else PodError(message)

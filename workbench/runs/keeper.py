@@ -57,6 +57,7 @@ class Keeper:
         self._links: list[AgentLink] = []
         self._pods: Sequence[Pod] = ()
         self._phase, self._message = "starting", "starting pods"
+        self._error: str | None = None
         self._closing = threading.Event()
         self._waiting: queue.Queue[Runner] = queue.Queue()
         self._runners: dict[str, Runner] = {}
@@ -76,7 +77,8 @@ class Keeper:
             last = ("closed", self._message if self._phase == "closing" else "closed")
         except Exception as error:  # the process's border: the notebook reads why from the state file
             logger.exception("the keeper ends")
-            last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}")
+            self._error = type(error).__name__
+            last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{self._error}: {error}")
         finally:
             self._tear_down()
         server.close()
@@ -183,6 +185,8 @@ class Keeper:
                 return {"phase": self._phase, "message": self._message}
             case "submit":
                 return self._submit(request)
+            case "dry":
+                return self._runner_for(request).dry()
             case "cancel":
                 return self._cancel(str(request.get("run")))
             case "close":
@@ -192,15 +196,17 @@ class Keeper:
                 raise RunError(f"the keeper does not know the request {other!r}")
 
     def _submit(self, request: dict[str, object]) -> dict[str, object]:
+        runner = self._runner_for(request)
+        self._runners[str(request["run"])] = runner
+        self._waiting.put(runner)
+        return {}
+
+    def _runner_for(self, request: dict[str, object]) -> Runner:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job = job_from_dict(request["job"])  # type: ignore[arg-type]
-        pods = self._take_pods(job, request.get("pods"))
-        paths = RunPaths(Path(str(request["path"])))
-        runner = self._runner(paths, str(request["run"]), job, pods)
-        self._runners[str(request["run"])] = runner
-        self._waiting.put(runner)
-        return {"pods": [link.pod.name for link in pods]}
+        links = self._take_pods(job, request.get("pods"))
+        return self._runner(RunPaths(Path(str(request["path"]))), str(request["run"]), job, links)
 
     def _take_pods(self, job: Job, wanted: object) -> list[AgentLink]:
         if getattr(job, "technique", None) == Technique.SINGLE:
@@ -254,6 +260,7 @@ class Keeper:
             {
                 "phase": phase,
                 "message": message,
+                "error": self._error,
                 "pid": os.getpid(),
                 "start_time": process_start_time(os.getpid()),
                 "pods": [pod.to_dict() for pod in self._pods],

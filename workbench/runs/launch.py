@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.pods.pod import Pod
@@ -76,6 +77,15 @@ class LaunchCommand:
     """Program and arguments; for the ssh launcher, a shell that starts one ssh per rank and waits for all."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set beside the caller's own."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; `from_dict` reads it back."""
+        return {"argv": list(self.argv), "env": dict(self.env)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LaunchCommand:
+        """Read the JSON form."""
+        return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
     def __str__(self) -> str:
         """Give the shell line."""

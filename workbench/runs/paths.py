@@ -100,6 +100,11 @@ class RunPaths:
         return self.root / "inputs"
 
     @property
+    def job(self) -> Path:
+        """The job with its DeepSpeed JSON and data resolved, as it travels to the pods."""
+        return self.inputs / "job.json"
+
+    @property
     def tables(self) -> Path:
         """The tables that predictions can be executed on, where the dataset has them."""
         return self.inputs / "tables.jsonl"

@@ -125,6 +125,12 @@ class Runner:
         fault = self._bring_back(fault)
         return self._finish(fault)
 
+    def dry(self) -> dict[str, object]:
+        """Send the job to the pods and give the JSON form of the command that would start it; nothing starts."""
+        self._prepare()
+        assert self._command is not None
+        return self._command.to_dict()
+
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result."""
         self._write_result(RunState.CANCELLED, why, None)

@@ -84,7 +84,7 @@ def send_inputs(link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: i
 
 
 def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodRunPaths, gpus: int) -> None:
-    resolved = json.loads((paths.inputs / "job.json").read_text(encoding="utf-8"))
+    resolved = json.loads(paths.job.read_text(encoding="utf-8"))
     for name in ("train", "eval"):
         local = resolved.get(name)
         if local:

@@ -1,0 +1,82 @@
+"""The command line: `python -m workbench run SPEC.json [--out DIR]`.
+
+Exit codes: 0 the run succeeded, 1 it failed, 2 what was asked is refused and nothing has started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.cluster import Cluster
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.runs.prepare import new_run_id, prepare_run
+from workbench.runs.run import Run
+from workbench.runs.specfile import RunSpec
+from workbench.runs.state import RunState
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments. Default: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        return run_spec(Path(args.spec), Path(args.out) if args.out else None)
+    except ConfigError as error:
+        _say(f"refused: {error}")
+        return 2
+    except WorkbenchError as error:
+        _say(f"failed: {error}")
+        return 1
+
+
+def run_spec(spec_path: Path, out: Path | None) -> int:
+    """Carry out a `SPEC.json` from pods to result.
+
+    Args:
+        spec_path: The file.
+        out: The run directory, new or empty. Default: a new one below `runs` in the current folder.
+
+    Returns:
+        0 where the run succeeded, 1 where it did not.
+
+    Raises:
+        ConfigError: Something asked for is refused; nothing has started.
+        WorkbenchError: The pods did not start.
+    """
+    spec = RunSpec.load(spec_path)
+    prepared = prepare_run(spec, out or Path("runs") / new_run_id(spec.job))
+    with Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster") as cluster:
+        _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
+        run = cluster.submit_prepared(prepared)
+        return _follow(run)
+
+
+def _follow(run: Run) -> int:
+    result = run.wait()
+    _say(f"{result}\nrun directory: {run.path}")
+    return 0 if result.state is RunState.SUCCEEDED else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m workbench", description="Fine-tune over several pods.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused")
+    run.add_argument("spec", metavar="SPEC.json")
+    run.add_argument("--out", metavar="DIR", help="the run directory, new or empty")
+    return parser
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,121 @@
+"""Make a run directory before anything starts: check the job against its files, prepare its data, write it down.
+
+All refusals that need no pod happen here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workbench.errors import ConfigError
+from workbench.runs.launcher import check_launcher
+from workbench.runs.paths import RunPaths
+from workbench.runs.specfile import RunSpec
+from workbench.runs.state import write_json
+from workbench.spec.dataset import dataset_from, prepare
+from workbench.spec.dsconfig import resolve
+from workbench.spec.job import FineTune, Job, Script
+from workbench.spec.technique import Launcher
+
+__all__ = ["PreparedRun", "fresh_folder", "new_run_id", "prepare_run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run that only needs a cluster."""
+
+    run_id: str
+    """Its id, the name of its directory unless the caller chose one."""
+    paths: RunPaths
+    """Its directory, which now exists."""
+    spec: RunSpec
+    """What was asked, with absolute paths."""
+
+
+def new_run_id(job: Job) -> str:
+    """Make an id that sorts by time and says what runs."""
+    what = job.technique if isinstance(job, FineTune) else "".join(c for c in Path(job.path).stem if c.isalnum())
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
+
+
+def prepare_run(spec: RunSpec, root: str | Path) -> PreparedRun:
+    """Make the run directory.
+
+    Args:
+        spec: What was asked.
+        root: The directory, new or empty.
+
+    Raises:
+        ConfigError: Something is refused; the message names the file, line or key. The directory is removed again.
+    """
+    paths = RunPaths(Path(root).expanduser().absolute())
+    if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
+        raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
+    check_launcher(Launcher(spec.job.launcher))
+    spec = replace(spec, job=_with_absolute_paths(spec.job))
+    fresh_folder(paths.root, paths.spec)
+    try:
+        paths.inputs.mkdir()
+        if isinstance(spec.job, FineTune):
+            _prepare_finetune(spec.job, paths, spec.cluster.pods.gpus)
+        elif not Path(spec.job.path).is_file():
+            raise ConfigError(f"the script {spec.job.path} does not exist")
+        write_json(paths.spec, spec.to_dict())
+        write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
+    return PreparedRun(run_id=f"{new_run_id(spec.job)}", paths=paths, spec=spec)
+
+
+def fresh_folder(root: Path, mark: Path) -> None:
+    """Make a directory that must be new or empty.
+
+    Raises:
+        ConfigError: It holds something (`mark` tells another run or cluster from other files) or cannot be made.
+    """
+    if mark.exists():
+        raise ConfigError(f"{root} already holds a run or a cluster ({mark.name}); choose another directory")
+    if root.is_dir() and any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty; choose a new directory")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
+
+
+def _prepare_finetune(job: FineTune, paths: RunPaths, gpus: int) -> None:
+    _check_model(job.model)
+    deepspeed = resolve(job, gpus=gpus)
+    data = prepare(dataset_from(job.dataset), paths.inputs)
+    resolved: Mapping[str, object] = {
+        "job": {**job.to_dict(), "env": {}},
+        "train": data.train.name if data.train else None,
+        "eval": data.eval.name if data.eval else None,
+        "hub": data.hub,
+        "deepspeed": deepspeed,
+    }
+    paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
+
+
+def _check_model(model: str) -> None:
+    """Refuse a model that looks like a folder and is none; whether a hub id exists only the hub can tell."""
+    folder = Path(model).expanduser()
+    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"the model folder {model} holds no config.json; give a folder that `save_pretrained` wrote")
+    if looks_local and not folder.is_dir():
+        raise ConfigError(f"the model folder {model} does not exist; allowed are a folder, a hub id, or 'tiny-t5'")
+
+
+def _with_absolute_paths(job: Job) -> Job:
+    if isinstance(job, Script):
+        return replace(job, path=str(Path(job.path).expanduser().absolute()))
+    folder = Path(job.model).expanduser()
+    return replace(job, model=str(folder.absolute())) if folder.is_dir() else job
