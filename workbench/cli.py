@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.cluster import Cluster
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.runs.prepare import new_run_id, prepare_run
+from workbench.runs.prepare import prepare_run
 from workbench.runs.run import Run
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import RunState
@@ -55,7 +55,7 @@ def run_spec(spec_path: Path, out: Path | None) -> int:
         WorkbenchError: The pods did not start.
     """
     spec = RunSpec.load(spec_path)
-    prepared = prepare_run(spec, out or Path("runs") / new_run_id(spec.job))
+    prepared = prepare_run(spec, root=out)
     with Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster") as cluster:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
         run = cluster.submit_prepared(prepared)

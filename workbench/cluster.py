@@ -22,7 +22,7 @@ from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod, PodBackend, PodSpec
 from workbench.runs.launch import LaunchCommand
 from workbench.runs.paths import ClusterPaths
-from workbench.runs.prepare import PreparedRun, fresh_folder, new_run_id, prepare_run
+from workbench.runs.prepare import PreparedRun, fresh_folder, prepare_run
 from workbench.runs.run import Run
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import is_alive, process_start_time, read_json, write_json
@@ -186,8 +186,7 @@ class Cluster:
         if self.phase != "ready":
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
         spec = RunSpec(cluster=self._spec, job=job, pods=pods)
-        root = path or self._paths.runs / new_run_id(job)
-        return self.submit_prepared(prepare_run(spec, root))
+        return self.submit_prepared(prepare_run(spec, root=path, parent=self._paths.runs))
 
     def submit_prepared(self, prepared: PreparedRun) -> Run:
         """Hand a run that `prepare_run` made to the keeper; `submit` is this and the preparation in one.
@@ -211,7 +210,7 @@ class Cluster:
             ConfigError: As for `submit`.
             RunError: The cluster is not ready.
         """
-        prepared = prepare_run(RunSpec(cluster=self._spec, job=job, pods=pods), self.path / "dry" / new_run_id(job))
+        prepared = prepare_run(RunSpec(cluster=self._spec, job=job, pods=pods), parent=self.path / "dry")
         request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
         answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
         return LaunchCommand.from_dict(answer)

@@ -23,7 +23,7 @@ from workbench.spec.dsconfig import resolve
 from workbench.spec.job import FineTune, Job, Script
 from workbench.spec.technique import Launcher
 
-__all__ = ["PreparedRun", "fresh_folder", "new_run_id", "prepare_run"]
+__all__ = ["PreparedRun", "fresh_folder", "prepare_run"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,23 +38,19 @@ class PreparedRun:
     """What was asked, with absolute paths."""
 
 
-def new_run_id(job: Job) -> str:
-    """Make an id that sorts by time and says what runs."""
-    what = job.technique if isinstance(job, FineTune) else "".join(c for c in Path(job.path).stem if c.isalnum())
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
-
-
-def prepare_run(spec: RunSpec, root: str | Path) -> PreparedRun:
+def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path = Path("runs")) -> PreparedRun:
     """Make the run directory.
 
     Args:
         spec: What was asked.
-        root: The directory, new or empty.
+        root: The directory, new or empty. Default: a new one below `parent`, named by the run's id.
+        parent: Where that is.
 
     Raises:
         ConfigError: Something is refused; the message names the file, line or key. The directory is removed again.
     """
-    paths = RunPaths(Path(root).expanduser().absolute())
+    run_id = _new_run_id(spec.job)
+    paths = RunPaths(Path(root or parent / run_id).expanduser().absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
@@ -71,7 +67,7 @@ def prepare_run(spec: RunSpec, root: str | Path) -> PreparedRun:
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise
-    return PreparedRun(run_id=f"{new_run_id(spec.job)}", paths=paths, spec=spec)
+    return PreparedRun(run_id=run_id, paths=paths, spec=spec)
 
 
 def fresh_folder(root: Path, mark: Path) -> None:
@@ -88,6 +84,12 @@ def fresh_folder(root: Path, mark: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
+
+
+def _new_run_id(job: Job) -> str:
+    # It sorts by time and says what runs.
+    what = job.technique if isinstance(job, FineTune) else "".join(c for c in Path(job.path).stem if c.isalnum())
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
 
 
 def _prepare_finetune(job: FineTune, paths: RunPaths, gpus: int) -> None:
