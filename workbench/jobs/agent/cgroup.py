@@ -1,0 +1,89 @@
+"""What the kernel's out-of-memory killer did: its counters and the limit, under cgroup version 1 and 2.
+
+Nothing here sets a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["OomWatch", "memory_group"]
+
+_ROOT = Path("/sys/fs/cgroup")
+_COUNTERS = ("memory.events", "memory.oom_control")
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_UNLIMITED_BYTES = 1 << 60
+
+
+def memory_group(pid: int) -> Path | None:
+    """Give the folder of the memory cgroup that a process (a zombie too) is in, or None."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    paths: dict[str, str] = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            paths[name] = path.removesuffix(" (deleted)")
+    # Inside a container the path may be the host's, while the mount shows only the container's own group.
+    candidates = [_ROOT / "memory" / paths["memory"].lstrip("/"), _ROOT / "memory"] if "memory" in paths else []
+    if "" in paths:
+        candidates += [_ROOT / paths[""].lstrip("/"), _ROOT / "unified" / paths[""].lstrip("/"), _ROOT]
+    return next((path for path in candidates if _counter(path) is not None), None)
+
+
+@dataclass(slots=True)
+class OomWatch:
+    """The out-of-memory kills in the groups that our processes were seen in."""
+
+    _before: dict[Path, int] = field(default_factory=dict)
+
+    def see(self, pid: int, *, fresh: bool = False) -> Path | None:
+        """Take note of the group that a process is in; return it.
+
+        Args:
+            pid: The process.
+            fresh: The group is only now heard of, from a dead process that moved there: count from 0.
+        """
+        group = memory_group(pid)
+        if group is not None and group not in self._before:
+            self._before[group] = 0 if fresh else _counter(group) or 0
+        return group
+
+    def counts(self) -> Mapping[Path, int]:
+        """Give the kills so far, by group, since each was first seen."""
+        return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
+
+    def hint(self, group: Path | None) -> str:
+        """Say that a process of this group was killed for its memory, where the counter says so; else nothing."""
+        kills = self.counts().get(group, 0) if group else 0
+        if group is None or not kills:
+            return ""
+        limit = _limit_bytes(group)
+        at = f" of {limit / 2**20:.0f} MiB" if limit else ""
+        return f"out of memory: the memory limit{at} was reached (oom_kill counter +{kills})"
+
+
+def _counter(group: Path) -> int | None:
+    for name in _COUNTERS:
+        try:
+            pairs = (line.split() for line in (group / name).read_text().splitlines())
+            found = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
+        except (OSError, ValueError):
+            continue
+        if found:
+            return found[0]
+    return None
+
+
+def _limit_bytes(group: Path) -> int | None:
+    for name in _LIMITS:
+        try:
+            value = int((group / name).read_text())
+        except (OSError, ValueError):
+            continue
+        return value if value < _UNLIMITED_BYTES else None
+    return None

@@ -1,0 +1,61 @@
+"""Read what ranks wrote, by offset and with a cap, so that no amount of output slows the agent or fills its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+__all__ = ["read_chunks"]
+
+Chunk = dict[str, object]
+
+
+def read_chunks(root: Path, names: Sequence[str], offsets: Mapping[str, object], max_bytes: int) -> dict[str, Chunk]:
+    """Read what is new in some files.
+
+    The bytes are exact and may be cut anywhere. When there is more than the cap, every file gets its share, and what
+    quiet files leave goes to the noisy ones.
+
+    Args:
+        root: The folder that the names are relative to.
+        names: The files; one that does not exist has nothing new.
+        offsets: By name, the bytes that are known already; 0 where it is not named.
+        max_bytes: The cap on all files together.
+
+    Returns:
+        By name `{"offset", "data"}`, the data as latin-1 text; only files with something new.
+    """
+    fresh = {name: start for name in names if _size(root / name) > (start := _offset(offsets.get(name)))}
+    chunks: dict[str, Chunk] = {}
+    left = max_bytes
+    # The smallest first: whatever they leave of their share is there for the rest.
+    for index, name in enumerate(sorted(fresh, key=lambda n: _size(root / n) - fresh[n])):
+        data = _read(root / name, fresh[name], left // (len(fresh) - index))
+        left -= len(data)
+        if data:
+            chunks[name] = {"offset": fresh[name], "data": data.decode("latin-1")}
+    return chunks
+
+
+def _offset(value: object) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"offset {value!r} must be a whole number, 0 or more")
+    return value
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(path: Path, offset: int, count: int) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(count) or b""
+    except OSError:
+        return b""

@@ -1,0 +1,200 @@
+"""Why a rank ended: its own record where it left one, else one made from its exit status and its stderr.
+
+Nothing here knows about processes; a rank's folder and its exit code are all it looks at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Failure", "failure_from", "last_traceback", "lost_peer", "read_record", "signal_name", "write_record"]
+
+_TAIL_BYTES = 256 * 1024
+_RECORD_BYTES = 64 * 1024
+_MESSAGE_CHARS = 4000
+_TAIL_LINES = 20
+
+# torch puts "[rank1]: " before every line of an uncaught exception.
+_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+_HEAD = re.compile(r"^(\s*\+ Exception Group )?Traceback \(most recent call last\):$")
+_CHAIN = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+# A traceback after one of these lines did not end the process.
+_HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
+_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
+_LOST_PEER = re.compile(
+    r"connection (was )?(likely )?(closed|reset)|closed by peer|reset by peer|broken pipe"
+    r"|timed out (after )?(\S+ )?waiting|socket timeout|wait timeout|pair closure|got 0 bytes|failed to recv"
+    r"|remote (server shutdown|process exited|error)|ncclremoteerror|peer (closed|is gone)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why a rank failed."""
+
+    kind: str
+    """The exception's class, or "signal", or "exit"."""
+    message: str
+    """One sentence."""
+    traceback: str = ""
+    """The traceback as Python printed it, or the last lines of stderr."""
+
+
+def failure_from(folder: Path, exit_code: int, *, oom_hint: str = "") -> Failure:
+    """Say why a rank failed that left no record of its own.
+
+    Args:
+        folder: The rank's folder.
+        exit_code: What it ended with; negative for a signal.
+        oom_hint: What the cgroup's counters say, where they say something.
+    """
+    stderr = _tail(folder / "stderr.log")
+    found = last_traceback(stderr)
+    if exit_code < 0:
+        return _from_signal(-exit_code, found, stderr, oom_hint)
+    if exit_code == 0:
+        return Failure(kind="exit", message="ended early with 0", traceback=_last_lines(stderr))
+    if found is not None:
+        return found
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    message = f"exit code {exit_code}" + (f": {_clean(lines[-1])[:_MESSAGE_CHARS]}" if lines else "")
+    return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
+
+
+def last_traceback(text: str) -> Failure | None:
+    r"""Find the traceback that ended a Python program in what it wrote to stderr.
+
+    A chain of exceptions is one traceback; its last exception is the failure. Tracebacks that Python only reported
+    (in threads, in finalizers) count only where there is no other.
+
+    Example:
+        >>> last_traceback("x\nTraceback (most recent call last):\n  File ...\nValueError: bad\n").message
+        'bad'
+    """
+    lines = [_clean(line) for line in text.splitlines()]
+    heads = [i for i, line in enumerate(lines) if _HEAD.match(line)]
+    if not heads:
+        return _syntax_error(lines)
+    serious = [i for i in heads if not _is_harmless(lines, i)]
+    first = last = (serious or heads)[-1]
+    while (earlier := _chained_to(lines, heads, first)) is not None:
+        first = earlier
+    bare = [line.removeprefix("  | ") for line in lines]  # the margin of an exception group
+    at = next((i for i in range(last + 1, len(bare)) if bare[i] and not bare[i].startswith((" ", "\t"))), None)
+    if at is None or not (match := _EXCEPTION.match(bare[at])):
+        return None
+    end = _end_of_message(lines, at)
+    message = (match[2] or "").strip() or " ".join(lines[at + 1 : end]).strip()
+    block = "\n".join(lines[first:end])
+    return Failure(kind=match[1].rpartition(".")[2], message=message[:_MESSAGE_CHARS], traceback=block[-_RECORD_BYTES:])
+
+
+def lost_peer(text: str) -> bool:
+    """Tell whether a message is what a rank says when another one has gone: an echo, not a cause."""
+    return _LOST_PEER.search(text) is not None
+
+
+def signal_name(signum: int) -> str:
+    """Give a signal's name, `SIGKILL`; real-time ones as `signal 40`."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def read_record(path: Path) -> dict[str, object] | None:
+    """Read a rank's record; None where there is none, or none that can be read."""
+    try:
+        with path.open("rb") as file:
+            raw = json.loads(file.read(4 * _RECORD_BYTES))
+    except (OSError, ValueError):
+        return None
+    return raw if isinstance(raw, dict) else None
+
+
+def write_record(path: Path, record: dict[str, object]) -> None:
+    """Write a rank's record in one step: readers see all of it or nothing.
+
+    Raises:
+        OSError: The disk did not take it.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(json.dumps({**record, "time_s": time.time()}) + "\n", encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _from_signal(signum: int, found: Failure | None, stderr: str, oom_hint: str) -> Failure:
+    message = f"killed by {signal_name(signum)}"
+    if signum == signal.SIGKILL and oom_hint:
+        message += f"; {oom_hint}"
+    if signum == signal.SIGBUS:
+        message += f"; often shared memory that is too small: /dev/shm has {_free_mib('/dev/shm')} MiB free"
+    return Failure(kind="signal", message=message, traceback=found.traceback if found else _last_lines(stderr))
+
+
+def _free_mib(path: str) -> int:
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return 0
+    return stat.f_bavail * stat.f_frsize // 2**20
+
+
+def _clean(line: str) -> str:
+    # A bar that was half drawn stands before the text, ended by \r.
+    return _PREFIX.sub("", line.rpartition("\r")[2]).rstrip()
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(_clean(line) for line in text.split("\n")[-_TAIL_LINES - 1 :]).strip()[-_RECORD_BYTES:]
+
+
+def _is_harmless(lines: list[str], head: int) -> bool:
+    before = next((line for line in reversed(lines[:head]) if line), "")
+    return before.startswith(_HARMLESS)
+
+
+def _chained_to(lines: list[str], heads: list[int], head: int) -> int | None:
+    before = [i for i in range(head) if lines[i]]
+    if not before or lines[before[-1]] not in _CHAIN:
+        return None
+    return next((i for i in reversed(heads) if i < before[-1]), None)
+
+
+def _end_of_message(lines: list[str], at: int) -> int:
+    end = at + 1
+    while end < len(lines) and end - at < _TAIL_LINES and lines[end] and not _HEAD.match(lines[end]):
+        end += 1
+    return end
+
+
+def _syntax_error(lines: list[str]) -> Failure | None:
+    # Python prints no "Traceback" line for a script that it cannot even compile.
+    for at in range(len(lines) - 1, -1, -1):
+        if _SYNTAX.match(lines[at]):
+            kind, _, message = lines[at].partition(": ")
+            return Failure(kind=kind, message=message, traceback="\n".join(lines[max(0, at - 4) : at + 1]))
+    return None

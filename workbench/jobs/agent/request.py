@@ -1,0 +1,148 @@
+"""What the keeper asks a pod to run: one record, checked when it comes in.
+
+It holds the job's environment, which may hold secrets: it lives in memory only and never shows its values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["RankPlace", "RunRequest", "check_run_id", "rank_environment"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Where one rank of the run belongs."""
+
+    rank: int
+    """Its number in the run."""
+    local_rank: int
+    """Its number on its pod."""
+    pod: str
+    """The name of its pod."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """A run as the agent knows it."""
+
+    run: str
+    """Its id; names its folder."""
+    kind: str
+    """finetune (our trainer, which leaves a done-record itself) or script."""
+    ranks: tuple[RankPlace, ...]
+    """All ranks of the run, those on other pods too."""
+    argv: tuple[str, ...]
+    """What a cold start executes."""
+    entry: str | None = None
+    """`module:function` that a warm start calls; None for none."""
+    world_size: int
+    """How many ranks there are."""
+    master_addr: str = ""
+    """Address of rank 0's store."""
+    master_port: int = 0
+    """Its port."""
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The job's environment variables."""
+    cwd: str | None = None
+    """Folder to start in; None for the run's own."""
+    threads: int = 1
+    """Threads of a rank."""
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, object]) -> RunRequest:
+        """Read the JSON form. Unknown keys are left alone: a newer keeper may know more.
+
+        Raises:
+            ValueError: Something is missing or of the wrong type; names the key, never a value of `env`.
+        """
+        ranks = tuple(_place(item) for item in _list(raw, "ranks"))
+        env = raw.get("env") or {}
+        if not isinstance(env, Mapping) or not all(isinstance(v, str) for kv in env.items() for v in kv):
+            raise ValueError("env of the request must map strings to strings")
+        cwd, entry = raw.get("cwd"), raw.get("entry")
+        return cls(
+            run=check_run_id(raw.get("run")),
+            kind=str(raw.get("kind", "script")),
+            ranks=ranks,
+            argv=tuple(str(item) for item in _list(raw, "argv")),
+            entry=None if entry is None else str(entry),
+            world_size=_int(raw, "world_size", len(ranks)),
+            master_addr=str(raw.get("master_addr") or ""),
+            master_port=_int(raw, "master_port", 0),
+            env=dict(env),
+            cwd=None if cwd is None else str(cwd),
+            threads=max(1, _int(raw, "threads", 1)),
+        )
+
+    def on(self, pod: str) -> tuple[RankPlace, ...]:
+        """Give the ranks that belong to a pod."""
+        return tuple(place for place in self.ranks if place.pod == pod)
+
+
+def check_run_id(value: object) -> str:
+    """Refuse a run id that is more than one plain folder name.
+
+    Raises:
+        ValueError: It is.
+    """
+    if not isinstance(value, str) or not _RUN_ID.fullmatch(value):
+        raise ValueError(f"run id {value!r} must be letters, digits, dots, dashes and underscores")
+    return value
+
+
+def rank_environment(
+    request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
+) -> dict[str, str]:
+    """Make the environment of one rank.
+
+    Args:
+        request: The run.
+        place: The rank.
+        root: The pod's root.
+        base: What the agent itself was given.
+        overrides: What a launcher says of this rank; wins.
+    """
+    folder = root / "runs" / request.run
+    return {
+        **base,
+        "OMP_NUM_THREADS": str(request.threads),
+        "PYTHONUNBUFFERED": "1",
+        **request.env,
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(request.world_size),
+        "LOCAL_WORLD_SIZE": str(len(request.on(place.pod))),
+        "MASTER_ADDR": request.master_addr,
+        "MASTER_PORT": str(request.master_port),
+        **overrides,
+        "WORKBENCH_RUN": request.run,
+        "WORKBENCH_POD": str(root),
+        "WORKBENCH_RUN_DIR": str(folder),
+        "WORKBENCH_RANK_DIR": str(folder / f"rank-{place.rank}"),
+    }
+
+
+def _place(item: object) -> RankPlace:
+    if not isinstance(item, Mapping):
+        raise ValueError("each of ranks must be an object with rank, local_rank and pod")
+    return RankPlace(rank=_int(item, "rank"), local_rank=_int(item, "local_rank", 0), pod=str(item.get("pod", "")))
+
+
+def _list(raw: Mapping[str, object], key: str) -> list[object]:
+    value = raw.get(key)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{key} of the request must be a list with something in it")
+    return value
+
+
+def _int(raw: Mapping[str, object], key: str, default: int | None = None) -> int:
+    value = raw.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{key} of the request must be a whole number, 0 or more")
+    return value
