@@ -1,0 +1,64 @@
+from typing import Any
+
+from workbench.pods.pod import Pod
+from workbench.runs.events import Event
+from workbench.runs.outcome import MemoryPeaks, RankStatus, first_cause, measured, rank_statuses
+
+A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
+
+
+def status(rank: int, pod: Pod, **more: Any) -> RankStatus:
+    return RankStatus(rank=rank, pod=pod, phase="exited", **more)
+
+
+def test_the_earliest_record_is_the_cause_and_echoes_are_folded() -> None:
+    echo = {"kind": "RuntimeError", "message": "Connection closed by peer", "time_s": 9.0, "echo": True}
+    root = {"kind": "ValueError", "message": "bad row", "time_s": 10.0, "traceback": "Traceback…", "echo": False}
+    fault = first_cause([status(0, A, error=echo), status(1, B, error=root), status(2, B, error=echo)])
+    assert fault is not None
+    assert (fault.rank, fault.pod, fault.kind, fault.message) == (1, "pod-1", "ValueError", "bad row")
+    assert fault.others == "2 ranks lost their peer (ranks 0, 2)"
+
+
+def test_ranks_that_were_stopped_or_done_are_no_cause() -> None:
+    assert first_cause([status(0, A, done=True, exit_code=0), status(1, B, stopped=True, exit_code=-15)]) is None
+
+
+def test_a_signal_without_a_record_is_a_cause() -> None:
+    fault = first_cause([status(0, A, exit_code=-9)])
+    assert fault is not None
+    assert fault.message == "exited with -9"
+
+
+def test_times_of_a_pod_are_put_on_this_machines_clock() -> None:
+    raw = {"rank": 1, "phase": "exited", "exit_code": 1, "ended_s": 105.0, "error": {"time_s": 104.0}}
+    (found,) = rank_statuses(B, {"ranks": [raw]}, clock_offset_s=4.0)
+    assert found.ended_s == 101.0
+    assert found.error == {"time_s": 100.0}
+
+
+def test_peaks_are_sums_over_a_host_and_cuda_wins() -> None:
+    peaks, gib = MemoryPeaks(), 1024**3
+    peaks.see([status(0, A, rss_bytes=gib), status(1, A, rss_bytes=gib)])
+    peaks.see([status(0, A, rss_bytes=gib)])
+    assert (peaks.kind, peaks.gib) == ("resident", {"127.0.0.2": 2.0})
+    peaks.see_event(Event(time_s=0, rank=0, kind="memory", data={"cuda_reserved_gib": 5.0}), "127.0.0.2")
+    assert (peaks.kind, peaks.gib) == ("cuda", {"127.0.0.2": 5.0})
+
+
+def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
+    events = [
+        Event(time_s=10, rank=0, kind="start", data={"global_batch_size": 24}),
+        Event(time_s=11, rank=0, kind="eval", data={"eval_loss": 5.0}),
+        Event(time_s=12.5, rank=0, kind="first_step"),
+        Event(time_s=13, rank=0, kind="step", data={"step": 7, "epoch": 0.5, "loss": 3.0}),
+    ]
+    facts = measured(events, started_s=10)
+    assert facts == {
+        "global_batch_size": 24,
+        "eval_loss": 5.0,
+        "first_eval_loss": 5.0,
+        "time_to_first_step_s": 2.5,
+        "steps": 7,
+        "epochs": 0.5,
+    }
