@@ -1,0 +1,227 @@
+"""The hostfile: which addresses take part, and how many ranks each carries.
+
+Parses and writes the two forms that DeepSpeed's and OpenMPI's launchers read, and holds the one rule for what may
+stand as an address. Launchers interpret some host names (`-oProxyCommand=…` runs a command, `exec:x` runs locally,
+`^file` and `n[1-3]` expand), so addresses are parsed here and never passed on unread. Nothing here resolves a name
+or opens a connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workbench.errors import ConfigError
+from workbench.pods.pod import Pod
+
+__all__ = ["MAX_SLOTS", "HostEntry", "Hostfile", "check_address", "check_port", "check_user"]
+
+MAX_SLOTS = 4096
+"""More ranks than this on one host is a typing error."""
+
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_OPTION = re.compile(r"(slots|max[_-]slots)=([0-9]{1,9}|-[0-9]{1,9})")
+
+
+def check_address(text: str) -> str:
+    """Return the address unchanged if it is an IP address or an RFC 1123 host name.
+
+    Raises:
+        ConfigError: For anything else: options, blanks, shell or pdsh characters, an IPv6 zone, an address that
+            no host can have, a name that resolvers would read as a number.
+
+    Example:
+        >>> check_address("127.0.0.2"), check_address("gpu-1.example.org")
+        ('127.0.0.2', 'gpu-1.example.org')
+        >>> check_address("-oProxyCommand=id")
+        Traceback (most recent call last):
+        workbench.errors.ConfigError: '-oProxyCommand=id' is not an IP address or a host name
+    """
+    shown = repr(text if len(text) <= 60 else text[:60] + "…")
+    if "%" in text or not text.isascii():
+        raise ConfigError(f"{shown} is not an IP address or a host name")
+    try:
+        parsed = ipaddress.ip_address(text)
+    except ValueError:
+        if not _is_host_name(text):
+            raise ConfigError(f"{shown} is not an IP address or a host name") from None
+    else:
+        if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
+            raise ConfigError(f"{shown} is not the address of one host")
+    return text
+
+
+def check_port(port: int) -> int:
+    """Return the port unchanged if it is a TCP port.
+
+    Raises:
+        ConfigError: It is no whole number from 1 to 65535.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+        raise ConfigError(f"{port!r} is not a port; it must be a whole number, 1 to 65535")
+    return port
+
+
+def check_user(user: str) -> str:
+    """Return the user name unchanged if it is one that needs no quoting anywhere.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not _USER.fullmatch(user):
+        raise ConfigError(f"{user[:60]!r} is not a user name; letters, digits and _ . - may stand in one")
+    return user
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostEntry:
+    """One line of a hostfile."""
+
+    address: str
+    """IP address or host name."""
+    slots: int = 1
+    """Ranks that it carries. Default 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse what a launcher would misread."""
+        check_address(self.address)
+        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or not 1 <= self.slots <= MAX_SLOTS:
+            raise ConfigError(f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to {MAX_SLOTS}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hostfile:
+    """The hosts of a cluster or a run, in rank order. Prints as the file that DeepSpeed reads."""
+
+    entries: tuple[HostEntry, ...]
+    """At least one host; no address twice."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty list and repeated addresses."""
+        if not self.entries:
+            raise ConfigError("a hostfile needs at least one host")
+        seen: dict[object, str] = {}
+        for entry in self.entries:
+            key = _identity_of(entry.address)
+            if key in seen:
+                raise ConfigError(f"host {entry.address} stands twice in the hostfile (first as {seen[key]})")
+            seen[key] = entry.address
+
+    @classmethod
+    def parse(cls, text: str, source: str = "hostfile") -> Hostfile:
+        r"""Read DeepSpeed's form (`host slots=N`) or OpenMPI's (also `max_slots`, and a bare host for one slot).
+
+        `max_slots` is checked against `slots` and then dropped: more ranks than slots are never started.
+
+        Args:
+            text: The contents of the file.
+            source: What the errors call it, its path for instance.
+
+        Raises:
+            ConfigError: Names source and line of the first thing that is wrong.
+
+        Example:
+            >>> Hostfile.parse("# two pods\n127.0.0.2 slots=2\n127.0.0.3").world_size
+            3
+        """
+        entries: list[HostEntry] = []
+        lines: dict[object, int] = {}
+        for number, line in enumerate(text.split("\n"), start=1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            try:
+                entry = _parse_entry(words)
+            except ConfigError as error:
+                raise ConfigError(f"{source}, line {number}: {error}") from None
+            key = _identity_of(entry.address)
+            if key in lines:
+                raise ConfigError(f"{source}, line {number}: host {entry.address} stands on line {lines[key]} already")
+            lines[key] = number
+            entries.append(entry)
+        if not entries:
+            raise ConfigError(f"{source} names no host; write one line `address slots=N` for each pod")
+        return cls(entries=tuple(entries))
+
+    @classmethod
+    def from_pods(cls, pods: Iterable[Pod]) -> Hostfile:
+        """Make the hostfile of pods, in their order.
+
+        Raises:
+            ConfigError: A pod has no usable address, or two have the same.
+        """
+        return cls(entries=tuple(HostEntry(address=pod.address, slots=pod.slots) for pod in pods))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Give the addresses in rank order."""
+        return tuple(entry.address for entry in self.entries)
+
+    @property
+    def world_size(self) -> int:
+        """Give the number of ranks on all hosts together."""
+        return sum(entry.slots for entry in self.entries)
+
+    @property
+    def sha256(self) -> str:
+        """Give the hash of the file's text, so that a launch can tell whether it was edited since."""
+        return hashlib.sha256(str(self).encode()).hexdigest()
+
+    def first(self, count: int) -> Hostfile:
+        """Give the hostfile of the first hosts.
+
+        Raises:
+            ConfigError: There are not that many.
+        """
+        if not 1 <= count <= len(self.entries):
+            raise ConfigError(f"{count} hosts were asked for; the hostfile has {len(self.entries)}")
+        return Hostfile(entries=self.entries[:count])
+
+    def format(self, form: Literal["deepspeed", "openmpi"] = "deepspeed") -> str:
+        """Give the text of the file; OpenMPI's also forbids more ranks on a host than its slots."""
+        limit = "" if form == "deepspeed" else " max_slots={0}"
+        return "".join(f"{e.address} slots={e.slots}{limit.format(e.slots)}\n" for e in self.entries)
+
+    def __str__(self) -> str:
+        """Give the text of the file in DeepSpeed's form."""
+        return self.format()
+
+
+def _parse_entry(words: Sequence[str]) -> HostEntry:
+    """Read one line that has been split at its blanks."""
+    options: dict[str, int] = {}
+    for word in words[1:]:
+        match = _OPTION.fullmatch(word)
+        if match is None:
+            raise ConfigError(f"{word!r} is not `slots=N`; write `address slots=N`, with no blank in the address")
+        name = match[1].replace("-", "_")
+        if name in options:
+            raise ConfigError(f"{name} is given twice")
+        options[name] = int(match[2])
+    entry = HostEntry(address=words[0], slots=options.get("slots", 1))
+    if options.get("max_slots", entry.slots) < entry.slots:
+        raise ConfigError(f"max_slots={options['max_slots']} is less than slots={entry.slots}")
+    return entry
+
+
+def _is_host_name(text: str) -> bool:
+    """Tell whether this is a name by RFC 1123 that no resolver takes for a number (`127.1`, `0x7f000001`)."""
+    labels = text.split(".")
+    well_formed = len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
+    return well_formed and not _NUMERIC_LABEL.fullmatch(labels[-1])
+
+
+def _identity_of(address: str) -> object:
+    """Give what two spellings of one address have in common."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return address.lower()
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return mapped or parsed

@@ -1,0 +1,313 @@
+"""`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own.
+
+All run as the calling user, without root, on one port that is free on all the addresses. Each is one `worker.py`
+process that reports to a rendezvous as any other pod would. CPU and memory are shared with all else that runs here:
+`PodSpec.cpus` says how many threads a rank gets, `memory_gib` and `image` mean nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import workbench
+from workbench.errors import BackendError, ConfigError, PodError
+from workbench.pods.addresses import check_free, free_port, loopback_addresses
+from workbench.pods.gpus import visible_gpus
+from workbench.pods.hostfile import check_port, check_user
+from workbench.pods.identity import check_key_line
+from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.processes import end_all, with_mark
+from workbench.pods.rendezvous import Rendezvous
+from workbench.pods.sshd import find_sshd
+from workbench.pods.worker import PORT_IN_USE, WorkerConfig
+
+__all__ = ["MARK", "LocalPods"]
+
+MARK = "WORKBENCH_POD"
+"""The variable, in every process of a pod, that holds the pod's folder."""
+
+_ATTEMPTS = 5
+_STOP_S = 4.0
+_TAIL = 20
+_WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_SESSION_VARIABLES = (
+    *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TORCH_HOME"),
+    *("TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "SSL_CERT_FILE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One started worker process."""
+
+    config: WorkerConfig
+    process: subprocess.Popen[bytes]
+    started_s: float
+
+    @property
+    def log(self) -> Path:
+        return Path(self.config.log)
+
+
+class _PortTaken(Exception):
+    """Another process took the port between the look and the use."""
+
+
+class LocalPods:
+    """Pods on this machine."""
+
+    kind = "local"
+
+    def __init__(self, port: int | None = None) -> None:
+        """Say where the daemons listen; starts nothing.
+
+        Args:
+            port: The port of all daemons; None picks a free one at launch.
+
+        Raises:
+            ConfigError: It is no port.
+        """
+        self.port = None if port is None else check_port(port)
+        self._workers: list[_Worker] = []
+        self._pods: list[Pod] = []
+        self._logs: dict[str, Path] = {}
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        """Show it as it is written."""
+        return "LocalPods()" if self.port is None else f"LocalPods(port={self.port})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form."""
+        return {"kind": self.kind} if self.port is None else {"kind": self.kind, "port": self.port}
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
+        """Start the pods and wait until each has reported; see `PodBackend.launch`."""
+        if self._workers:
+            raise BackendError(f"these local pods are launched already ({len(self._workers)}); stop them first")
+        if count < 1:
+            raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        self._stopped = False
+        check_key_line(context.public_key)
+        _check_user()
+        find_sshd()
+        addresses = loopback_addresses(count)
+        gpus = visible_gpus(spec.gpus * count)
+        (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            port = self._choose_port(addresses)
+            try:
+                return self._launch_at(port, addresses, spec, gpus, context)
+            except _PortTaken:
+                context.report(f"port {port} was taken by another process; trying another")
+        raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
+
+    def refresh(self) -> list[Pod]:
+        """Give the pods, failed where their worker has ended."""
+        pods = []
+        for worker, pod in zip(self._workers, self._pods, strict=False):
+            if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
+                _sweep([worker.config.root])
+                pod = replace(pod, phase=Phase.FAILED, message=_obituary(worker))
+            pods.append(pod)
+        self._pods = pods
+        return list(pods)
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Give the last lines of a pod's daemon and worker; also after `stop`.
+
+        Raises:
+            ConfigError: No pod of this name was launched.
+        """
+        if name not in self._logs:
+            raise ConfigError(f"no local pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+        return _tail(self._logs[name], tail)
+
+    def stop(self) -> None:
+        """End every process of every pod and remove the pods' folders. Idempotent; takes at most five seconds.
+
+        The logs stay beside them.
+        """
+        self._stopped = True
+        workers, roots = self._workers, [worker.config.root for worker in self._workers]
+        for worker in workers:
+            worker.process.terminate()
+        deadline = time.monotonic() + _STOP_S
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+            if worker.process.stdin is not None:
+                worker.process.stdin.close()
+        _sweep(roots)
+        for root in roots:
+            shutil.rmtree(root, ignore_errors=True)
+        self._workers, self._pods = [], []
+
+    def _choose_port(self, addresses: Sequence[str]) -> int:
+        """Give the port that was asked for, or a free one."""
+        if self.port is None:
+            return free_port(addresses)
+        check_free(addresses, self.port)
+        return self.port
+
+    def _launch_at(
+        self, port: int, addresses: Sequence[str], spec: PodSpec, gpus: Sequence[str], context: LaunchContext
+    ) -> list[Pod]:
+        """Start one worker per address and wait for all; on any failure stop all again."""
+        names = [f"pod-{i}" for i in range(len(addresses))]
+        try:
+            with Rendezvous(names) as rendezvous:
+                for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
+                    devices = gpus[i * spec.gpus : (i + 1) * spec.gpus]
+                    self._start_worker(_configure(name, address, port, spec, devices, context, rendezvous))
+                self._pods = rendezvous.wait(
+                    context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
+                )
+            return list(self._pods)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_worker(self, config: WorkerConfig) -> None:
+        """Start one worker and hand it its configuration.
+
+        Raises:
+            ConfigError: The folder holds a pod already.
+        """
+        if Path(config.root).exists():
+            raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
+        self._logs[config.name] = Path(config.log)
+        with open(config.log, "ab", opener=_private) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "workbench.pods.worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=Path(config.root).parent,
+                env=_worker_environment(),
+                start_new_session=True,  # Ctrl-C is for the notebook
+            )
+        self._workers.append(_Worker(config, process, time.monotonic()))
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died; `_watch` says how
+            process.stdin.write(config.to_line())
+            process.stdin.flush()
+
+    def _watch(self) -> None:
+        """Give up at once when a worker has died or `stop` was called meanwhile."""
+        if self._stopped:
+            raise PodError("the local pods were stopped before all of them had come")
+        for worker in self._workers:
+            code = worker.process.poll()
+            if code == PORT_IN_USE:
+                if self.port is None:
+                    raise _PortTaken
+                check_free([worker.config.address], self.port)
+            if code is not None:
+                raise PodError(_obituary(worker))
+
+    def _last_words(self, name: str) -> str:
+        """Say of a worker that has not come since when it runs and what it last wrote."""
+        worker = next(worker for worker in self._workers if worker.config.name == name)
+        line = _tail(worker.log, 1) or "none"
+        return f"started {time.monotonic() - worker.started_s:.0f} s ago, last log line: {line}"
+
+
+def _configure(
+    name: str,
+    address: str,
+    port: int,
+    spec: PodSpec,
+    gpus: Sequence[str],
+    context: LaunchContext,
+    rendezvous: Rendezvous,
+) -> WorkerConfig:
+    """Make the configuration of one worker.
+
+    SHLVL keeps a bash that sshd starts from reading ~/.bashrc, which takes its time, may print into our protocol and
+    may put another Python first.
+    """
+    root = context.directory.absolute() / "pods" / name
+    return WorkerConfig(
+        name=name,
+        address=address,
+        port=port,
+        slots=spec.slots,
+        root=str(root),
+        log=str(root.with_name(f"{name}.log")),
+        public_key=context.public_key,
+        environment={**_session_environment(), MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus), "SHLVL": "1"},
+        lease_s=context.lease_s,
+        timeout_s=context.timeout_s,
+        rendezvous=(rendezvous.host, rendezvous.port),
+        token=rendezvous.token.hex(),
+    )
+
+
+def _worker_environment() -> dict[str, str]:
+    """Give the worker what Python needs, the way to this package, and no secrets."""
+    package = str(Path(workbench.__file__).resolve().parent.parent)
+    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+
+
+def _session_environment() -> Mapping[str, str]:
+    """Give the sessions of a pod what a terminal on this machine has: search path, caches, proxies.
+
+    Values that sshd's configuration cannot hold are left out.
+    """
+    found = _pick(_SESSION_VARIABLES)
+    found["PATH"] = str(Path(sys.executable).parent) + os.pathsep + found.get("PATH", os.defpath)
+    return {name: value for name, value in found.items() if value.isprintable() and not set(value) & set('"\\')}
+
+
+def _pick(names: Sequence[str]) -> dict[str, str]:
+    """Take those variables of ours that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _sweep(roots: Sequence[str]) -> None:
+    """Kill what a worker that was killed itself has left of its pod."""
+    if roots:
+        end_all(lambda: with_mark(MARK, roots), grace_s=0.0)
+
+
+def _obituary(worker: _Worker) -> str:
+    """Say how a worker ended, with its last lines."""
+    code, lived_s = worker.process.returncode, time.monotonic() - worker.started_s
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    lines = _tail(worker.log, _TAIL) or "(nothing)"
+    return f"{worker.config.name} {how}, {lived_s:.1f} s after its start. Last lines of {worker.log}:\n{lines}"
+
+
+def _tail(path: Path, lines: int) -> str:
+    """Read the last lines of a file."""
+    with contextlib.suppress(OSError):
+        return "\n".join(path.read_text(errors="backslashreplace").splitlines()[-lines:])
+    return ""
+
+
+def _check_user() -> None:
+    """Refuse users that OpenSSH does not let in."""
+    try:
+        check_user(pwd.getpwuid(os.geteuid()).pw_name)
+    except KeyError as error:
+        raise ConfigError(f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs one") from error
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner reads."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,39 @@
+"""Make a backend from its JSON form. One entry for each place that pods can come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from workbench.errors import ConfigError, one_of
+from workbench.pods.local import LocalPods
+from workbench.pods.pod import PodBackend
+
+__all__ = ["KINDS", "backend_from_dict"]
+
+_OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {LocalPods.kind: (LocalPods, ("port",))}
+
+KINDS = tuple(_OPTIONS)
+"""The words that `{"kind": …}` takes."""
+
+
+def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
+    """Make the backend that `to_dict` described.
+
+    Raises:
+        ConfigError: For a missing or unknown kind, and for an unknown option, naming the nearest.
+
+    Example:
+        >>> backend_from_dict({"kind": "local", "port": 2222})
+        LocalPods(port=2222)
+    """
+    if "kind" not in data:
+        raise ConfigError(f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}')
+    kind = data["kind"]
+    if not isinstance(kind, str) or kind not in _OPTIONS:
+        raise one_of("backend kind", kind, KINDS)
+    make, allowed = _OPTIONS[kind]
+    options = {key: value for key, value in data.items() if key != "kind"}
+    for key in options:
+        if key not in allowed:
+            raise one_of(f"option of the {kind} backend", key, allowed)
+    return make(**options)
