@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from workbench.errors import RemoteError
+from workbench.errors import RemoteError, WorkbenchError
 from workbench.pods.pod import Pod
 
 if TYPE_CHECKING:
     from workbench.pods.identity import Identity
-    from workbench.pods.ssh import SSHConnection, Stream
+    from workbench.pods.ssh import RemoteStream, SSHConnection
 
 __all__ = ["AgentLink"]
 
@@ -53,7 +53,7 @@ class AgentLink:
         self._lock = threading.RLock()
         self._next_id = 0
         self._ssh: SSHConnection | None = None
-        self._stream: Stream | None = None
+        self._stream: RemoteStream | None = None
 
     def open(self) -> None:
         """Connect, send the package if it is not there, start the agent if none serves, and greet it.
@@ -72,7 +72,7 @@ class AgentLink:
             served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), "--warm"))
             if served.exit_code != 0:
                 raise RemoteError(
-                    f"the agent of {self.pod.name} did not start: {served.stderr.decode(errors='replace')[-2000:]}",
+                    f"the agent of {self.pod.name} did not start: {served.stderr[-2000:]}",
                     host=self.pod.address,
                     command="agent serve",
                     exit_code=served.exit_code,
@@ -102,7 +102,7 @@ class AgentLink:
             try:
                 self._stream.write(json.dumps(request).encode() + b"\n")
                 answer = self._answer(self._next_id, time.monotonic() + timeout_s)
-            except (OSError, EOFError, ValueError) as error:
+            except (WorkbenchError, OSError, EOFError, ValueError) as error:
                 # A late answer must not be taken for the next one's.
                 self.close()
                 raise RemoteError(
@@ -139,7 +139,7 @@ class AgentLink:
         """Write a file on the pod, 0600."""
         self._connection().put_bytes(data, path)
 
-    def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> bytes:
+    def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
         """Run a command on the pod and return its standard output.
 
         Raises:
@@ -147,7 +147,7 @@ class AgentLink:
         """
         done = self._connection().run(argv, timeout_s=timeout_s)
         if done.exit_code != 0:
-            tail = done.stderr.decode(errors="replace")[-2000:]
+            tail = done.stderr[-2000:]
             raise RemoteError(
                 f"{argv[0]} failed on {self.pod.name}: {tail}",
                 host=self.pod.address,

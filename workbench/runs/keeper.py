@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -111,8 +112,8 @@ class Keeper:
             AgentLink(pod, self._identity, lease_s=self._spec.lease_s, package=package) for pod in self._pods
         ]
         self._say("starting", "starting agents")
-        for link in self._links:
-            link.open()
+        with ThreadPoolExecutor(max_workers=min(32, len(self._links))) as pool:
+            list(pool.map(AgentLink.open, self._links))
 
     def _work(self) -> None:
         """Carry out runs in order until closed or idle."""
@@ -294,7 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.INFO,
         format="%(asctime)s %(name)s %(levelname)s %(message)s",
     )
-    logging.getLogger("paramiko").setLevel(logging.WARNING)
+    for chatty in ("paramiko", "workbench.pods.transport"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     spec = ClusterSpec.from_dict(json.loads(sys.stdin.read()))
     keeper = Keeper(ClusterPaths(root), spec)
     signal.signal(signal.SIGTERM, lambda *_: keeper.close())

@@ -137,11 +137,9 @@ class Run:
             TimeoutError: The time is over; the run goes on.
             Detached: An interrupt came; the run goes on.
         """
-        from workbench.display.progress import follow
-
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            for _ in follow(self) if progress else self._quietly():
+            for _ in self._shown() if progress else self._quietly():
                 if deadline is not None and time.monotonic() > deadline:
                     raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
                 time.sleep(_LOOK_S)
@@ -151,6 +149,11 @@ class Run:
                 "stop it with .cancel()."
             ) from None
         return self._ended()
+
+    def _shown(self) -> Iterator[None]:
+        from workbench.display.follow import follow
+
+        return follow(self)
 
     def _quietly(self) -> Iterator[None]:
         while not self.state.is_terminal:

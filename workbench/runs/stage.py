@@ -115,11 +115,11 @@ def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
         RunError: A file arrived with another content, or has a name that leads out of the run directory.
     """
     out = pod_paths(link.pod, run_id).out
-    listing = link.run(["find", str(out), "-type", "f", "-print0"]).decode().split("\0")
+    listing = link.run(["find", str(out), "-type", "f", "-print0"]).split("\0")
     remote = [PurePosixPath(name) for name in listing if name]
     if not remote:
         return {}
-    sums = link.run(["sha256sum", "-z", "--", *map(str, remote)], timeout_s=600).decode().split("\0")
+    sums = link.run(["sha256sum", "-z", "--", *map(str, remote)], timeout_s=600).split("\0")
     digests = {line[66:]: line[:64] for line in sums if line}
     manifest: dict[str, str] = {}
     for source in remote:
