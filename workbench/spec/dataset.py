@@ -59,13 +59,17 @@ class Jsonl:
         """Refuse what is no path."""
         for name in ("train", "eval"):
             _check_text(name, getattr(self, name))
+        if not isinstance(self.tables, str | list | tuple | None):
+            raise ConfigError(f"dataset tables is {self.tables!r}; it must be a path or a list of paths")
         for path in self.table_paths:
             _check_text("tables", path)
 
     @property
     def table_paths(self) -> Sequence[str]:
         """The paths of the tables, none or more."""
-        return [self.tables] if isinstance(self.tables, str) else list(self.tables or [])
+        if self.tables is None:
+            return []
+        return [self.tables] if isinstance(self.tables, str) else self.tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,9 +160,9 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     if not isinstance(value, Mapping):
         raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
     kind = value.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise one_of("dataset kind", kind, _KINDS)
-    cls = _KINDS[str(kind)]
+    cls = _KINDS[kind]
     allowed = [field.name for field in fields(cls)]
     for key in value:
         if key != "kind" and key not in allowed:

@@ -109,7 +109,9 @@ def fold(text: str) -> str:
         >>> fold("  Straße ½") == fold("STRASSE 1⁄2")
         True
     """
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    # Case folding takes some letters apart again, so the form is brought about once more.
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join(folded.split())
 
 
 _MAX_CHARACTERS = 20_000
@@ -146,7 +148,7 @@ def _conditions(text: str, flags: int) -> tuple[Condition, ...] | None:
         found.append(Condition(_unquote(column, '"'), operator, _read_value(value)))
         position = match.end()
     # A text that ends in AND promised one more condition.
-    return None if re.search(r" AND \Z", text, flags) else tuple(found)
+    return None if re.search(r" AND\Z", text, flags) else tuple(found)
 
 
 def _column_text(name: str) -> str:
