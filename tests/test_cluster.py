@@ -1,0 +1,250 @@
+"""The journey of a job over three local pods: the real sshd, pdsh, mpirun, DeepSpeed; nothing faked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import accelerate
+import pytest
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench.errors import ConfigError, RunError, RunFailed
+from workbench.runs.state import RunState
+
+pytestmark = pytest.mark.slow
+RING = str(Path(__file__).parent / "scripts" / "ring.py")
+TINY = FineTune(
+    dataset={"kind": "wikisql-mini", "train_rows": 200, "eval_rows": 20},
+    max_steps=4,
+    predict_rows=6,
+    profile_step=2,
+    per_device_train_batch_size=4,
+)
+LAUNCHERS = ["ssh", "pdsh", "openmpi"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+        yield cluster
+
+
+def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster) -> None:
+    results = {name: cluster.submit(replace(TINY, launcher=name)).wait(300, progress=False) for name in LAUNCHERS}
+    for name, result in results.items():
+        result.raise_for_status()
+        assert (result.launcher, result.world_size, result.steps) == (name, 3, 4)
+        assert result.left_processes == 0
+    curves = {
+        name: [e.data["loss"] for e in Run.load(result.path).events() if e.kind == "step"]
+        for name, result in results.items()
+    }
+    assert len(curves["ssh"]) == 4
+    assert curves["ssh"] == curves["pdsh"] == curves["openmpi"]
+    assert len({result.eval_loss for result in results.values()}) == 1
+
+
+def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
+    run = next(run for run in cluster.runs if run.state is RunState.SUCCEEDED)
+    raw = json.loads(run.paths.result.read_text())
+    fields = [
+        "state",
+        "hosts",
+        "world_size",
+        "technique",
+        "launcher",
+        "steps",
+        "global_batch_size",
+        "train_runtime_s",
+        "train_samples_per_s",
+        "train_loss",
+        "eval_loss",
+        "exact_match",
+        "peak_memory_gib",
+        "time_to_first_step_s",
+        "versions",
+        "command",
+    ]
+    assert [name for name in fields if raw.get(name) in (None, "", [], {})] == []
+    assert [host["address"] for host in raw["hosts"]] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    assert set(raw["peak_memory_gib"]) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
+    assert raw["global_batch_size"] == 12
+    assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
+    assert run.result.profile is not None
+    assert run.result.predictions is not None
+    assert len(run.result.predictions) == 6
+    assert list(run.paths.tensorboard.glob("events.out.tfevents.*"))
+    assert run.paths.manifest.exists()
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None:
+    command = cluster.command(Script(path=RING, args=["two words", "$HOME"], launcher=launcher))
+    done = subprocess.run(
+        ["bash", "-c", str(command)], capture_output=True, text=True, timeout=120, cwd="/", check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("words ['two words', '$HOME']") == 3
+    assert done.stdout.count("step 4 sum 3") == 3
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, launcher: str) -> None:
+    result = cluster.submit(Script(path=RING, args=["--fail", "raise"], launcher=launcher)).wait(120, progress=False)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "ValueError")
+    assert "row 17 is bad" in result.error.message
+    assert "ring.py" in result.error.traceback
+    assert result.left_processes == 0
+    with pytest.raises(RunFailed, match="rank 1 on pod-1") as raised:
+        result.raise_for_status()
+    assert raised.value.result == result
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank_is_named_and_its_children_are_gone(cluster: Cluster, launcher: str) -> None:
+    started = time.monotonic()
+    result = cluster.submit(Script(path=RING, args=["--fail", "kill", "--rank", "2"], launcher=launcher)).wait(
+        120, progress=False
+    )
+    assert time.monotonic() - started < 60, "a grandchild that holds stdout must not keep the run"
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert result.error.rank == 2
+    assert "SIGKILL" in result.error.message
+    assert result.left_processes == 0
+
+
+def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
+    run = cluster.submit(Script(path=RING, args=["--fail", "deaf", "--steps", "4000", "--pause-s", "0.05"]))
+    _until(lambda: "step 5" in _log(run), 60)
+    asked = time.monotonic()
+    run.cancel()
+    result = run.wait(30, progress=False)
+    assert time.monotonic() - asked < 8
+    assert result.state is RunState.CANCELLED
+    assert "rank 1" in result.message
+    assert result.left_processes == 0
+
+
+def test_a_script_that_we_did_not_write_runs_unchanged(cluster: Cluster) -> None:
+    script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_ops.py"
+    result = cluster.submit(Script(path=str(script), env={"ACCELERATE_USE_CPU": "true"})).wait(180, progress=False)
+    result.raise_for_status()
+
+
+def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
+    canary = "hf_" + "canary" * 4
+    run = cluster.submit(Script(path=RING, env={"MY_TOKEN": canary}))
+    result = run.wait(60, progress=False)
+    result.raise_for_status()
+    assert "token hf_" in run.logs(0, "stdout")
+    found = [p for p in cluster.path.rglob("*") if p.is_file() and canary.encode() in p.read_bytes()]
+    assert found == []
+
+
+def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
+    result = cluster.submit(Script(path=RING), pods=2).wait(60, progress=False)
+    assert (result.state, result.world_size) == (RunState.SUCCEEDED, 2)
+    with pytest.raises(ConfigError, match="has 3"):
+        cluster.submit(Script(path=RING), pods=4)
+
+
+def test_a_directory_that_holds_another_run_is_refused(cluster: Cluster) -> None:
+    taken = cluster.runs[0].path
+    before = sorted(p.name for p in taken.iterdir())
+    with pytest.raises(ConfigError, match="already holds a run"):
+        cluster.submit(TINY, path=taken)
+    assert sorted(p.name for p in taken.iterdir()) == before
+
+
+NOTEBOOK = """
+import sys, time
+from workbench import Cluster, LocalPods, PodSpec, Script
+cluster = Cluster(LocalPods(), PodSpec(), count=3, path=sys.argv[1], idle_timeout_s=10).start()
+run = cluster.submit(Script(path=sys.argv[2], args=["--steps", "40", "--pause-s", "0.1"]))
+print(run.path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "cluster"
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", NOTEBOOK, str(root), RING], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert kernel.stdout is not None
+    run = Run.load(kernel.stdout.readline().strip())
+    _until(lambda: "step 3" in _log(run), 60)
+    os.killpg(kernel.pid, signal.SIGKILL)
+    kernel.wait()
+    result = run.wait(60, progress=False)
+    result.raise_for_status()
+    assert "step 39 sum 3" in run.logs(2, "stdout")
+    ended = time.monotonic()
+    state = root / "state.json"
+    _until(lambda: json.loads(state.read_text())["phase"] == "closed", 20)
+    assert 8 < time.monotonic() - ended < 16
+    assert "10 s without a run" in json.loads(state.read_text())["message"]
+    assert not (root / "identity").exists()
+    assert _processes_below(root) == []
+
+
+def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
+    with Cluster(LocalPods(), count=2, path=tmp_path / "cluster") as cluster:
+        port = cluster.pods[0].ssh_port
+        run = cluster.submit(Script(path=RING, args=["--steps", "4000", "--pause-s", "0.05"]))
+        _until(lambda: "step 3" in _log(run), 60)
+    assert run.state is RunState.CANCELLED
+    assert cluster.phase == "closed"
+    assert _processes_below(cluster.path) == []
+    assert not list(cluster.path.rglob("id_ed25519*"))
+    listening = Path("/proc/net/tcp").read_text()
+    assert f":{port:04X} 00000000:0000 0A" not in listening
+    with pytest.raises(RunError, match="closed"):
+        cluster.submit(Script(path=RING))
+    cluster.close()
+
+
+def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
+    cluster = Cluster(LocalPods(), count=2, path=tmp_path / "cluster", lease_s=3).start()
+    run = cluster.submit(Script(path=RING, args=["--steps", "4000", "--pause-s", "0.05"]))
+    _until(lambda: "step 3" in _log(run), 60)
+    os.kill(json.loads((cluster.path / "state.json").read_text())["pid"], signal.SIGKILL)
+    _until(lambda: run.state is RunState.LOST, 5)
+    assert "step 3" in _log(run)
+    _until(lambda: _processes_below(cluster.path) == [], 20)
+    assert cluster.phase == "lost"
+
+
+def _log(run: Run) -> str:
+    path = run.paths.rank_log(0, "stdout")
+    return path.read_text() if path.exists() else ""
+
+
+def _until(condition: object, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "did not come in time"
+        time.sleep(0.1)
+
+
+def _processes_below(root: Path) -> list[str]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if int(folder.name) != os.getpid() and str(root).encode() in text:
+            found.append(text[:200].decode(errors="replace"))
+    return found
