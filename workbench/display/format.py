@@ -1,0 +1,98 @@
+"""Figures as people read them: durations, memory, counts, shares. Pure; what is not known is shown as `–`."""
+
+from __future__ import annotations
+
+__all__ = ["UNKNOWN", "count", "duration", "gib", "number", "percent", "plain", "scaled"]
+
+UNKNOWN = "–"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time with its two largest units.
+
+    Example:
+        >>> duration(0.00042), duration(0.25), duration(7.31), duration(65), duration(3 * 3600 + 62)
+        ('420 µs', '250 ms', '7.3 s', '1 min 5 s', '3 h 1 min')
+    """
+    if seconds is None:
+        return UNKNOWN
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if 0 < seconds < 999.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    if seconds == 0:
+        return "0 s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def gib(size_gib: float | None) -> str:
+    """Write an amount of memory given in GiB.
+
+    Example:
+        >>> gib(1.256), gib(0.031)
+        ('1.26 GiB', '32 MiB')
+    """
+    if size_gib is None:
+        return UNKNOWN
+    return f"{size_gib:.2f} GiB" if abs(size_gib) >= 0.1 or size_gib == 0 else f"{size_gib * 1024:.0f} MiB"
+
+
+def count(value: int | None) -> str:
+    """Write a whole number with thousands separators.
+
+    Example:
+        >>> count(15927)
+        '15,927'
+    """
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def number(value: float | None) -> str:
+    """Write a number with four significant digits.
+
+    Example:
+        >>> number(2.31251), number(134.0), number(0.00012)
+        ('2.313', '134', '0.00012')
+    """
+    return UNKNOWN if value is None else f"{value:.4g}"
+
+
+def percent(share: float | None) -> str:
+    """Write a share of 1 as a percentage.
+
+    Example:
+        >>> percent(0.875), percent(1)
+        ('87.5 %', '100.0 %')
+    """
+    return UNKNOWN if share is None else f"{100 * share:.1f} %"
+
+
+def scaled(value: float | None, unit: str = "") -> str:
+    """Write a large number with a metric prefix.
+
+    Example:
+        >>> scaled(691.54e6, "MACs"), scaled(4.673e6), scaled(12)
+        ('691.5 MMACs', '4.673 M', '12')
+    """
+    if value is None:
+        return UNKNOWN
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}".rstrip()
+
+
+def plain(text: str) -> str:
+    r"""Make foreign text fit for one line: no line ends, no control characters that a terminal would obey.
+
+    Example:
+        >>> plain("loss\x1b[31m is\tnan\n")
+        'loss�[31m is nan'
+    """
+    line = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "�" for letter in line)

@@ -1,0 +1,116 @@
+"""The modules of a model as DeepSpeed's FLOPS profiler draws them: `print(model)` with figures within."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+__all__ = ["NUMBER", "ModuleProfile", "parse_modules", "scaled_number"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleProfile:
+    """One module of the model and all within it, as measured in the forward pass."""
+
+    name: str
+    """Its name within its parent, list names in front: `block.0`; the root's is its class."""
+    module: str
+    """Its class."""
+    params: float
+    """Parameters."""
+    macs: float
+    """Multiply-accumulate operations."""
+    latency_s: float
+    """Seconds in the forward pass."""
+    params_share: float
+    """Its part of the model's parameters, 0 to 1. Shared weights count wherever they are used."""
+    macs_share: float
+    """Its part of the model's operations."""
+    latency_share: float
+    """Its part of the model's time."""
+    children: tuple[ModuleProfile, ...] = ()
+    """The modules within."""
+
+    def walk(self, depth: int) -> Iterator[tuple[int, ModuleProfile]]:
+        """Give this module and those within, down to so many levels, each with its level."""
+        pending = [(0, self)]
+        while pending:
+            level, module = pending.pop()
+            yield level, module
+            if level < depth:
+                pending += [(level + 1, child) for child in reversed(module.children)]
+
+
+NUMBER = r"([\d.]+(?:e[+-]?\d+)?) ?([TGBMKmun]?)"
+"""A number of the report and its metric prefix; it writes B for G where it counts parameters."""
+
+
+def scaled_number(number: str, prefix: str) -> float:
+    """Give what a number and its prefix mean."""
+    return float(number) * _SCALES[prefix]
+
+
+def parse_modules(lines: Sequence[str]) -> ModuleProfile | None:
+    """Read the modules; a level is two blanks, and a module's figures stand before its children.
+
+    Args:
+        lines: The detailed part of the report.
+
+    Returns:
+        The model; None where there is none.
+    """
+    root = _Open(-1, "", "")
+    stack = [root]
+    for line in lines:
+        match = _OPENS.fullmatch(line)
+        if match is None:
+            figures = _FIGURES.search(line)
+            if figures and stack[-1].figures is None:
+                stack[-1].figures = figures
+            continue
+        indent = len(match[1])
+        while stack[-1].indent >= indent:
+            _close(stack)
+        stack.append(_Open(indent, match[2] or match[3], match[3]))
+        stack[-1].figures = _FIGURES.search(match[4])
+    while len(stack) > 1:
+        _close(stack)
+    return root.children[0] if root.children else None
+
+
+_SCALES = {"T": 1e12, "G": 1e9, "B": 1e9, "M": 1e6, "K": 1e3, "m": 1e-3, "u": 1e-6, "n": 1e-9, "": 1.0}
+_FIGURES = re.compile(
+    rf"{NUMBER} = ([\d.e+-]+)% Params, {NUMBER}MACs = ([\d.e+-]+)% MACs, {NUMBER}s = ([\d.e+-]+)% latency"
+)
+_OPENS = re.compile(r"( *)(?:\((.+?)\): (?:\d+ x )?)?([\w.]+)\((.*)")
+
+
+class _Open:
+    """A module whose end has not been read yet."""
+
+    def __init__(self, indent: int, name: str, module: str) -> None:
+        self.indent, self.name, self.module = indent, name, module
+        self.figures: re.Match[str] | None = None
+        self.children: list[ModuleProfile] = []
+
+    def closed(self) -> Sequence[ModuleProfile]:
+        """Give the module; a list of modules, which has no figures of its own, gives its members under its name."""
+        if self.figures is None:
+            return [_renamed(child, f"{self.name}.{child.name}") for child in self.children]
+        f = self.figures.groups()
+        module = ModuleProfile(
+            name=self.name, module=self.module, params=scaled_number(f[0], f[1]), params_share=float(f[2]) / 100,
+            macs=scaled_number(f[3], f[4]), macs_share=float(f[5]) / 100, latency_s=scaled_number(f[6], f[7]),
+            latency_share=float(f[8]) / 100, children=tuple(self.children),
+        )  # fmt: skip
+        return [module]
+
+
+def _close(stack: list[_Open]) -> None:
+    done = stack.pop()
+    stack[-1].children += done.closed()
+
+
+def _renamed(module: ModuleProfile, name: str) -> ModuleProfile:
+    return replace(module, name=name)
