@@ -17,8 +17,13 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _UNLIMITED_BYTES = 1 << 60
 
 
-def memory_group(pid: int) -> Path | None:
-    """Give the folder of the memory cgroup that a process (a zombie too) is in, or None."""
+def memory_group(pid: int, *, ended: bool = False) -> Path | None:
+    """Give the folder of the memory cgroup that a process is in, or None.
+
+    Args:
+        pid: The process.
+        ended: It is a zombie; version 1 has then forgotten its group, version 2 has not.
+    """
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -29,7 +34,9 @@ def memory_group(pid: int) -> Path | None:
         for name in controllers.split(","):
             paths[name] = path.removesuffix(" (deleted)")
     # Inside a container the path may be the host's, while the mount shows only the container's own group.
-    candidates = [_ROOT / "memory" / paths["memory"].lstrip("/"), _ROOT / "memory"] if "memory" in paths else []
+    candidates = (
+        [_ROOT / "memory" / paths["memory"].lstrip("/"), _ROOT / "memory"] if "memory" in paths and not ended else []
+    )
     if "" in paths:
         candidates += [_ROOT / paths[""].lstrip("/"), _ROOT / "unified" / paths[""].lstrip("/"), _ROOT]
     return next((path for path in candidates if _counter(path) is not None), None)
@@ -41,16 +48,16 @@ class OomWatch:
 
     _before: dict[Path, int] = field(default_factory=dict)
 
-    def see(self, pid: int, *, fresh: bool = False) -> Path | None:
+    def see(self, pid: int, *, ended: bool = False) -> Path | None:
         """Take note of the group that a process is in; return it.
 
         Args:
             pid: The process.
-            fresh: The group is only now heard of, from a dead process that moved there: count from 0.
+            ended: It is a zombie. A group that is only now heard of is counted from 0.
         """
-        group = memory_group(pid)
+        group = memory_group(pid, ended=ended)
         if group is not None and group not in self._before:
-            self._before[group] = 0 if fresh else _counter(group) or 0
+            self._before[group] = 0 if ended else _counter(group) or 0
         return group
 
     def counts(self) -> Mapping[Path, int]:

@@ -147,6 +147,8 @@ class Agent:
         request = RunRequest.from_dict({"run": message.get("run"), **raw})
         known = self._runs.get(request.run)
         if known is not None and not known.settled:
+            known.tick(proc.process_table())
+        if known is not None and not known.settled:
             raise ValueError(f"run {request.run} has live processes on {self.root.name}; stop it first")
         if self._end_by is not None:
             raise ValueError(f"the agent of {self.root.name} is ending")
@@ -192,7 +194,7 @@ class Agent:
         offsets, cap = message.get("offsets") or {}, message.get("max_bytes", _POLL_BYTES)
         if not isinstance(offsets, Mapping) or not isinstance(cap, int):
             raise ValueError("poll needs offsets by file name and max_bytes as a whole number")
-        table = {} if run.settled else self._processes()
+        table = {} if run.settled else self._processes(fresh=not run.live)
         answer = run.poll(table, offsets, max(0, min(cap, _POLL_BYTES_MAX)))
         return {**answer, "warm": self.warm.state, "time_s": time.time()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -65,8 +66,8 @@ def launch_rank(pods_root: Path, run: str, place: Place) -> int:
     try:
         started = client.ask("start_rank", run=run, env=env, **place)
         return _follow(client, run, place["rank"], started)
-    except BrokenPipeError:
-        return 128 + 13  # nobody reads any more: whoever started this has gone
+    except _NobodyReads:
+        return 128 + signal.SIGPIPE
     except (OSError, AgentRefused) as error:
         sys.stderr.write(f"rank {place['rank']} of run {run}: {error}\n")
         return 1
@@ -106,8 +107,12 @@ def _follow(client: Client, run: str, rank: object, started: Mapping[str, object
             code = state["exit_code"]
             return 1 if code is None else int(code) if code >= 0 else 128 - int(code)
         if readers.poll(0):
-            raise BrokenPipeError
+            raise _NobodyReads
         time.sleep(_POLL_S)
+
+
+class _NobodyReads(Exception):
+    """Whoever started this program has gone."""
 
 
 class _Echo:
@@ -126,4 +131,10 @@ class _Echo:
             while data := file.read(_CHUNK_BYTES):
                 self.offset += len(data)
                 while data:
-                    data = data[os.write(self.fd, data) :]
+                    data = data[self._write(data) :]
+
+    def _write(self, data: bytes) -> int:
+        try:
+            return os.write(self.fd, data)
+        except BrokenPipeError as error:
+            raise _NobodyReads from error

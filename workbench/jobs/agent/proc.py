@@ -23,6 +23,8 @@ __all__ = [
     "look_up",
     "marks",
     "memory",
+    "offer_to_oom_killer",
+    "open_output",
     "process_table",
     "send",
 ]
@@ -158,6 +160,24 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Become the parent of every orphan below this process, so that none gets away from us."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def offer_to_oom_killer() -> None:
+    """Be ended before the notebook, the keeper and the agent are, when memory runs out. Inherited by children."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def open_output(folder: Path) -> None:
+    """Put /dev/null on descriptor 0 and a rank's logs on 1 and 2, to be appended to."""
+    _put(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+        _put(os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), number)
+
+
+def _put(opened: int, number: int) -> None:
+    os.dup2(opened, number)
+    os.close(opened)
 
 
 def _prctl(option: int, value: int) -> None:

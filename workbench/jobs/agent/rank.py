@@ -146,10 +146,9 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for fd, name in ((1, "stdout.log"), (2, "stderr.log")):
-            os.dup2(os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), fd)
+        proc.open_output(folder)
         proc.die_with_parent(agent)
+        proc.offer_to_oom_killer()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))

@@ -22,7 +22,8 @@ _TAIL_LINES = 20
 
 # torch puts "[rank1]: " before every line of an uncaught exception.
 _PREFIX = re.compile(r"^\[rank\d+\]:\s?")
-_HEAD = re.compile(r"^(\s*\+ Exception Group )?Traceback \(most recent call last\):$")
+# A half drawn bar may stand before it on its line; the ones inside an exception group stand behind a margin.
+_HEAD = re.compile(r"^(?!\s+\|).*?((?:  \+ Exception Group )?Traceback \(most recent call last\):)$")
 _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -96,6 +97,7 @@ def last_traceback(text: str) -> Failure | None:
         return None
     end = _end_of_message(lines, at)
     message = (match[2] or "").strip() or " ".join(lines[at + 1 : end]).strip()
+    lines[first] = _HEAD.sub(r"\1", lines[first])
     block = "\n".join(lines[first:end])
     return Failure(kind=match[1].rpartition(".")[2], message=message[:_MESSAGE_CHARS], traceback=block[-_RECORD_BYTES:])
 

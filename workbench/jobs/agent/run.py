@@ -81,7 +81,7 @@ class PodRun:
         """Take note of the end of a rank whose zombie still stands."""
         rank.stopped = rank.stopped or self.stopping
         if rank.process is not None:
-            rank.group = self._oom.see(rank.process.pid, fresh=True) or rank.group
+            rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
         rank.end(exit_code, self._oom.hint(rank.group))
 
@@ -112,8 +112,12 @@ class PodRun:
                 rank.forced = rank.forced or rank.phase == "running"
             self._kill(table, self.family(table))
         for rank in self.ranks.values():
-            if rank.sweep_at is not None and now >= rank.sweep_at and not self._kill(table, rank.members(table)):
+            if rank.sweep_at is None:
+                continue
+            if not (left := rank.members(table)):
                 rank.sweep_at, rank.swept = None, True
+            elif now >= rank.sweep_at:
+                self._kill(table, left)
         if not self.live and not any(rank.sweep_at for rank in self.ranks.values()):
             self._settled = not self._kill(table, self.family(table))
 

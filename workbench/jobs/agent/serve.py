@@ -136,6 +136,7 @@ def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
 
 def _become_daemon(root: Path, kept: set[int]) -> None:
     os.setsid()
+    _find_this_package()
     log = os.open(root / "agent.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
@@ -149,6 +150,13 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True)
     proc.become_subreaper()
+
+
+def _find_this_package() -> None:
+    """Put the folder or zip that holds this package on the path of everything that is started from here."""
+    home = str(Path(__file__).absolute().parents[3])
+    paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths if home in paths else [home, *paths])
 
 
 def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:

@@ -20,7 +20,7 @@ __all__ = ["serve_until_ended"]
 _log = logging.getLogger(__name__)
 
 _LINE_BYTES = 8 << 20
-_UNSENT_BYTES = 16 << 20
+_UNSENT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
 
 
@@ -94,7 +94,11 @@ class _Server:
             data = b""
         connection.read += data
         connection.closing = not data or len(connection.read) > _LINE_BYTES
-        while (end := connection.read.find(b"\n")) >= 0:
+        self._answer_lines(connection)
+
+    def _answer_lines(self, connection: _Connection) -> None:
+        # Who asks without reading the answers waits for his own reading.
+        while len(connection.unsent) < _UNSENT_BYTES and (end := connection.read.find(b"\n")) >= 0:
             line = bytes(connection.read[:end])
             del connection.read[: end + 1]
             if line.strip():
@@ -133,12 +137,12 @@ class _Server:
     def _advance(self, connection: _Connection) -> None:
         self._answer_pending(connection)
         alive = self._send(connection)
+        self._answer_lines(connection)
         if not alive or (connection.closing and not connection.unsent and not connection.pending):
             self._watch(connection, 0)
             connection.socket.close()
             self.connections.remove(connection)
             return
-        # Someone who asks without reading the answers is not listened to until he has.
         events = selectors.EVENT_READ if len(connection.unsent) < _UNSENT_BYTES and not connection.closing else 0
         events |= selectors.EVENT_WRITE if connection.unsent else 0
         self._watch(connection, events)
