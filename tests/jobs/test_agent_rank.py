@@ -50,7 +50,8 @@ def rank(pods, run: str, *flags: str, **env: str) -> subprocess.Popen:
         ([], {**DEEPSPEED, "RANK": "1"}),
         ([], {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
          | {k: v for k, v in DEEPSPEED.items() if k.startswith("MASTER")}),
-        (["--rank=1", "--local-rank=0", "--world-size=2", "--master-addr=127.0.0.9", "--master-port=12345"], {"RANK": "0"}),
+        (["--rank=1", "--local-rank=0", "--world-size=2", "--master-addr=127.0.0.9", "--master-port=12345"],
+         {"RANK": "0"}),
     ],
     ids=["deepspeed", "openmpi", "flags"],
 )  # fmt: skip
