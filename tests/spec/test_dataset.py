@@ -105,7 +105,7 @@ def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
     made = prepare(Mini(train_rows=5, eval_rows=2), tmp_path / "out")
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
     good, bad = write(tmp_path / "t.jsonl", ROW), write(tmp_path / "e.jsonl", ROW, {**ROW, "sql": 1})
-    with pytest.raises(ConfigError, match="e.jsonl, line 2: sql is 1; it must be an object"):
+    with pytest.raises(ConfigError, match=r"e.jsonl, line 2: sql is 1; it must be an object"):
         prepare(Jsonl(train=good, eval=bad), tmp_path / "out")
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
     replaced = prepare(Jsonl(train=good, eval=good), tmp_path / "out")

@@ -129,13 +129,13 @@ def test_a_broken_row_names_the_place_and_the_field(row: object, path: str, valu
 
 def test_a_named_column_must_be_in_the_table() -> None:
     row = changed(NAMED, "table_id", "1-1000181-1")
-    with pytest.raises(ConfigError, match="here: column 'Position' is not known.*State"):
+    with pytest.raises(ConfigError, match=r"here: column 'Position' is not known.*State"):
         row_from(row, "here", TABLES)
 
 
 @pytest.mark.parametrize("row", [None, 5, "x", [], [1]])
 def test_a_line_must_be_an_object(row: object) -> None:
-    with pytest.raises(ConfigError, match="here: the line is .*; it must be an object"):
+    with pytest.raises(ConfigError, match=r"here: the line is .*; it must be an object"):
         row_from(row, "here")
 
 

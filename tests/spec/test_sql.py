@@ -1,16 +1,46 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workbench.spec.sql import AGGREGATES, OPERATORS, Condition, Query, fold, format_query, parse, same_logic
+from workbench.spec.sql import AGGREGATES, OPERATORS, Condition, Query, format_query, parse, same_logic
 
 # Pieces that the grammar gives a meaning to, glued in every way, find more than random letters do.
-PIECES = ["a", "Zoë", " ", "  ", "\n", "'", "''", '"', " AND ", "and", "AND", " = ", "=", "<", ">", "FROM", " FROM table",
-          "WHERE", "table", "SELECT", "MAX", "COUNT ", "5", "-1.5", "1e9", ",", "(", "%", "漢"]  # fmt: skip
+PIECES = [
+    "a",
+    "Zoë",
+    " ",
+    "  ",
+    "\n",
+    "'",
+    "''",
+    '"',
+    " AND ",
+    "and",
+    "AND",
+    " = ",
+    "=",
+    "<",
+    ">",
+    "FROM",
+    " FROM table",
+    "WHERE",
+    "table",
+    "SELECT",
+    "MAX",
+    "COUNT ",
+    "5",
+    "-1.5",
+    "1e9",
+    ",",
+    "(",
+    "%",
+    "漢",
+]
 TEXT = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=6).map("".join), st.text(st.characters(exclude_categories=["Cs"]))
 )
@@ -71,12 +101,44 @@ def test_text_is_bare_where_it_can_be(query: Query, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "SELECT", "SELECT FROM table", "SELECT a FROM there", "SELECT a FROM table WHERE", "SELECT a FROM table WHERE b",
-     "SELECT a FROM table WHERE b =", "SELECT a FROM table WHERE b = c AND", "SELECT a FROM table WHERE b = c AND d",
-     "hello", "SELECT " + "a" * 30_000 + " FROM table"],
-)  # fmt: skip
+    [
+        "",
+        "SELECT",
+        "SELECT FROM table",
+        "SELECT a FROM there",
+        "SELECT a FROM table WHERE",
+        "SELECT a FROM table WHERE b",
+        "SELECT a FROM table WHERE b =",
+        "SELECT a FROM table WHERE b = c AND",
+        "SELECT a FROM table WHERE b = c AND d",
+        "hello",
+        "SELECT " + "a" * 30_000 + " FROM table",
+    ],
+)
 def test_what_is_no_query_is_none(text: str) -> None:
     assert parse(text) is None
+
+
+def test_a_model_may_write_a_blank_too_many() -> None:
+    assert parse(" SELECT  MAX  a  FROM  table  WHERE  b  =  c d  AND  e  <  5 ") == Query(
+        select="a", aggregate="MAX", conditions=(Condition("b", "=", "c d"), Condition("e", "<", 5))
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT a" + " " * 19_000,
+        "SELECT a FROM table WHERE " + "b = c  " * 2500,
+        "SELECT " + "a FROM table WHERE " * 900,
+        "SELECT a FROM table WHERE b = " + "' AND " * 3000,
+        'SELECT "' + '""' * 9000,
+    ],
+)
+def test_a_strange_answer_is_read_in_no_time(text: str) -> None:
+    began = time.monotonic()
+    parse(text)
+    assert time.monotonic() - began < 1
 
 
 def test_a_model_may_answer_in_lower_case() -> None:

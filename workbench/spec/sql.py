@@ -119,8 +119,9 @@ _MAX_CHARACTERS = 20_000
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?")
 _AGGREGATE = "|".join(filter(None, AGGREGATES))
 _COLUMN = r'("(?:[^"]|"")*"|[^"\s](?:.*?\S)??)'
-_HEAD = rf"SELECT (?:({_AGGREGATE}) )?{_COLUMN} FROM table(?: WHERE (.+))?"
-_CONDITION = rf"{_COLUMN} ([=<>]) ('(?:[^']|'')*'|.+?)(?: AND |\Z)"
+# A model may write a blank too many between two words; a bare name or value ends with no blank.
+_HEAD = rf"SELECT +(?:({_AGGREGATE}) +)?{_COLUMN} +FROM +table(?: +WHERE +(.+))?"
+_CONDITION = rf"{_COLUMN} +([=<>]) +('(?:[^']|'')*'|\S(?:.*?\S)??)(?: +AND +|\Z)"
 _NOT_BARE_COLUMN = re.compile(rf'"|(?:{_AGGREGATE})\b|.*(?:[=<>]|\b(?:AND|FROM|WHERE)\b)', re.DOTALL)
 _NOT_BARE_VALUE = re.compile(r"'|.*\bAND\b", re.DOTALL)
 
@@ -178,7 +179,6 @@ def _unquote(text: str, mark: str) -> str:
 def _read_value(text: str) -> Value:
     if len(text) > 1 and text[0] == "'" == text[-1]:
         return _unquote(text, "'")
-    text = text.strip()
     number = _number(text)
     return text if number is None else number
 

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import pytest
+
+from workbench.display.cluster import cluster_html, cluster_text
+from workbench.display.result import result_html, result_text
+from workbench.pods.pod import Phase, Pod
+from workbench.runs.result import HostSlots, RunFault, RunResult
+from workbench.runs.state import RunState
+
+DONE = RunResult(
+    path=Path("/runs/r1"), state=RunState.SUCCEEDED, hosts=(HostSlots(address="127.0.0.2", slots=1),), world_size=1,
+    technique="zero1", launcher="ssh", precision="fp32", model="tiny-t5", steps=1200, global_batch_size=24,
+    train_runtime_s=61.0, train_samples_per_s=472.1, train_loss=1.25, first_eval_loss=9.5, eval_loss=0.61,
+    exact_match=0.453, peak_memory_gib={"127.0.0.2": 0.913}, time_to_first_step_s=3.25, duration_s=75.0,
+)  # fmt: skip
+FAILED = RunResult(
+    path=Path("/runs/r2"), state=RunState.FAILED, technique="zero1",
+    error=RunFault(
+        host="127.0.0.3", pod="pod-1", rank=1, kind="ValueError", message="<img src=x onerror=alert(1)>",
+        traceback='Traceback (most recent call last):\n  File "t.py", line 3\n\x1b[31mValueError',
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("result", [DONE, FAILED], ids=["done", "failed"])
+def test_text_and_html_state_the_same(result: RunResult) -> None:
+    text, page = result_text(result), html.unescape(result_html(result))
+    for line in text.splitlines():
+        for piece in line.split("  "):
+            assert piece.strip() in page
+
+
+def test_the_facts_of_a_run() -> None:
+    text = " ".join(str(DONE).split())
+    for fact in ("Run succeeded", "tiny-t5 zero1 fp32", "127.0.0.2 slots=1 (1 ranks)", "optimizer steps 1,200",
+                 "training loop 1 min 1 s", "9.5 before the first step, 0.61 after the last", "exact match 45.3 %",
+                 "peak memory (resident) 127.0.0.2 0.91 GiB", "run directory /runs/r1"):  # fmt: skip
+        assert fact in text
+
+
+def test_what_was_not_measured_is_not_shown() -> None:
+    assert "loss" not in str(FAILED)
+    assert "exact match" not in str(FAILED)
+
+
+def test_a_failed_run_shows_its_traceback_escaped() -> None:
+    page = FAILED._repr_html_()
+    assert "<img" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "\x1b" not in page + str(FAILED)
+    assert 'File "t.py", line 3' in str(FAILED)
+
+
+def test_a_cluster_shows_its_pods() -> None:
+    pods = [
+        Pod(name="pod-0", phase=Phase.RUNNING, address="127.0.0.2", ssh_port=2222, versions={"torch": "2.13.0"}),
+        Pod(name="pod-1", phase=Phase.FAILED, message="<script>died</script>"),
+    ]
+    text, page = cluster_text("ready", "2 of 2 pods are up", pods), cluster_html("ready", "2 of 2 pods are up", pods)
+    for word in ("Cluster ready: 2 of 2 pods are up", "pod-0", "127.0.0.2:2222", "Running", "2.13.0", "Failed"):
+        assert word in text
+        assert word in page
+    assert "<script>" not in page
+    assert "<script>died</script>" in text

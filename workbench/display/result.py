@@ -1,0 +1,97 @@
+"""A run for the eye: its facts when it has ended, its progress before."""
+
+from __future__ import annotations
+
+import html
+from typing import Protocol
+
+from workbench.display.format import UNKNOWN, count, duration, gib, number, percent
+from workbench.display.progress import progress_text
+from workbench.display.tables import Grid, facts, html_table, text_table
+from workbench.runs.progress import Progress
+from workbench.runs.result import RunResult
+from workbench.runs.state import RunState
+
+__all__ = ["result_html", "result_text", "run_html"]
+
+
+def result_text(result: RunResult) -> str:
+    """Draw the facts of a run as text, the failing rank's own words beneath."""
+    error = f"\n\n{_printable(str(result.error))}" if result.error else ""
+    return text_table(_grid(result), width=100) + error
+
+
+def result_html(result: RunResult) -> str:
+    """Draw the facts of a run as HTML, everything escaped."""
+    error = f'<pre style="{_ERROR}">{html.escape(_printable(str(result.error)))}</pre>' if result.error else ""
+    return html_table(_grid(result)) + error
+
+
+class _Run(Protocol):
+    @property
+    def id(self) -> str: ...
+    @property
+    def state(self) -> RunState: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def result(self) -> RunResult: ...
+
+
+def run_html(run: _Run) -> str:
+    """Draw a run as HTML: the facts of one that has left a result, else how far it is."""
+    state = run.state
+    # A lost run has ended, but nobody was left to write its result.
+    if state.is_terminal and state is not RunState.LOST:
+        return result_html(run.result)
+    return f"<pre>run {html.escape(run.id)}: {html.escape(progress_text(run.progress))}</pre>"
+
+
+_ERROR = "color: var(--jp-error-color1, #d32f2f); white-space: pre-wrap"
+
+
+def _grid(result: RunResult) -> Grid:
+    said = f": {result.message}" if result.message else ""
+    pairs = [
+        ("trained", " ".join(part for part in (result.model, result.technique, result.precision) if part)),
+        ("hosts", _hosts(result)),
+        ("launcher", result.launcher),
+        ("optimizer steps", _known(result.steps, count(result.steps))),
+        ("rows per step", _known(result.global_batch_size, count(result.global_batch_size))),
+        ("whole run", _known(result.duration_s, duration(result.duration_s))),
+        ("time to first step", _known(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
+        ("training loop", _known(result.train_runtime_s, duration(result.train_runtime_s))),
+        ("samples per second", _known(result.train_samples_per_s, number(result.train_samples_per_s))),
+        ("training loss", _known(result.train_loss, number(result.train_loss))),
+        ("evaluation loss", _eval_loss(result)),
+        ("exact match", _known(result.exact_match, percent(result.exact_match))),
+        (f"peak memory ({result.memory_kind})", _memory(result)),
+        ("run directory", str(result.path)),
+    ]
+    return facts(f"Run {result.state}{said}", [(name, text) for name, text in pairs if text])
+
+
+def _known(value: object, text: str) -> str:
+    """Leave out what was not measured: a script, for one, tells no loss."""
+    return "" if value is None else text
+
+
+def _hosts(result: RunResult) -> str:
+    hosts = ", ".join(f"{host.address} slots={host.slots}" for host in result.hosts)
+    return f"{hosts} ({count(result.world_size)} ranks)" if hosts else ""
+
+
+def _eval_loss(result: RunResult) -> str:
+    if result.eval_loss is None:
+        return ""
+    first = UNKNOWN if result.first_eval_loss is None else number(result.first_eval_loss)
+    return f"{first} before the first step, {number(result.eval_loss)} after the last"
+
+
+def _memory(result: RunResult) -> str:
+    return ", ".join(f"{host} {gib(size)}" for host, size in result.peak_memory_gib.items())
+
+
+def _printable(text: str) -> str:
+    """Keep the lines of a traceback, and nothing else that a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text.expandtabs())
