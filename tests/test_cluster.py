@@ -126,13 +126,13 @@ def test_a_killed_rank_is_named_and_its_children_are_gone(cluster: Cluster, laun
 
 def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
     run = cluster.submit(Script(path=RING, args=["--fail", "deaf", "--steps", "4000", "--pause-s", "0.05"]))
-    _until(lambda: "step 5" in _log(run), 60)
+    _until(lambda: "step 2" in _log(run), 60)
     asked = time.monotonic()
     run.cancel()
     result = run.wait(30, progress=False)
     assert time.monotonic() - asked < 8
     assert result.state is RunState.CANCELLED
-    assert "rank 1" in result.message
+    assert result.message == "stopped when asked; ranks [1] did not end when asked and were killed"
     assert result.left_processes == 0
 
 
@@ -195,8 +195,8 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
     _until(lambda: json.loads(state.read_text())["phase"] == "closed", 20)
     assert 8 < time.monotonic() - ended < 16
     assert "10 s without a run" in json.loads(state.read_text())["message"]
+    _until(lambda: _processes_below(root) == [], 5)
     assert not (root / "identity").exists()
-    assert _processes_below(root) == []
 
 
 def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:

@@ -6,16 +6,18 @@ Exit codes: 0 the run succeeded, 1 it failed, 2 what was asked is refused and no
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.cluster import Cluster
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.runs.journal import fail_unstarted
 from workbench.runs.prepare import prepare_run
 from workbench.runs.run import Run
 from workbench.runs.specfile import RunSpec
-from workbench.runs.state import RunState
+from workbench.runs.state import RunState, write_json
 
 __all__ = ["main"]
 
@@ -56,10 +58,19 @@ def run_spec(spec_path: Path, out: Path | None) -> int:
     """
     spec = RunSpec.load(spec_path)
     prepared = prepare_run(spec, root=out)
-    with Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster") as cluster:
+    cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
+    try:
+        cluster.start()
+    except ConfigError:
+        shutil.rmtree(prepared.paths.root, ignore_errors=True)  # refused: nothing started, so nothing stays
+        raise
+    except WorkbenchError as error:
+        write_json(prepared.paths.info, {"id": prepared.run_id, "cluster": str(cluster.path)})
+        fail_unstarted(prepared.paths, prepared.spec, error)
+        raise
+    with cluster:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
-        run = cluster.submit_prepared(prepared)
-        return _follow(run)
+        return _follow(cluster.submit_prepared(prepared))
 
 
 def _follow(run: Run) -> int:

@@ -126,7 +126,8 @@ class Cluster:
         return self
 
     def __enter__(self) -> Cluster:
-        return self.start()
+        """Start, unless `start` was called already."""
+        return self if self.phase == "ready" else self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
@@ -304,5 +305,8 @@ def _own_import_path() -> str:
 def _start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
     """Make the error that ended the keeper's start, as it was raised there."""
     kind = getattr(errors, str(state.get("error")), PodError)
-    message = f"{state.get('message')}\nThe keeper's log is {log}"
-    return kind(message) if kind in (ConfigError, BackendError, PodTimeout) else PodError(message)
+    message = str(state.get("message"))
+    if kind is ConfigError:
+        return ConfigError(message)
+    message += f"\nThe keeper's log is {log}"
+    return kind(message) if kind in (BackendError, PodTimeout) else PodError(message)

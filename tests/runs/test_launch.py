@@ -1,3 +1,4 @@
+import itertools
 import shlex
 import subprocess
 import sys
@@ -51,7 +52,7 @@ def test_deepspeed_cannot_fall_back_to_this_machine_or_to_the_users_ssh(launcher
 def test_mpi_gets_the_wrapper_and_the_interface() -> None:
     (given,) = [a for a in build_command(plan(Launcher.OPENMPI)).argv if a.startswith("--launcher_args=")]
     args = shlex.split(given.removeprefix("--launcher_args="))
-    pairs = dict(zip(args, args[1:], strict=False))
+    pairs = dict(itertools.pairwise(args))
     assert pairs["plm_rsh_agent"] == "/w/ssh"
     assert pairs["btl_tcp_if_include"] == pairs["oob_tcp_if_include"] == "lo"
     assert "MASTER_PORT=29511" in args
@@ -82,7 +83,13 @@ def test_a_path_that_a_shell_would_read_is_refused(launcher: Launcher, bad: str)
 
 
 def test_the_printed_line_is_read_by_a_shell_as_it_was_meant() -> None:
-    argv = [sys.executable, "-c", "import os, sys; print(os.environ['A B'.replace(' ', '_')], sys.argv[1:])", "x y", "$z"]
+    argv = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.environ['A B'.replace(' ', '_')], sys.argv[1:])",
+        "x y",
+        "$z",
+    ]
     line = str(LaunchCommand(argv=argv, env={"A_B": "it's $HOME"}))
     out = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
     assert out == "it's $HOME ['x y', '$z']\n"

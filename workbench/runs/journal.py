@@ -20,7 +20,7 @@ from workbench.runs.specfile import RunSpec
 from workbench.runs.state import RunState, write_json
 from workbench.spec.job import FineTune
 
-__all__ = ["Journal", "result_of"]
+__all__ = ["Journal", "fail_unstarted", "result_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,19 @@ class Journal:
             )
         except OSError as error:
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
+
+
+def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
+    """Write the result of a run whose pods never came, so that its directory says why."""
+    Journal(paths).finish(
+        RunState.FAILED,
+        message=f"the pods did not start: {error}",
+        fault=RunFault(kind=type(error).__name__, message=str(error)),
+        context_facts={"started_s": time.time()},
+        spec=spec,
+        pods=(),
+        world_size=0,
+    )
 
 
 def result_of(

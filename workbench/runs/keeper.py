@@ -229,6 +229,7 @@ class Keeper:
             links=links,
             places=places,
             plan=partial(launch_plan, run_id, job, links, places, self._identity, paths),
+            look=self._backend.refresh,
             lease_s=self._spec.lease_s,
         )
         return Runner(context)

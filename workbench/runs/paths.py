@@ -105,6 +105,11 @@ class RunPaths:
         return self.inputs / "job.json"
 
     @property
+    def deepspeed(self) -> Path:
+        """The DeepSpeed JSON that the ranks are given, to read; absent without DeepSpeed."""
+        return self.inputs / "deepspeed.json"
+
+    @property
     def tables(self) -> Path:
         """The tables that predictions can be executed on, where the dataset has them."""
         return self.inputs / "tables.jsonl"

@@ -104,6 +104,8 @@ def _prepare_finetune(job: FineTune, paths: RunPaths, gpus: int) -> None:
         "deepspeed": deepspeed,
     }
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
+    if deepspeed is not None:
+        paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
 
 
 def _check_model(model: str) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from workbench.errors import WorkbenchError
+from workbench.pods.pod import Pod
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.events import Event
 from workbench.runs.journal import Journal
@@ -55,6 +56,8 @@ class RunContext:
     """All ranks."""
     plan: Callable[[int], LaunchPlan]
     """Gives the launch plan for a master port."""
+    look: Callable[[], Sequence[Pod]]
+    """Asks the backend for the pods as they are now."""
     lease_s: float = 120.0
     """The agents' lease."""
 
@@ -155,7 +158,7 @@ class Runner:
         watches = []
         for link in c.links:
             ranks = [p.rank for p in c.places if p.pod == link.pod.name]
-            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.lease_s))
+            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.lease_s, c.look))
         for watch in watches:
             watch.start()
         return watches

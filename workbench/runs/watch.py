@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workbench.errors import PodError, RemoteError
@@ -61,6 +61,7 @@ class PodWatch:
         paths: RunPaths,
         reports: queue.Queue[PodReport],
         lease_s: float,
+        look: Callable[[], Sequence[Pod]],
     ):
         """Prepare; `start` begins.
 
@@ -71,12 +72,14 @@ class PodWatch:
             paths: The run directory, for the logs.
             reports: Where reports go.
             lease_s: Silence after which the agent will have ended its ranks.
+            look: Asks the backend for the pods as they are now.
         """
         self._link = link
         self._run_id = run_id
         self._collector = Collector(paths, ranks)
         self._reports = reports
         self._lease_s = lease_s
+        self._look_at_pods = look
         self._end = threading.Event()
         self._agent_pid = link.agent_pid
         self._thread = threading.Thread(target=self._loop, name=f"watch-{link.pod.name}", daemon=True)
@@ -101,7 +104,7 @@ class PodWatch:
                     self._end.wait(_POLL_S)
             except (RemoteError, PodError) as error:
                 silent_s = time.monotonic() - heard
-                lost = "" if silent_s < self._lease_s else f"no sign from {self._link.pod.name} for {silent_s:.0f} s"
+                lost = self._why_lost(silent_s)
                 self._reports.put(PodReport(pod=self._link.pod, silent_s=silent_s, lost=lost, notes=[str(error)]))
                 if lost or self._reconnect():
                     return
@@ -109,6 +112,13 @@ class PodWatch:
                 logger.exception("watching %s", self._link.pod.name)
                 self._reports.put(PodReport(pod=self._link.pod, lost=f"watching {self._link.pod.name} failed: {error}"))
                 return
+
+    def _why_lost(self, silent_s: float) -> str:
+        name = self._link.pod.name
+        now = next((pod for pod in self._look_at_pods() if pod.name == name), self._link.pod)
+        if now.phase.is_terminal:
+            return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
+        return "" if silent_s < self._lease_s else f"no sign from {name} for {silent_s:.0f} s"
 
     def _look(self) -> bool:
         answer = self._link.call("poll", run=self._run_id, offsets=self._collector.offsets, max_bytes=_CHUNK_BYTES)

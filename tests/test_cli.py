@@ -1,0 +1,182 @@
+"""`python -m workbench run`: its exit codes, its refusals, and the real questions through each launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.cli import main
+from workbench.runs.run import Run
+from workbench.runs.state import RunState
+
+MINI = {"kind": "wikisql-mini", "train_rows": 50, "eval_rows": 5}
+LOCAL = {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}
+
+
+def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None = None) -> str:
+    path = folder / "asked.json"
+    path.write_text(json.dumps({"cluster": cluster or LOCAL, "job": {"dataset": MINI, **job}}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"technique": "zero-1"}, "Allowed: single, zero1, zero3, zero3-offload"),
+        ({"launcher": "slurm"}, "Allowed: ssh, pdsh, openmpi"),
+        ({"dataset": {"kind": "csv"}}, "Allowed: wikisql-mini, jsonl, release, hub"),
+        ({"model": "./no-such-model"}, "does not exist; allowed are a folder, a hub id, or 'tiny-t5'"),
+        ({"epoch": 3}, "did you mean 'epochs'"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
+        ({"precision": "fp16"}, "overflows in T5"),
+        ({"deepspeed": {"zero_optimization": {"stage": 3}}}, "stage"),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "elasticity": {}}}, "elasticity"),
+        ({"deepspeed": "no-such.json"}, "no-such.json"),
+        ({"technique": "single", "launcher": "pdsh"}, "one rank"),
+    ],
+)
+def test_what_is_refused_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], job: dict[str, object], said: str
+) -> None:
+    out = tmp_path / "out"
+    assert main(["run", spec(tmp_path, job), "--out", str(out)]) == 2
+    assert said in capsys.readouterr().out
+    assert not out.exists()
+
+
+def test_broken_deepspeed_json_names_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.json").write_text('{\n  "zero_optimization": {"stage": 1},\n}\n')
+    assert main(["run", spec(tmp_path, {"deepspeed": "mine.json"}), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().out
+    assert "mine.json" in said
+    assert "line 3" in said or ":3" in said
+
+
+def test_broken_rows_name_file_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = {"table_id": "1-1", "question": "Who?", "sql": {"sel": "Name", "conds": [], "agg": ""}}
+    bad = {**good, "sql": {"sel": "Name", "conds": [], "agg": "MEDIAN"}}
+    (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
+    (tmp_path / "eval.jsonl").write_text(json.dumps(good) + "\n")
+    data = {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl"}
+    assert main(["run", spec(tmp_path, {"dataset": data}), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().out
+    for part in ("train.jsonl", "2", "agg", "MEDIAN"):
+        assert part in said
+
+
+def test_a_missing_spec_and_no_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(tmp_path / "none.json")]) == 2
+    (tmp_path / "bad.json").write_text("{")
+    assert main(["run", str(tmp_path / "bad.json")]) == 2
+    assert "no JSON" in capsys.readouterr().out
+
+
+def test_a_directory_with_another_run_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "spec.json").write_text("mine")
+    assert main(["run", spec(tmp_path, {}), "--out", str(out)]) == 2
+    assert "already holds a run" in capsys.readouterr().out
+    assert (out / "spec.json").read_text() == "mine"
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.3", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = {**LOCAL, "backend": {"kind": "local", "port": port}}
+        assert main(["run", spec(tmp_path, {}, cluster), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().out
+    assert str(port) in said
+    assert "127.0.0.3" in said
+
+
+@pytest.mark.parametrize(("program", "launcher"), [("sshd", "ssh"), ("pdsh", "pdsh"), ("mpirun", "openmpi")])
+def test_a_missing_program_is_refused_with_the_line_that_installs_it(
+    tmp_path: Path, program: str, launcher: str
+) -> None:
+    # A PATH with everything but the program; sshd is looked for in /usr/sbin too, so that is hidden by a variable.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(":") + ["/usr/sbin"]:
+        for tool in Path(folder).glob("*") if Path(folder).is_dir() else ():
+            if tool.name != program and not (tools / tool.name).exists():
+                (tools / tool.name).symlink_to(tool)
+    if program == "sshd":
+        pytest.skip("sshd in /usr/sbin cannot be hidden without a namespace; tests/pods/test_sshd.py holds it")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "workbench",
+            "run",
+            spec(tmp_path, {"launcher": launcher}),
+            "--out",
+            str(tmp_path / "o"),
+        ],
+        env={**os.environ, "PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert program in done.stdout
+    assert "apt-get install" in done.stdout
+
+
+@pytest.mark.slow
+def test_pods_that_cannot_be_reached_leave_a_result_that_says_so(tmp_path: Path) -> None:
+    """The deadline is over before any worker can have reported."""
+    cluster = {**LOCAL, "start_timeout_s": 0.001}
+    out = tmp_path / "out"
+    assert main(["run", spec(tmp_path, {}, cluster), "--out", str(out)]) == 1
+    run = Run.load(out)
+    assert run.state is RunState.FAILED
+    assert run.result.error is not None
+    assert "pod-0" in run.result.error.message
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_exits_with_1_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    job = {"model": str(_broken_model(tmp_path)), "max_steps": 2}
+    assert main(["run", spec(tmp_path, job), "--out", str(out)]) == 1
+    result = Run.load(out).result
+    assert result.error is not None
+    assert result.error.host.startswith("127.0.0.")
+    assert "Traceback" in result.error.traceback
+    assert "Run failed" in capsys.readouterr().out
+
+
+def _broken_model(folder: Path) -> Path:
+    model = folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "t5"}')
+    (model / "model.safetensors").write_bytes(b"cut off")
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
+def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path, launcher: str) -> None:
+    data = {"kind": "jsonl", "train": str(shared_data / "train.jsonl"), "eval": str(shared_data / "eval.jsonl")}
+    job = {
+        "dataset": data,
+        "technique": "zero1",
+        "launcher": launcher,
+        "max_steps": 200 if launcher == "ssh" else 60,
+        "per_device_eval_batch_size": 64,
+        "predict_rows": 12,
+    }
+    out = tmp_path / "out"
+    assert main(["run", spec(tmp_path, job), "--out", str(out)]) == 0
+    result = Run.load(out).result
+    assert result.first_eval_loss is not None
+    assert result.eval_loss is not None
+    assert result.eval_loss <= result.first_eval_loss / 2
