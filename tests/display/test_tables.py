@@ -3,7 +3,7 @@ from __future__ import annotations
 import html
 from html.parser import HTMLParser
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.display.format import plain
@@ -53,6 +53,7 @@ def test_a_terminal_gets_no_control_characters() -> None:
     assert "<img src=x onerror=alert(1)>" in str(GRID)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=4))
 def test_both_faces_state_the_same(rows: list[tuple[str, str]]) -> None:
     grid = Grid(columns=("a", "b"), rows=rows)

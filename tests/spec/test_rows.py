@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
@@ -161,6 +161,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from([NAMED, INDEXED, HUB]), st.sampled_from(["sql", "question", "table_id", "table"]), JSON)
 def test_whatever_stands_in_a_line_the_error_is_ours(row: dict[str, object], key: str, junk: object) -> None:
     tables: dict[str, Table] | None = TABLES if row is INDEXED else None

@@ -4,7 +4,7 @@ import math
 import time
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from workbench.spec.sql import AGGREGATES, OPERATORS, Condition, Query, format_query, parse, same_logic
@@ -54,6 +54,7 @@ QUERY = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(QUERY)
 @example(Query(select="MAX speed"))
 @example(Query(select="COUNT", aggregate="COUNT"))
@@ -168,6 +169,7 @@ def test_logical_form(a: str, b: str, same: bool) -> None:
     assert same_logic(b, a) is same
 
 
+@settings(deadline=None)
 @given(QUERY)
 def test_the_order_of_conditions_does_not_matter(query: Query) -> None:
     turned = Query(select=query.select, aggregate=query.aggregate, conditions=query.conditions[::-1])

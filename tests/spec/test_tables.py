@@ -5,7 +5,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
@@ -92,6 +92,7 @@ def test_rows_are_capped_and_time_too() -> None:
 CELL = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(-(2**63), 2**63 - 1), st.none())
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(CELL, CELL), max_size=4), CELL)
 def test_any_cells_and_value_can_be_asked(rows: list[tuple[object, object]], value: object) -> None:
     table = Table(id="t", header=('a"; DROP', "b'"), types=("text", "text"), rows=tuple(rows))  # type: ignore[arg-type]
