@@ -26,6 +26,7 @@ MAX_SLOTS = 4096
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+_COMMENT = re.compile(r"(?:^|\s)#.*")
 _OPTION = re.compile(r"(slots|max[_-]slots)=([0-9]{1,9}|-[0-9]{1,9})")
 
 
@@ -133,7 +134,7 @@ class Hostfile:
         entries: list[HostEntry] = []
         lines: dict[object, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):
-            words = line.partition("#")[0].split()
+            words = _COMMENT.sub("", line).split()
             if not words:
                 continue
             try:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 
 from workbench.errors import ConfigError
+from workbench.pods.hostfile import check_address
 from workbench.pods.identity import Identity, write_private
 from workbench.pods.pod import Pod
 
@@ -21,7 +22,7 @@ def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[
     `shlex.join` of it can be pasted into a terminal for as long as the cluster lives.
     """
     remote = [shlex.join(command)] if command else []
-    return ["ssh", "-F", str(identity.ssh_config), "--", pod.address, *remote]
+    return ["ssh", "-F", str(identity.ssh_config), "--", check_address(pod.address), *remote]
 
 
 def pdsh_environment(identity: Identity) -> dict[str, str]:

@@ -83,8 +83,13 @@ class RemoteStream:
 
     @property
     def exit_code(self) -> int | None:
-        """What it returned, None while it runs."""
+        """What it returned (-1: it was killed, or the connection was lost), None while it runs."""
         return self.channel.recv_exit_status() if self.channel.exit_status_ready() else None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end and give what it returned; None if it still runs."""
+        self.channel.status_event.wait(timeout_s)
+        return self.exit_code
 
     def close(self) -> None:
         """Close the channel. The remote command sees the end of its stdin and is not killed. Idempotent."""

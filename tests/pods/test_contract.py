@@ -1,0 +1,198 @@
+"""What every backend must do, against each of `conftest.BACKENDS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from tests.pods.conftest import Launched, children, on_pods
+from workbench.errors import PodError, WorkbenchError
+from workbench.pods.hostfile import Hostfile
+from workbench.pods.identity import Identity
+from workbench.pods.openssh import ssh_argv
+from workbench.pods.pod import LaunchContext, Phase, PodBackend, PodSpec
+from workbench.pods.registry import backend_from_dict
+from workbench.pods.ssh import SSHConnection
+
+NASTY = ["a b", "$(touch canary)", "x;id", "'", '"', "\\", "`id`", "*", "~", "", "é\n\t", "-n", "%h", "#"]
+ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
+
+
+def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    argv = ssh_argv(launched.pods[index], launched.identity, command)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+
+
+def test_it_describes_itself(backend: PodBackend) -> None:
+    data = json.loads(json.dumps(backend.to_dict()))
+    assert data["kind"] == backend.kind
+    assert backend_from_dict(data).to_dict() == data
+    assert list(backend.refresh()) == []
+
+
+def test_pods_come_in_rank_order_and_know_themselves(launched: Launched) -> None:
+    assert [pod.name for pod in launched.pods] == ["pod-0", "pod-1"]
+    assert len({pod.address for pod in launched.pods}) == 2
+    assert len({PurePosixPath(pod.root).parent for pod in launched.pods}) == 1
+    for pod in launched.pods:
+        assert pod.phase is Phase.RUNNING
+        assert pod.slots == 1
+        assert PurePosixPath(pod.root).name == pod.name
+        assert {"python", "workbench"} <= set(pod.versions)
+    assert list(launched.backend.refresh()) == list(launched.pods)
+
+
+def test_a_hostfile_can_be_made(launched: Launched) -> None:
+    assert Hostfile.parse(str(Hostfile.from_pods(launched.pods))).world_size == 2
+
+
+def test_each_is_reached_over_paramiko(launched: Launched) -> None:
+    for index, pod in enumerate(launched.pods):
+        with launched.connect(index) as connection:
+            done = connection.run([pod.python, "-c", ECHO, *NASTY])
+            assert (done.exit_code, json.loads(done.stdout)) == (0, NASTY), done
+            assert connection.run(["test", "-d", pod.root]).exit_code == 0
+
+
+def test_each_is_reached_by_the_ssh_client(launched: Launched) -> None:
+    for index, pod in enumerate(launched.pods):
+        done = ssh(launched, index, [pod.python, "-c", ECHO, *NASTY])
+        assert (done.returncode, json.loads(done.stdout)) == (0, NASTY), done
+
+
+def test_the_printed_command_works_when_pasted(launched: Launched) -> None:
+    line = shlex.join(ssh_argv(launched.pods[0], launched.identity, ["echo", "a  b"]))
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    assert done.stdout == "a  b\n", done
+
+
+def test_files_travel_both_ways(launched: Launched, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    data = os.urandom(5_000_001)
+    (source / "deep" / "data.bin").write_bytes(data)
+    (source / "empty").write_bytes(b"")
+    (source / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "run.sh").chmod(0o755)
+    with launched.connect() as connection:
+        folder = f"{launched.pods[0].root}/in put"
+        assert connection.put_tree(source, folder) == 3
+        assert connection.exists(f"{folder}/deep/data.bin")
+        assert not connection.exists(f"{folder}/deep/other")
+        assert connection.run([f"{folder}/run.sh"]).stdout == "ran\n"
+        connection.put_bytes(b"second", f"{folder}/empty")
+        assert connection.get_bytes(f"{folder}/empty") == b"second"
+        fetched = connection.get_tree(folder, tmp_path / "back")
+        assert [path.name for path in fetched] == ["data.bin", "empty", "run.sh"]
+        assert (tmp_path / "back" / "deep" / "data.bin").read_bytes() == data
+        listing = connection.run(["find", folder, "-perm", "/077"])
+        assert listing.stdout == "", "others may read what was sent"
+        assert connection.run(["sh", "-c", f"find {shlex.quote(folder)} -name '*.part'"]).stdout == ""
+
+
+def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> None:
+    first, second = launched.pods
+    launched.identity.pin([replace(first, host_key=second.host_key), second])
+    pinned = launched.identity.known_hosts.read_text()
+    canary = tmp_path / "canary"
+    with pytest.raises(PodError, match=rf"host key of pod-0 .* changed: expected SHA256:\S+, got SHA256:\S+;"):
+        launched.connect().open()
+    done = ssh(launched, 0, ["touch", str(canary)])
+    assert done.returncode == 255
+    assert "host key" in done.stderr.lower()
+    assert not canary.exists()
+    assert launched.identity.known_hosts.read_text() == pinned
+
+
+def test_a_host_that_is_not_pinned_is_not_greeted(launched: Launched) -> None:
+    launched.identity.pin(launched.pods[1:])
+    with pytest.raises(PodError, match="no host key is pinned for pod-0"):
+        launched.connect().open()
+    assert ssh(launched, 0, ["true"]).returncode == 255
+
+
+def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
+    other = Identity.create(tmp_path / "other")
+    other.pin(launched.pods)
+    pod = launched.pods[0]
+    with pytest.raises(PodError, match=f"permission denied \\(publickey\\) for {pod.user}@.*key file {other.key}"):
+        SSHConnection(pod, other).open()
+    done = ssh(replace(launched, identity=other), 0, ["true"])
+    assert done.returncode == 255
+    assert "Permission denied (publickey)" in done.stderr
+
+
+def test_no_forwarding_and_no_password(launched: Launched) -> None:
+    argv = ssh_argv(launched.pods[0], launched.identity)
+    forward = [*argv[:3], "-o", "ExitOnForwardFailure=yes", "-R", "127.0.0.1:0:127.0.0.1:1", *argv[3:], "true"]
+    assert subprocess.run(forward, capture_output=True, timeout=20, stdin=subprocess.DEVNULL).returncode == 255
+    asked = [*argv[:3], "-o", "PreferredAuthentications=password,keyboard-interactive", *argv[3:], "true"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    assert "Permission denied (publickey)" in done.stderr
+
+
+def start_daemons(launched: Launched) -> None:
+    """Leave on each pod a process that was daemonised and ignores TERM."""
+    for index in range(len(launched.pods)):
+        with launched.connect(index) as connection:
+            script = "trap '' TERM HUP; setsid sleep 600 >/dev/null 2>&1 </dev/null & sleep 0.1"
+            assert connection.run(["sh", "-c", script]).exit_code == 0
+    assert len(on_pods(launched.pods)) >= 2
+
+
+def test_stop_ends_all_within_five_seconds_and_may_be_repeated(launched: Launched) -> None:
+    start_daemons(launched)
+    open_session = launched.connect().open()
+    left_before = [*children(), *on_pods(launched.pods)]
+    began_s = time.monotonic()
+    launched.backend.stop()
+    assert time.monotonic() - began_s < 5.0
+    launched.backend.stop()
+    assert [process for process in left_before if process.is_alive()] == []
+    assert on_pods(launched.pods) == []
+    assert not any(Path(pod.root).exists() for pod in launched.pods)
+    assert list(launched.backend.refresh()) == []
+    for pod in launched.pods:
+        with pytest.raises(OSError):
+            socket.create_connection((pod.address, pod.ssh_port), timeout=2)
+    with pytest.raises(WorkbenchError):
+        open_session.run(["true"], timeout_s=5)
+    open_session.close()
+    assert launched.backend.logs("pod-0")
+
+
+def test_a_launch_after_stop_works(backend: PodBackend, context: LaunchContext, identity: Identity) -> None:
+    for _ in range(2):
+        assert len(backend.launch(PodSpec(), 1, context)) == 1
+        backend.stop()
+
+
+def test_stop_during_launch_leaves_nothing(backend: PodBackend, context: LaunchContext) -> None:
+    def stop_at_the_first(line: str) -> None:
+        thread = threading.Thread(target=backend.stop)
+        thread.start()
+        thread.join(10)
+
+    before = children()
+    with pytest.raises(PodError):
+        backend.launch(PodSpec(), 3, replace(context, report=stop_at_the_first))
+    assert [process for process in children() if process not in before] == []
+    assert list((context.directory / "pods").glob("pod-?")) == []
+
+
+def test_logs_are_the_pods_own(launched: Launched) -> None:
+    with launched.connect(1):
+        pass
+    assert "Accepted publickey" in launched.backend.logs("pod-1")
+    assert len(launched.backend.logs("pod-1", tail=1).splitlines()) == 1
+    with pytest.raises(WorkbenchError, match="pod-7"):
+        launched.backend.logs("pod-7")

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import ConfigError
+from workbench.pods.identity import Identity, check_key_line, fingerprint, write_private
+from workbench.pods.pod import Pod
+
+
+@pytest.fixture
+def open_umask() -> object:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def pod(identity: Identity, address: str = "127.0.0.2", port: int = 2222) -> Pod:
+    return Pod(name="pod-0", address=address, ssh_port=port, user="me", host_key=identity.public_key)
+
+
+def test_everything_is_private_whatever_the_umask(tmp_path: Path, open_umask: object) -> None:
+    identity = Identity.create(tmp_path / "a" / "identity")
+    identity.pin([pod(identity)])
+    assert stat.S_IMODE(identity.folder.stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in identity.folder.iterdir()}
+    assert modes == dict.fromkeys(["id_ed25519", "id_ed25519.pub", "known_hosts", "ssh_config"], 0o600)
+
+
+def test_each_cluster_has_another_key(tmp_path: Path) -> None:
+    one, two = Identity.create(tmp_path / "1"), Identity.create(tmp_path / "2")
+    assert one.public_key != two.public_key
+    assert one.public_key.startswith("ssh-ed25519 ")
+    assert "PRIVATE" not in repr(one)
+
+
+def test_a_used_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match="not empty"):
+        Identity.create(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_pins_are_found_by_openssh_and_by_us(tmp_path: Path) -> None:
+    identity, other = Identity.create(tmp_path / "1"), Identity.create(tmp_path / "2")
+    identity.pin([pod(identity), pod(other, "127.0.0.3", 22)])
+    assert identity.pinned("127.0.0.2", 2222) == [check_key_line(identity.public_key)]
+    assert identity.pinned("127.0.0.3", 22) == [check_key_line(other.public_key)]
+    assert identity.pinned("127.0.0.3", 2222) == identity.pinned("127.0.0.2", 22) == []
+    for name in ("[127.0.0.2]:2222", "127.0.0.3"):
+        found = subprocess.run(["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=10)
+        assert found.returncode == 0, name
+
+
+def test_pinning_replaces_what_was_trusted_before(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "1")
+    identity.pin([pod(identity)])
+    identity.pin([pod(identity, "127.0.0.9")])
+    assert identity.pinned("127.0.0.2", 2222) == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"host_key": "ssh-ed25519 AAAA\nevil ssh-ed25519 AAAA"},
+        {"host_key": ""},
+        {"address": "-oProxyCommand=id"},
+        {"address": "x slots=9\ny"},
+        {"user": "a\nProxyCommand id"},
+        {"ssh_port": 0},
+    ],
+)
+def test_a_hostile_pod_is_not_pinned_and_nothing_changes(tmp_path: Path, field: dict[str, object]) -> None:
+    identity = Identity.create(tmp_path / "1")
+    identity.pin([pod(identity)])
+    before = (identity.known_hosts.read_text(), identity.ssh_config.read_text())
+    data = pod(identity, "127.0.0.3").to_dict() | field
+    with pytest.raises(ConfigError):
+        identity.pin([Pod.from_dict(data)])
+    assert (identity.known_hosts.read_text(), identity.ssh_config.read_text()) == before
+
+
+def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "a b 100%h é")
+    identity.pin([pod(identity)])
+    shown = subprocess.run(
+        ["ssh", "-G", "-F", identity.ssh_config, "--", "127.0.0.2"], capture_output=True, text=True, timeout=10
+    )
+    options = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
+    assert shown.returncode == 0, shown.stderr
+    assert options["port"] == "2222"
+    assert options["user"] == "me"
+    assert options["batchmode"] == "yes"
+    assert options["stricthostkeychecking"] == "true"
+    assert options["globalknownhostsfile"] == "/dev/null"
+    assert options["identitiesonly"] == "yes"
+    assert options["identityagent"] == "none"
+    assert options["forwardagent"] == "no"
+    assert options["connecttimeout"] == "5"
+    assert (options["serveraliveinterval"], options["serveralivecountmax"]) == ("3", "3")
+    assert options["identityfile"].replace("%%", "%") == str(identity.key)
+    assert options["userknownhostsfile"].replace("%%", "%") == str(identity.known_hosts)
+
+
+@pytest.mark.parametrize("name", ['quo"te', "do$llar", "back\\slash", "new\nline"])
+def test_paths_that_openssh_cannot_take_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="OpenSSH cannot use the path"):
+        Identity.create(tmp_path / name)
+
+
+def test_a_readable_or_missing_key_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "1")
+    identity.check()
+    identity.key.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644.*chmod 600"):
+        identity.check()
+    identity.destroy()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        identity.check()
+
+
+def test_destroy_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "1")
+    identity.destroy()
+    identity.destroy()
+    assert not identity.folder.exists()
+
+
+def test_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "1")
+    shown = subprocess.run(["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=10).stdout
+    assert shown.split()[1] == fingerprint(identity.public_key)
+
+
+@pytest.mark.parametrize(
+    "line", ["ssh-dss AAAA", "ssh-ed25519", "ssh-ed25519 !!!!", "ssh-ed25519 AAAAB3Nz", 'from="*" ssh-ed25519 AAAA', "a\nb"]
+)
+def test_other_key_lines_are_refused(line: str) -> None:
+    with pytest.raises(ConfigError):
+        check_key_line(line)
+
+
+def test_write_private_replaces_and_follows_no_link(tmp_path: Path, open_umask: object) -> None:
+    target, outside = tmp_path / "file", tmp_path / "outside"
+    outside.write_text("untouched")
+    target.symlink_to(outside)
+    write_private(target, "secret")
+    assert outside.read_text() == "untouched"
+    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode), target.is_symlink()) == ("secret", 0o600, False)
+
+
+def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="ssh-keygen is not installed; run: sudo apt-get install"):
+        Identity.create(tmp_path / "identity")

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.pods.conftest import Launched
+from workbench.errors import ConfigError, PodError, PodTimeout, RemoteError
+from workbench.pods.identity import Identity
+from workbench.pods.pod import Pod
+from workbench.pods.ssh import SSHConnection
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+@pytest.fixture
+def stranger(identity: Identity, listener: socket.socket) -> Pod:
+    """A pod whose address is the test's own listener."""
+    port = listener.getsockname()[1]
+    pod = Pod(name="pod-2", address="127.0.0.1", ssh_port=port, user="me", host_key=identity.public_key)
+    identity.pin([pod])
+    return pod
+
+
+def test_refused(identity: Identity, stranger: Pod, listener: socket.socket) -> None:
+    listener.close()
+    began_s = time.monotonic()
+    with pytest.raises(PodError, match=f"pod-2: 127.0.0.1:{stranger.ssh_port} refused the connection"):
+        SSHConnection(stranger, identity).open()
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_accepts_and_never_answers(identity: Identity, stranger: Pod) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(PodTimeout, match=r"no SSH banner from pod-2 \(127.0.0.1:\d+\) in 1 s"):
+        SSHConnection(stranger, identity, timeout_s=1.0).open()
+    assert time.monotonic() - began_s < 3.0
+
+
+@pytest.mark.parametrize("words", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", os.urandom(300)])
+def test_speaks_something_else(identity: Identity, stranger: Pod, listener: socket.socket, words: bytes) -> None:
+    def speak() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(words)
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    with pytest.raises(PodError, match="pod-2"):
+        SSHConnection(stranger, identity, timeout_s=2.0).open()
+    thread.join(5)
+
+
+def test_no_route_and_no_name(identity: Identity) -> None:
+    pods = [
+        Pod(name="pod-0", address="nothing.invalid", user="me", host_key=identity.public_key),
+        Pod(name="pod-1", address="240.0.0.1", user="me", host_key=identity.public_key),
+    ]
+    identity.pin(pods)
+    for pod in pods:
+        began_s = time.monotonic()
+        with pytest.raises(PodError, match=pod.name):
+            SSHConnection(pod, identity, timeout_s=1.0).open()
+        assert time.monotonic() - began_s < 5.0
+
+
+def test_a_key_that_others_may_read(launched: Launched) -> None:
+    launched.identity.key.chmod(0o644)
+    with pytest.raises(ConfigError, match=f"key file {launched.identity.key} has mode 0644"):
+        launched.connect().open()
+
+
+def test_another_user(launched: Launched) -> None:
+    with pytest.raises(PodError, match=r"permission denied \(publickey\) for nobody-such@"):
+        SSHConnection(replace(launched.pods[0], user="nobody-such"), launched.identity).open()
+
+
+def test_exit_codes_and_streams(launched: Launched) -> None:
+    with launched.connect() as connection:
+        done = connection.run(["sh", "-c", "echo out; echo err >&2; exit 7"])
+        assert (done.exit_code, done.stdout, done.stderr) == (7, "out\n", "err\n")
+        assert connection.run(["sh", "-c", "kill -9 $$"]).exit_code == -1
+        assert connection.run(["printf", r"\377a"]).stdout == "\\xffa"
+        assert connection.run(["cat"], stdin=b"x" * 3_000_000).stdout == "x" * 3_000_000
+        assert connection.run(["no-such-command"]).exit_code == 127
+
+
+def test_a_full_stderr_does_not_block(launched: Launched) -> None:
+    with launched.connect() as connection:
+        done = connection.run(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done"])
+        assert (done.stdout, len(done.stderr)) == ("done\n", 5_000_000)
+        stream = connection.stream(["sh", "-c", "head -c 5000000 /dev/zero >&2; echo done; cat; exit 4"])
+        assert stream.readline(20) == b"done\n"
+        stream.write(b"one\ntw")
+        assert stream.readline(5) == b"one\n"
+        with pytest.raises(RemoteError, match="sent no line in time"):
+            stream.readline(0.2)
+        stream.write(b"o")
+        stream.end_input()
+        assert (stream.readline(5), stream.readline(5)) == (b"two", b"")
+        assert stream.wait(5) == 4
+        assert len(stream.stderr) == 65_536
+
+
+def test_a_command_with_a_deadline(launched: Launched) -> None:
+    with launched.connect() as connection:
+        began_s = time.monotonic()
+        with pytest.raises(RemoteError, match="'sleep 30' on .* did not end within 0.5 s") as caught:
+            connection.run(["sleep", "30"], timeout_s=0.5)
+        assert time.monotonic() - began_s < 3.0
+        assert (caught.value.host, caught.value.command) == (launched.pods[0].address, "sleep 30")
+
+
+def test_a_child_that_holds_the_output_is_not_waited_for(launched: Launched) -> None:
+    with launched.connect() as connection:
+        began_s = time.monotonic()
+        assert connection.run(["sh", "-c", "sleep 60 & echo started"]).stdout == "started\n"
+        assert time.monotonic() - began_s < 5.0
+
+
+def test_a_lost_connection_is_an_error_and_no_result(launched: Launched) -> None:
+    with launched.connect() as connection:
+        threading.Timer(0.5, launched.backend.stop).start()
+        with pytest.raises(RemoteError, match="connection was lost"):
+            connection.run(["sleep", "30"], timeout_s=20)
+        with pytest.raises(RemoteError, match="is closed"):
+            connection.run(["true"])
+        assert not connection.is_open
+    assert "closed" in repr(connection)
+
+
+def test_opening_again_after_a_close(launched: Launched) -> None:
+    connection = launched.connect()
+    for _ in range(2):
+        connection.open()
+        connection.open()
+        connection.put_bytes(b"x", f"{launched.pods[0].root}/x")
+        connection.close()
+        connection.close()
+
+
+def test_threads_share_a_connection(launched: Launched) -> None:
+    with launched.connect() as connection:
+        results: list[str] = []
+        threads = [
+            threading.Thread(target=lambda i=i: results.append(connection.run(["echo", str(i)]).stdout)) for i in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert sorted(results) == [f"{i}\n" for i in range(8)]
+
+
+def test_errors_of_files_name_host_and_file(launched: Launched, tmp_path: object) -> None:
+    root = launched.pods[0].root
+    with launched.connect() as connection:
+        with pytest.raises(RemoteError, match=f"cannot read {root}/none on {launched.pods[0].address}"):
+            connection.get_bytes(f"{root}/none")
+        connection.put_bytes(b"", f"{root}/file")
+        with pytest.raises(RemoteError, match="cannot write"):
+            connection.put_bytes(b"", f"{root}/file/below")
+        with pytest.raises(FileNotFoundError):
+            connection.put(launched.identity.folder / "none", f"{root}/x")
+
+
+def test_a_link_in_a_fetched_tree_is_refused(launched: Launched, tmp_path: object) -> None:
+    root = launched.pods[0].root
+    with launched.connect() as connection:
+        connection.put_bytes(b"x", f"{root}/out/a")
+        connection.run(["ln", "-s", "/etc", f"{root}/out/link"])
+        with pytest.raises(RemoteError, match="link on .* is neither a file nor a folder"):
+            connection.get_tree(f"{root}/out", launched.identity.folder / "back")
+
+
+def test_no_nul_in_a_command(launched: Launched) -> None:
+    with launched.connect() as connection, pytest.raises(ConfigError, match="NUL"):
+        connection.run(["echo", "a\0b"])
