@@ -1,6 +1,6 @@
 """Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
 
-`python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size", "env"?}; each folder holds a job.json.
+`python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size"}; each folder holds a job.json.
 Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
 needs.
 """
@@ -30,15 +30,15 @@ def main() -> None:
     torch.set_num_threads(1)
     for run in plan:
         began = time.monotonic()
-        codes = run_one(Path(run["folder"]), run["world_size"], run.get("env", {}))
+        codes = run_one(Path(run["folder"]), run["world_size"])
         (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(Path(run["folder"]).name, codes, round(time.monotonic() - began, 1), "s", round(cpu.ru_utime), flush=True)
 
 
-def run_one(folder: Path, world_size: int, env: dict[str, str]) -> dict[int, int]:
+def run_one(folder: Path, world_size: int) -> dict[int, int]:
     port = free_port()
-    pids = {fork_rank(folder, rank, world_size, port, env): rank for rank in range(world_size)}
+    pids = {fork_rank(folder, rank, world_size, port): rank for rank in range(world_size)}
     codes: dict[int, int] = {}
     deadline = time.monotonic() + LIMIT_S
     while len(codes) < world_size:
@@ -55,7 +55,7 @@ def run_one(folder: Path, world_size: int, env: dict[str, str]) -> dict[int, int
     return codes
 
 
-def fork_rank(folder: Path, rank: int, world_size: int, port: int, env: dict[str, str]) -> int:
+def fork_rank(folder: Path, rank: int, world_size: int, port: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -76,7 +76,6 @@ def fork_rank(folder: Path, rank: int, world_size: int, port: int, env: dict[str
             OMP_NUM_THREADS="1",
             WORKBENCH_RUN_DIR=str(folder),
             WORKBENCH_RANK_DIR=str(own),
-            **env,
         )
         from workbench.jobs.train import main as train
 

@@ -13,7 +13,7 @@ import torch
 from workbench.jobs import ranks
 from workbench.jobs.data import Collator, Example, Row
 
-__all__ = ["Prediction", "exact_match", "predict", "write_predictions"]
+__all__ = ["Prediction", "exact_match", "judge", "predict", "write_predictions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,13 @@ def predict(
     everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
     if rank != 0:
         return []
-    return [_judge(example, everyone[n]) for n, example in enumerate(examples)]
+    return [judge(example, everyone[n]) for n, example in enumerate(examples)]
+
+
+def judge(example: Example, predicted: str) -> Prediction:
+    """Compare an answer with the expected one, apart from white space."""
+    same = " ".join(predicted.split()) == " ".join(example.target.split())
+    return Prediction(source=example.source, expected=example.target, predicted=predicted, exact_match=same)
 
 
 def exact_match(predictions: Sequence[Prediction]) -> float | None:
@@ -95,8 +101,3 @@ def _generate(trainer: Any, tokenizer: Any, collate: Collator, rows: Sequence[Ro
 def _is_zero3(trainer: Any) -> bool:
     engine = getattr(trainer, "deepspeed", None)
     return engine is not None and int(engine.zero_optimization_stage()) == 3
-
-
-def _judge(example: Example, predicted: str) -> Prediction:
-    same = " ".join(predicted.split()) == " ".join(example.target.split())
-    return Prediction(source=example.source, expected=example.target, predicted=predicted, exact_match=same)

@@ -7,7 +7,7 @@ throughput unseen; so the profiler is driven here, and only the one step is touc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ __all__ = ["StepProfiler"]
 class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Profile one forward pass, and time the backward pass and the update that follow it."""
 
-    def __init__(self, model: Any, *, step: int, micro_batch: int, report: Path) -> None:
+    def __init__(self, model: Any, *, step: int, micro_batch: int, report: Path, options: Mapping[str, Any]) -> None:
         """Keep what to look at.
 
         Args:
@@ -30,11 +30,13 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
             step: The optimizer step, counted from 1.
             micro_batch: Rows of one forward pass.
             report: The file for the profiler's text.
+            options: `module_depth`, `top_modules` and `detailed` of DeepSpeed's `flops_profiler`, where given.
         """
         self.model = model
         self.step = step
         self.micro_batch = micro_batch
         self.report = report
+        self.options = {name: options[name] for name in ("module_depth", "top_modules", "detailed") if name in options}
         self.seconds: dict[str, float] = {}
         self._forward_s = 0.0
         self._began = 0.0
@@ -84,7 +86,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         if self._profiler is None:
             return
         # Its tables go to sys.stdout, which it points at the file meanwhile.
-        self._profiler.print_model_profile(profile_step=self.step, output_file=str(self.report))
+        self._profiler.print_model_profile(profile_step=self.step, output_file=str(self.report), **self.options)
         self._profiler.end_profile()
         self._profiler = None
 

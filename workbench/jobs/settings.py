@@ -37,7 +37,7 @@ class Assignment:
     """The evaluation file; None for no evaluation."""
     hub: Mapping[str, object] | None
     """The options of a hub dataset."""
-    deepspeed: Mapping[str, object] | None
+    deepspeed: Mapping[str, Any] | None
     """The resolved DeepSpeed configuration; None without DeepSpeed."""
     gpus: int
     """GPUs of a pod; 0 trains on the CPU."""
@@ -133,10 +133,8 @@ def training_arguments(work: Assignment) -> Any:
         max_steps=job.max_steps or -1,
         learning_rate=job.learning_rate,
         lr_scheduler_type="linear",
-        warmup_steps=_WARMUP,
         optim={"adamw": "adamw_torch", "sgd": "sgd"}[job.optimizer],
-        weight_decay=0.0,
-        max_grad_norm=1.0,
+        **_from_deepspeed(work.deepspeed or {}),
         seed=job.seed,
         bf16=job.precision == Precision.BF16,
         tf32=(job.precision == Precision.TF32) if not on_cpu else None,
@@ -155,6 +153,24 @@ def training_arguments(work: Assignment) -> Any:
         deepspeed=dict(work.deepspeed) if work.deepspeed is not None else None,
         accelerator_config={"use_configured_state": on_cpu and work.deepspeed is not None},
     )
+
+
+def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
+    # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
+    # from the configuration.
+    optimizer = config.get("optimizer", {}).get("params", {})
+    scheduler = config.get("scheduler", {}).get("params", {})
+    betas = optimizer.get("betas", "auto")
+    told = {
+        "max_grad_norm": config.get("gradient_clipping", "auto"),
+        "weight_decay": optimizer.get("weight_decay", "auto"),
+        "adam_epsilon": optimizer.get("eps", "auto"),
+        "adam_beta1": betas[0] if betas != "auto" else "auto",
+        "adam_beta2": betas[1] if betas != "auto" else "auto",
+        "warmup_steps": scheduler.get("warmup_num_steps", "auto"),
+    }
+    ours = {"max_grad_norm": 1.0, "weight_decay": 0.0, "warmup_steps": _WARMUP}
+    return {**ours, **{name: value for name, value in told.items() if value != "auto"}}
 
 
 def _skip_shm_op() -> None:

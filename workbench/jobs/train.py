@@ -84,6 +84,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, rows: Rows)
             step=profile_step,
             micro_batch=work.job.per_device_train_batch_size,
             report=work.out / "profile.txt",
+            options=(work.deepspeed or {}).get("flops_profiler", {}),
         )
         trainer.add_callback(trainer.profiler)
     return trainer

@@ -102,10 +102,12 @@ class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no typ
         """
         if not self.eval_dataset:
             return {}
+        step = self.state.global_step
+        if step in self.eval_losses:  # the Trainer evaluates after its last step, and once more after the epoch
+            return {"eval_loss": self.eval_losses[step]}
         training = self.is_in_train
         self.clock.pause()
         phase("evaluating")
-        step = self.state.global_step
         self.eval_losses[step] = loss = self._eval_loss()
         if ranks.rank() == 0:
             emit("eval", step=step, eval_loss=loss)

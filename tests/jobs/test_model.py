@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from workbench.jobs import model  # transformers first: without it there is nothing to test
+from workbench.jobs.data import Example
+
+EXAMPLES = [
+    Example(source=f"translate to SQL: Which {name} has {n}?", target=f'SELECT {name} FROM table WHERE no = "{n}"')
+    for n, name in enumerate(["city", "crêpe", "player", "année"] * 5)
+]
+NASTY = [
+    'He said "Ann\'s", 1,234.50 — naïve; 東京 🚂 \t two  blanks',
+    " leading and trailing ",
+    "SELECT COUNT Player (2003-06) FROM table WHERE Years in Toronto = 1995-96 AND a > -7",
+    "line\nbreak\r\n",
+    "",
+    "<pad",
+    "a" * 300,
+]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> model.Loaded:
+    return model.load("tiny-t5", EXAMPLES, seed=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", NASTY)
+def test_every_text_comes_back_exactly(loaded: model.Loaded, text: str) -> None:
+    tokens = loaded.tokenizer(text)["input_ids"]
+    assert tokens[-1] == loaded.tokenizer.eos_token_id
+    assert loaded.tokenizer.decode(tokens, skip_special_tokens=True) == text
+
+
+@pytest.mark.slow
+def test_a_cut_text_keeps_its_end_token(loaded: model.Loaded) -> None:
+    tokens = loaded.tokenizer("a b c d e f g h", truncation=True, max_length=4)["input_ids"]
+    assert len(tokens) == 4
+    assert tokens[-1] == loaded.tokenizer.eos_token_id
+
+
+@pytest.mark.slow
+def test_the_seed_alone_makes_the_weights(loaded: model.Loaded) -> None:
+    again, other = model.load("tiny-t5", EXAMPLES, seed=3), model.load("tiny-t5", EXAMPLES, seed=4)
+    first, second, third = (each.model.shared.weight for each in (loaded, again, other))
+    assert first.equal(second)
+    assert not first.equal(third)
+    assert model.parameter_count(loaded.model) == sum(p.numel() for p in loaded.model.parameters())
+
+
+@pytest.mark.slow
+def test_the_vocabulary_fits_the_model_and_dropout_is_off(loaded: model.Loaded) -> None:
+    assert loaded.model.config.vocab_size >= len(loaded.tokenizer)
+    assert loaded.model.config.dropout_rate == 0.0
