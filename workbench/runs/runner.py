@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from workbench.errors import WorkbenchError
 from workbench.pods.pod import Pod
@@ -21,9 +21,10 @@ from workbench.runs.events import Event
 from workbench.runs.journal import Journal
 from workbench.runs.launch import LaunchCommand, LaunchPlan, RankPlace, build_command
 from workbench.runs.launcher import LauncherProcess
-from workbench.runs.outcome import MemoryPeaks, RankStatus, first_cause
+from workbench.runs.outcome import MemoryPeaks, first_cause
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunFault
+from workbench.runs.sight import Sight
 from workbench.runs.specfile import RunSpec
 from workbench.runs.stage import fetch, rank_request, send_inputs
 from workbench.runs.state import RunState
@@ -62,29 +63,6 @@ class RunContext:
     """The agents' lease."""
 
 
-@dataclass(slots=True)
-class _Sight:
-    """What is known of the ranks so far."""
-
-    ranks: dict[int, RankStatus] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)
-    drained: dict[str, bool] = field(default_factory=dict)
-    silent: dict[str, float] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    progress_at: float = field(default_factory=time.monotonic)
-    training: bool = False
-
-    def over(self, pods: int, world_size: int) -> bool:
-        """Tell whether every rank of a pod that still answers has ended, is swept, and all its output is read."""
-        answering = [name for name in self.left if name not in self.lost]
-        return (
-            len(self.left) + len(set(self.lost) - set(self.left)) == pods
-            and all(self.left[name] == 0 and self.drained[name] for name in answering)
-            and all(r.phase == "exited" for r in self.ranks.values() if r.pod.name not in self.lost)
-            and (len(self.ranks) == world_size or bool(self.lost))
-        )
-
-
 class Runner:
     """Carry one run through; `run` blocks until its result is on disk."""
 
@@ -93,7 +71,7 @@ class Runner:
         self._context = context
         self._journal = Journal(context.paths)
         self._peaks = MemoryPeaks()
-        self._sight = _Sight()
+        self._sight = Sight(pods=[link.pod.name for link in context.links], world_size=len(context.places))
         self._reports: queue.Queue[PodReport] = queue.Queue()
         self._cancel = threading.Event()
         self._launcher: LauncherProcess | None = None
@@ -172,7 +150,6 @@ class Runner:
 
     def _follow(self) -> RunFault | None:
         """Take in reports until the ranks are over or something is wrong; give the fault."""
-        c = self._context
         while True:
             self._take()
             cause = first_cause(self._sight.ranks.values())
@@ -183,7 +160,7 @@ class Runner:
                 return None
             if self._sight.lost:
                 return self._lost_pod()
-            if self._sight.over(len(c.links), len(c.places)):
+            if self._sight.over:
                 return None
             if self._launcher is not None and (code := self._launcher.exit_code) is not None:
                 fault = self._launcher_ended(code)
@@ -196,16 +173,9 @@ class Runner:
             report = self._reports.get(timeout=timeout_s)
         except queue.Empty:
             return
-        sight, name = self._sight, report.pod.name
         for note in report.notes:
             logger.warning("%s", note)
-        if report.lost:
-            sight.lost[name] = report.lost
-        sight.silent[name] = report.silent_s
-        if report.silent_s or report.lost:
-            return
-        sight.left[name], sight.drained[name] = report.left, report.drained
-        sight.ranks.update({r.rank: r for r in report.ranks})
+        self._sight.see(report)
         self._peaks.see(report.ranks)
         for event in report.events:
             self._take_event(event, report.pod.address)
@@ -213,9 +183,7 @@ class Runner:
     def _take_event(self, event: Event, address: str) -> None:
         self._journal.event(event)
         self._peaks.see_event(event, address)
-        self._sight.progress_at = time.monotonic()
-        if event.kind == "first_step" and not self._sight.training:
-            self._sight.training = True
+        if self._sight.see_event(event):
             self._journal.state(RunState.RUNNING, "training")
         elif event.kind == "phase" and event.rank == 0:
             state = RunState.RUNNING if self._sight.training else RunState.STARTING
@@ -227,12 +195,12 @@ class Runner:
             self._take(timeout_s=0.05)
 
     def _say_what_is_silent(self) -> None:
-        silent = {n: s for n, s in self._sight.silent.items() if s >= _SILENCE_SHOWN_S}
-        stuck_s = time.monotonic() - self._sight.progress_at
+        silent = self._sight.silent(_SILENCE_SHOWN_S)
+        stuck_s = self._sight.stuck_s
         if silent:
             said = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
             self._journal.hint(f"no sign from {said}; training goes on there until its lease ends")
-        elif self._sight.training and stuck_s >= _STUCK_SHOWN_S:
+        elif stuck_s >= _STUCK_SHOWN_S:
             self._journal.hint(f"no step for {stuck_s:.0f} s")
         else:
             self._journal.hint("")
@@ -247,8 +215,7 @@ class Runner:
         deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             self._take(timeout_s=0.1)
-            ranks = self._sight.ranks.values()
-            if first_cause(ranks) or (ranks and all(r.phase == "exited" for r in ranks)):
+            if first_cause(self._sight.ranks.values()) or self._sight.all_exited:
                 return None
         assert self._launcher is not None
         name = self._context.spec.job.launcher
@@ -258,22 +225,15 @@ class Runner:
     def _end_ranks(self, fault: RunFault | None) -> RunFault | None:
         """Stop what still runs on every pod and wait until nothing is left there."""
         c = self._context
-        if not self._sight.over(len(c.links), len(c.places)) or self._sight.lost:
+        if not self._sight.over or self._sight.lost:
             self._journal.hint("stopping ranks")
             self._everywhere_quietly(lambda link: link.call("stop", run=c.run_id, grace_s=_GRACE_S))
         if self._launcher is not None:
             self._launcher.end()
         deadline = time.monotonic() + _SWEEP_S
-        while time.monotonic() < deadline and not self._gone():
+        while time.monotonic() < deadline and not self._sight.gone:
             self._take(timeout_s=0.1)
         return fault
-
-    def _gone(self) -> bool:
-        sight = self._sight
-        seen = [link.pod.name for link in self._context.links if link.pod.name not in sight.lost]
-        return all(sight.left.get(n, 0) == 0 and sight.drained.get(n, True) for n in seen) and all(
-            r.phase != "running" for r in sight.ranks.values() if r.pod.name not in sight.lost
-        )
 
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
         c = self._context
@@ -309,12 +269,11 @@ class Runner:
         )
 
     def _verdict(self, fault: RunFault | None) -> tuple[RunState, str]:
-        ranks = self._sight.ranks.values()
         if fault is not None:
-            return RunState.FAILED, replace(fault, traceback="", others="").__str__()
-        if len(ranks) == len(self._context.places) and all(r.done for r in ranks):
+            return RunState.FAILED, str(replace(fault, traceback="", others=""))
+        if self._sight.all_done:
             return RunState.SUCCEEDED, "every rank is done"
-        forced = sorted(r.rank for r in ranks if r.forced)
+        forced = self._sight.forced
         killed = f"; ranks {forced} did not end when asked and were killed" if forced else ""
         return RunState.CANCELLED, f"stopped when asked{killed}"
 

@@ -141,6 +141,8 @@ def expand_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def _relative_to(job: Job, folder: Path) -> Job:
     def absolute(value: object) -> object:
+        if isinstance(value, list):
+            return [absolute(part) for part in value]
         return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
 
     if isinstance(job, Script):

@@ -1,0 +1,94 @@
+"""What is known of a run so far: a record that grows as reports of its pods come in, and the questions to it.
+
+It decides nothing; `runner.py` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.runs.events import Event
+from workbench.runs.outcome import RankStatus
+from workbench.runs.watch import PodReport
+
+__all__ = ["Sight"]
+
+
+@dataclass(slots=True)
+class Sight:
+    """The sum of all reports of a run's pods."""
+
+    pods: Sequence[str]
+    """Names of the pods of the run."""
+    world_size: int
+    """Number of its ranks."""
+    ranks: dict[int, RankStatus] = field(default_factory=dict)
+    """The last status of each rank, by number."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Why a pod will not answer again, by its name."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Processes of the run that were alive on a pod, by its name."""
+    training: bool = False
+    """Whether the first optimizer step is done."""
+    _drained: dict[str, bool] = field(default_factory=dict)
+    _silent_s: dict[str, float] = field(default_factory=dict)
+    _progress_at: float = field(default_factory=time.monotonic)
+
+    def see(self, report: PodReport) -> None:
+        """Take in a report; one of a pod that did not answer keeps what was known of its ranks."""
+        name = report.pod.name
+        if report.lost:
+            self.lost[name] = report.lost
+        self._silent_s[name] = report.silent_s
+        if report.lost or report.silent_s:
+            return
+        self.left[name], self._drained[name] = report.left, report.drained
+        self.ranks.update({rank.rank: rank for rank in report.ranks})
+
+    def see_event(self, event: Event) -> bool:
+        """Take in an event; tell whether it was the first optimizer step."""
+        self._progress_at = time.monotonic()
+        first = event.kind == "first_step" and not self.training
+        self.training = self.training or first
+        return first
+
+    @property
+    def over(self) -> bool:
+        """Tell whether every rank has ended, is swept after, and all that it wrote has been read."""
+        return self.gone and (bool(self.lost) or len(self.ranks) == self.world_size) and self._all_in("exited")
+
+    @property
+    def gone(self) -> bool:
+        """Tell whether nothing of the run is left on the pods that still answer."""
+        answering = [name for name in self.pods if name not in self.lost]
+        quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in answering)
+        return quiet and self._all_in("exited", "waiting")
+
+    @property
+    def all_exited(self) -> bool:
+        """Tell whether every rank has ended."""
+        return len(self.ranks) == self.world_size and self._all_in("exited")
+
+    @property
+    def all_done(self) -> bool:
+        """Tell whether every rank left its done-record: the one meaning of success."""
+        return len(self.ranks) == self.world_size and all(rank.done for rank in self.ranks.values())
+
+    @property
+    def forced(self) -> list[int]:
+        """Ranks that did not end when asked and were killed."""
+        return sorted(rank.rank for rank in self.ranks.values() if rank.forced)
+
+    def silent(self, least_s: float) -> dict[str, float]:
+        """Give the pods that have not answered for some time, with the seconds."""
+        return {name: silent_s for name, silent_s in self._silent_s.items() if silent_s >= least_s}
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds since a rank last said anything, once training; 0 before."""
+        return time.monotonic() - self._progress_at if self.training else 0.0
+
+    def _all_in(self, *phases: str) -> bool:
+        return all(rank.phase in phases for rank in self.ranks.values() if rank.pod.name not in self.lost)
