@@ -104,7 +104,7 @@ def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> 
     launched.identity.pin([replace(first, host_key=second.host_key), second])
     pinned = launched.identity.known_hosts.read_text()
     canary = tmp_path / "canary"
-    with pytest.raises(PodError, match=rf"host key of pod-0 .* changed: expected SHA256:\S+, got SHA256:\S+;"):
+    with pytest.raises(PodError, match=r"host key of pod-0 .* changed: expected SHA256:\S+, got SHA256:\S+;"):
         launched.connect().open()
     done = ssh(launched, 0, ["touch", str(canary)])
     assert done.returncode == 255

@@ -142,7 +142,9 @@ def test_hostile_addresses_are_refused(text: str) -> None:
             Hostfile.parse(f"{text} slots=1\nother")
 
 
-@pytest.mark.parametrize("text", ["127.0.0.2", "::1", "fd00::a", "localhost", "pod-0.svc.cluster.local", "3com.example"])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.2", "::1", "fd00::a", "localhost", "pod-0.svc.cluster.local", "3com.example"]
+)
 def test_ordinary_addresses_stay_as_they_are(text: str) -> None:
     assert check_address(text) == text
 

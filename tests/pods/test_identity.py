@@ -116,7 +116,7 @@ def test_a_readable_or_missing_key_is_refused_with_the_remedy(tmp_path: Path) ->
     identity = Identity.create(tmp_path / "1")
     identity.check()
     identity.key.chmod(0o644)
-    with pytest.raises(ConfigError, match="mode 0644.*chmod 600"):
+    with pytest.raises(ConfigError, match=r"mode 0644.*chmod 600"):
         identity.check()
     identity.destroy()
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -137,7 +137,8 @@ def test_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["ssh-dss AAAA", "ssh-ed25519", "ssh-ed25519 !!!!", "ssh-ed25519 AAAAB3Nz", 'from="*" ssh-ed25519 AAAA', "a\nb"]
+    "line",
+    ["ssh-dss AAAA", "ssh-ed25519", "ssh-ed25519 !!!!", "ssh-ed25519 AAAAB3Nz", 'from="*" ssh-ed25519 AAAA', "a\nb"],
 )
 def test_other_key_lines_are_refused(line: str) -> None:
     with pytest.raises(ConfigError):

@@ -227,7 +227,7 @@ def test_a_wrong_token_is_counted_and_told_only_when_none_came(
     place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor
 ) -> None:
     sent = pool.submit(send, place, pods[0], b"x" * 32, 0.5)
-    with pytest.raises(PodTimeout, match="0 of 3 .* reports came with a wrong token"):
+    with pytest.raises(PodTimeout, match=r"0 of 3 .* reports came with a wrong token"):
         place.wait(1.0)
     assert place.refused["wrong token"] >= 1
     with pytest.raises(PodTimeout):
@@ -382,7 +382,7 @@ def test_it_listens_on_loopback_alone_and_closes(pods: list[Pod]) -> None:
     place.close()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=1)
-    with pytest.raises(ConfigError, match="cannot listen on '192.0.2.1'"):
+    with pytest.raises(ConfigError, match=r"cannot listen on '192.0.2.1'"):
         Rendezvous(["pod-0"], host="192.0.2.1")
 
 

@@ -114,7 +114,7 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
 def test_a_command_with_a_deadline(launched: Launched) -> None:
     with launched.connect() as connection:
         began_s = time.monotonic()
-        with pytest.raises(RemoteError, match="'sleep 30' on .* did not end within 0.5 s") as caught:
+        with pytest.raises(RemoteError, match=r"'sleep 30' on .* did not end within 0.5 s") as caught:
             connection.run(["sleep", "30"], timeout_s=0.5)
         assert time.monotonic() - began_s < 3.0
         assert (caught.value.host, caught.value.command) == (launched.pods[0].address, "sleep 30")
@@ -152,7 +152,8 @@ def test_threads_share_a_connection(launched: Launched) -> None:
     with launched.connect() as connection:
         results: list[str] = []
         threads = [
-            threading.Thread(target=lambda i=i: results.append(connection.run(["echo", str(i)]).stdout)) for i in range(8)
+            threading.Thread(target=lambda i=i: results.append(connection.run(["echo", str(i)]).stdout))
+            for i in range(8)
         ]
         for thread in threads:
             thread.start()
@@ -178,7 +179,7 @@ def test_a_link_in_a_fetched_tree_is_refused(launched: Launched, tmp_path: objec
     with launched.connect() as connection:
         connection.put_bytes(b"x", f"{root}/out/a")
         connection.run(["ln", "-s", "/etc", f"{root}/out/link"])
-        with pytest.raises(RemoteError, match="link on .* is neither a file nor a folder"):
+        with pytest.raises(RemoteError, match=r"link on .* is neither a file nor a folder"):
             connection.get_tree(f"{root}/out", launched.identity.folder / "back")
 
 

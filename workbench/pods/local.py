@@ -140,6 +140,10 @@ class LocalPods:
         The logs stay beside them.
         """
         self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
+        """Do what `stop` says, without telling a launch that is under way to give up."""
         workers, roots = self._workers, [worker.config.root for worker in self._workers]
         for worker in workers:
             worker.process.terminate()
@@ -179,7 +183,7 @@ class LocalPods:
                 )
             return list(self._pods)
         except BaseException:
-            self.stop()
+            self._end()
             raise
 
     def _start_worker(self, config: WorkerConfig) -> None:
@@ -195,6 +199,7 @@ class LocalPods:
             process = subprocess.Popen(
                 [sys.executable, "-m", "workbench.pods.worker"],
                 stdin=subprocess.PIPE,
+                bufsize=0,  # else closing the pipe to a dead worker would try to write once more
                 stdout=log,
                 stderr=log,
                 cwd=Path(config.root).parent,
@@ -205,7 +210,6 @@ class LocalPods:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died; `_watch` says how
             process.stdin.write(config.to_line())
-            process.stdin.flush()
 
     def _watch(self) -> None:
         """Give up at once when a worker has died or `stop` was called meanwhile."""

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.pods.conftest import Launched
+from workbench.errors import ConfigError
+from workbench.pods.hostfile import Hostfile
+from workbench.pods.identity import Identity
+from workbench.pods.openssh import pdsh_environment, ssh_argv, ssh_wrapper
+
+needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="needs pdsh: apt-get install pdsh")
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")
+
+
+def pdsh(launched: Launched, command: str) -> subprocess.CompletedProcess[str]:
+    hosts = ",".join(Hostfile.from_pods(launched.pods).addresses)
+    return subprocess.run(
+        ["pdsh", "-S", "-w", hosts, command],
+        env={**os.environ, **pdsh_environment(launched.identity)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@needs_pdsh
+def test_pdsh_reaches_all(launched: Launched) -> None:
+    done = pdsh(launched, "basename $WORKBENCH_POD")
+    assert sorted(done.stdout.splitlines()) == ["127.0.0.2: pod-0", "127.0.0.3: pod-1"], done
+    assert pdsh(launched, "exit 5").returncode == 5
+
+
+@needs_pdsh
+def test_pdsh_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_path: Path) -> None:
+    first, second = launched.pods
+    launched.identity.pin([replace(first, host_key=second.host_key), replace(second, host_key=first.host_key)])
+    done = pdsh(launched, f"touch {tmp_path}/canary")
+    assert done.returncode == 255
+    assert not (tmp_path / "canary").exists()
+
+
+def mpirun(launched: Launched, *command: str) -> subprocess.CompletedProcess[str]:
+    hosts = ",".join(f"{address}:1" for address in Hostfile.from_pods(launched.pods).addresses)
+    mca = ["plm_rsh_agent", ssh_wrapper(launched.identity)], ["oob_tcp_if_include", "lo"], ["btl_tcp_if_include", "lo"]
+    argv = ["mpirun", "--allow-run-as-root", "-np", "2", "--host", hosts]
+    options = [word for pair in mca for word in ("--mca", *pair)]
+    return subprocess.run(
+        [*argv, *options, *command], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_mpirun_reaches_all(launched: Launched) -> None:
+    done = mpirun(launched, "sh", "-c", "basename $WORKBENCH_POD")
+    assert sorted(done.stdout.split()) == ["pod-0", "pod-1"], done
+
+
+@needs_mpirun
+@pytest.mark.slow
+def test_mpirun_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_path: Path) -> None:
+    first, second = launched.pods
+    launched.identity.pin([replace(first, host_key=second.host_key), replace(second, host_key=first.host_key)])
+    done = mpirun(launched, "touch", f"{tmp_path}/canary")
+    assert done.returncode != 0
+    assert not (tmp_path / "canary").exists()
+
+
+def test_the_wrapper_is_ssh(launched: Launched) -> None:
+    wrapper = ssh_wrapper(launched.identity)
+    argv = [wrapper, "127.0.0.3", "basename $WORKBENCH_POD"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
+    assert done.stdout == "pod-1\n", done
+
+
+def test_paths_that_the_launchers_would_split_are_refused(tmp_path: Path) -> None:
+    blank = Identity.create(tmp_path / "a b")
+    with pytest.raises(ConfigError, match=r"pdsh cannot use the path .*a b"):
+        pdsh_environment(blank)
+    with pytest.raises(ConfigError, match=r"mpirun cannot use the path .*a b"):
+        ssh_wrapper(blank)
+    with pytest.raises(ConfigError, match="pdsh cannot use"):
+        pdsh_environment(Identity.create(tmp_path / "100%h"))
+    with pytest.raises(ConfigError, match="mpirun cannot use"):
+        ssh_wrapper(Identity.create(tmp_path / "a:b"))
+
+
+def test_a_hostile_address_never_becomes_an_argument(launched: Launched) -> None:
+    for address in ("-oProxyCommand=touch canary", "a b", "^file"):
+        with pytest.raises(ConfigError):
+            ssh_argv(replace(launched.pods[0], address=address), launched.identity, ["true"])

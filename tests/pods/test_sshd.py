@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import stat
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import ConfigError
+from workbench.pods.identity import Identity
+from workbench.pods.sshd import Daemon, find_sshd
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, identity: Identity) -> Daemon:
+    return Daemon(
+        folder=tmp_path / "pod 0 50%" / "sshd",
+        address="127.0.0.2",
+        port=22022,
+        user="root",
+        public_key=identity.public_key,
+        environment={"A": "b c #1", "EMPTY": ""},
+    )
+
+
+def test_sshd_reads_the_configuration_as_meant(daemon: Daemon) -> None:
+    daemon.folder.parent.mkdir()
+    daemon.prepare(find_sshd())
+    argv = [find_sshd(), "-T", "-f", daemon.folder / "sshd_config"]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=10)
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    for line in (
+        "passwordauthentication no",
+        "kbdinteractiveauthentication no",
+        "permituserenvironment no",
+        "permituserrc no",
+        "allowtcpforwarding no",
+        "allowagentforwarding no",
+        "x11forwarding no",
+        "maxsessions 100",
+        "maxstartups 100:30:100",
+        "listenaddress 127.0.0.2:22022",
+        "subsystem sftp internal-sftp",
+        "setenv A=b c #1",
+        "setenv EMPTY=",
+        f"hostkey {daemon.folder}/host_key",
+    ):
+        assert line in lines, line
+    allowed = (daemon.folder / "authorized_keys").read_text()
+    assert allowed.startswith('restrict,from="127.0.0.0/8" ssh-ed25519 ')
+    assert {stat.S_IMODE(path.stat().st_mode) for path in daemon.folder.iterdir()} == {0o600}
+
+
+def test_values_that_would_break_out_are_refused(daemon: Daemon) -> None:
+    for bad in (
+        replace(daemon, environment={"A": 'x"\nPasswordAuthentication yes'}),
+        replace(daemon, environment={"A": "x\ny"}),
+        replace(daemon, address="0.0.0.0"),
+        replace(daemon, address="127.0.0.2\nPort 1"),
+        replace(daemon, port=0),
+        replace(daemon, folder=Path('/a"b')),
+    ):
+        with pytest.raises(ConfigError):
+            bad.config()
