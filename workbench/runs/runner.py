@@ -26,7 +26,7 @@ from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunFault
 from workbench.runs.sight import Sight
 from workbench.runs.specfile import RunSpec
-from workbench.runs.stage import fetch, rank_request, send_inputs
+from workbench.runs.stage import clear, fetch, rank_request, send_inputs
 from workbench.runs.state import RunState
 from workbench.runs.watch import PodReport, PodWatch
 from workbench.spec.technique import Launcher
@@ -240,6 +240,8 @@ class Runner:
         try:
             self._journal.hint("bringing results back")
             fetch(c.links[0], c.run_id, c.paths)
+            if fault is None and self._sight.all_done:
+                self._everywhere_quietly(lambda link: clear(link, c.run_id))
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
             logger.exception("bringing back %s", c.run_id)
             missing = RunFault(kind=_kind(error), message=f"the results could not be brought back: {error}")

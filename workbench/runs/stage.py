@@ -18,7 +18,7 @@ from workbench.runs.paths import PodRunPaths, RunPaths
 from workbench.runs.state import write_json
 from workbench.spec.job import FineTune, Job, Script
 
-__all__ = ["fetch", "pod_paths", "rank_request", "send_inputs"]
+__all__ = ["clear", "fetch", "pod_paths", "rank_request", "send_inputs"]
 
 # Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
@@ -131,6 +131,11 @@ def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
         manifest[str(relative)] = digests[str(source)]
     write_json(paths.manifest, manifest)
     return manifest
+
+
+def clear(link: AgentLink, run_id: str) -> None:
+    """Remove a run's folder from a pod; only for a run whose files are all back."""
+    link.run(["rm", "-rf", "--", str(pod_paths(link.pod, run_id).root)])
 
 
 def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> None:
