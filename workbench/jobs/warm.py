@@ -7,6 +7,7 @@ twice, is thereby the agent's child, and runs to the end of a normal Python prog
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import importlib
@@ -37,6 +38,10 @@ MODULES = (
 )
 """What is imported, unless WORKBENCH_WARM_MODULES names others, with commas."""
 
+_LATE_MODULES = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject", "torch.utils.cpp_extension")
+# What DeepSpeed's engine imports when it is made (torch._inductor comes with it): 1.3 s in every rank. Not all versions
+# have all of it.
+
 _MESSAGE_BYTES = 1 << 20
 _ADOPTION_S = 10.0
 
@@ -62,8 +67,12 @@ def _import_all(link: socket.socket) -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     began = time.monotonic()
     try:
-        for name in os.environ.get("WORKBENCH_WARM_MODULES", ",".join(MODULES)).split(","):
+        names = os.environ.get("WORKBENCH_WARM_MODULES")
+        for name in names.split(",") if names else MODULES:
             importlib.import_module(name)
+        for name in () if names else _LATE_MODULES:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     except BaseException:  # the border of a process: whatever an import does, the agent must hear of it
         traceback.print_exc()
         sys.stderr.flush()

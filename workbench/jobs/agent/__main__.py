@@ -40,6 +40,7 @@ def _serve(root: Path, lease_s: float, warm: bool) -> int:
         answer: dict[str, object] = {"ok": True, "pid": serve(root, lease_s=lease_s, warm=warm)}
     except (RuntimeError, OSError) as error:
         answer = {"ok": False, "error": str(error)}
+        sys.stderr.write(f"{error}\n")
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
     return 0 if answer["ok"] else 1

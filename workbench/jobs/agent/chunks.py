@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["read_chunks"]
+__all__ = ["read_chunks", "size_of"]
 
 Chunk = dict[str, object]
 
@@ -25,16 +25,24 @@ def read_chunks(root: Path, names: Sequence[str], offsets: Mapping[str, object],
     Returns:
         By name `{"offset", "data"}`, the data as latin-1 text; only files with something new.
     """
-    fresh = {name: start for name in names if _size(root / name) > (start := _offset(offsets.get(name)))}
+    fresh = {name: start for name in names if size_of(root / name) > (start := _offset(offsets.get(name)))}
     chunks: dict[str, Chunk] = {}
     left = max_bytes
     # The smallest first: whatever they leave of their share is there for the rest.
-    for index, name in enumerate(sorted(fresh, key=lambda n: _size(root / n) - fresh[n])):
+    for index, name in enumerate(sorted(fresh, key=lambda n: size_of(root / n) - fresh[n])):
         data = _read(root / name, fresh[name], left // (len(fresh) - index))
         left -= len(data)
         if data:
             chunks[name] = {"offset": fresh[name], "data": data.decode("latin-1")}
     return chunks
+
+
+def size_of(path: Path) -> int:
+    """Give a file's size in bytes; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _offset(value: object) -> int:
@@ -43,13 +51,6 @@ def _offset(value: object) -> int:
     if not isinstance(value, int) or value < 0:
         raise ValueError(f"offset {value!r} must be a whole number, 0 or more")
     return value
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _read(path: Path, offset: int, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The agent itself: answers requests, starts ranks cold or warm, reaps, samples, and lets go when its lease ends.
+"""The agent itself: answers requests, reaps, samples, and lets go when its lease ends.
 
 It waits for nothing; `server` calls it whenever there is something to do. The environment of jobs stays in memory.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import network, proc
-from .rank import Rank, start_cold
-from .request import RunRequest, check_run_id, rank_environment
+from .chunks import size_of
+from .launching import Launcher
+from .request import RunRequest, check_run_id
 from .run import PodRun
-from .warmlink import WarmLink
 
 __all__ = ["Agent", "Later", "Reply"]
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _SAMPLE_S = 1.0
 _HURRY_S = 0.05
 _TABLE_S = 0.1
-_STACKS_S = 0.5
+_STACKS_S = 2.0
 _GRACE_S = 3.0
 _LAST_S = 3.0
 _POLL_BYTES = 1 << 20
@@ -45,25 +45,17 @@ class Later:
     """Gives the reply, or None when it is not yet time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    run: PodRun
-    rank: Rank
-    env: dict[str, str]
-
-
 class Agent:
     """The state of one pod's agent."""
 
     def __init__(self, root: Path, lease_s: float) -> None:
         """Start with no runs; the lease begins now."""
         self.root = root
-        self.warm = WarmLink()
+        self.launcher = Launcher()
+        self.warm = self.launcher.warm
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._runs: dict[str, PodRun] = {}
-        self._launches: dict[int, _Launch] = {}
-        self._token = 0
         self._sampled = 0.0
         self._table: tuple[float, dict[int, proc.Process]] = (-1.0, {})
         self._end_by: float | None = None
@@ -105,15 +97,15 @@ class Agent:
             _log.info("ending: %s", why)
             self._end_by = time.monotonic() + grace_s + _LAST_S
             for run in self._runs.values():
-                self._stop_run(run, grace_s)
-            self.warm.kill()
+                self.launcher.stop(run, grace_s)
+            self.warm.kill("the agent ends")
 
     def tick(self) -> None:
         """Take note of what happened and do what is due. Cheap when nothing is."""
         now = time.monotonic()
         if now > self._lease_end:
             self.end(f"no keeper has spoken for {self.lease_s:g} s")
-        self._hear_warm()
+        self.launcher.hear()
         self._reap()
         self.warm.tick()
         live = any(run.live for run in self._runs.values())
@@ -169,7 +161,7 @@ class Agent:
             raise ValueError(f"run {run.request.run} was stopped; prepare it again")
         for rank in run.ranks.values():
             if rank.phase == "waiting":
-                self._launch(run, rank, {})
+                self.launcher.launch(run, rank, {})
         return {"ranks": [rank.place.rank for rank in run.ranks.values()]}
 
     def _start_rank(self, message: Message) -> Reply:
@@ -185,8 +177,8 @@ class Agent:
         for name in ("local_rank", "world_size", "master_addr", "master_port"):
             if message.get(name) not in (None, ""):
                 overrides[name.upper()] = str(message[name])
-        sizes = {name: _size(rank.folder / name) for name in ("stdout.log", "stderr.log")}
-        self._launch(run, rank, overrides)
+        sizes = {name: size_of(rank.folder / name) for name in ("stdout.log", "stderr.log")}
+        self.launcher.launch(run, rank, overrides)
         return {"folder": str(rank.folder), "sizes": sizes}
 
     def _poll(self, message: Message) -> Reply:
@@ -204,13 +196,22 @@ class Agent:
             raise ValueError("grace_s must be a number of seconds")
         run = self._runs.get(check_run_id(message.get("run")))
         if run is not None:
-            self._stop_run(run, grace)
+            self.launcher.stop(run, grace)
         return {"known": run is not None}
 
     def _stacks(self, message: Message) -> Reply | Later:
         run = self._run(message)
         sizes, due = run.ask_stacks(), time.monotonic() + _STACKS_S
-        return Later(lambda: {"stacks": run.stacks(sizes)} if not sizes or time.monotonic() >= due else None)
+        before: dict[str, str] = {}
+
+        def ready() -> Reply | None:
+            nonlocal before
+            texts, last = run.stacks(sizes), before
+            before = texts
+            whole = texts == last and all(texts[str(number)] for number in sizes)
+            return {"stacks": texts} if whole or not sizes or time.monotonic() >= due else None
+
+        return Later(ready)
 
     def _shutdown(self, message: Message) -> Later:
         grace = message.get("grace_s", _GRACE_S)
@@ -223,54 +224,6 @@ class Agent:
             raise ValueError(f"run {name} is not prepared on {self.root.name}")
         return self._runs[name]
 
-    def _launch(self, run: PodRun, rank: Rank, overrides: Mapping[str, str]) -> None:
-        request, place = run.request, rank.place
-        env = rank_environment(request, place, self.root, os.environ, overrides)
-        launch = _Launch(run, rank, env)
-        job_env = {**request.env, **overrides}
-        if request.kind != "finetune" or request.entry is None or not self.warm.serves(job_env):
-            self._launch_cold(launch)
-            return
-        self._token += 1
-        self._launches[self._token] = launch
-        rank.phase = "forking"
-        self.warm.fork(
-            self._token,
-            {
-                "agent": os.getpid(),
-                "env": env,
-                "cwd": request.cwd or str(run.folder),
-                "folder": str(rank.folder),
-                "entry": request.entry,
-                "threads": request.threads,
-            },
-        )
-
-    def _launch_cold(self, launch: _Launch) -> None:
-        run, rank = launch.run, launch.rank
-        pid = start_cold(run.request.argv, launch.env, run.request.cwd or str(run.folder), rank.folder)
-        run.begun(rank, pid, "cold")
-
-    def _stop_run(self, run: PodRun, grace_s: float) -> None:
-        for token, launch in list(self._launches.items()):
-            if launch.run is run and self.warm.cancel(token):
-                del self._launches[token]
-                launch.rank.phase = "waiting"
-        run.stop(grace_s)
-
-    def _hear_warm(self) -> None:
-        forked, refused = self.warm.receive()
-        for token, pid in forked.items():
-            launch = self._launches.pop(token)
-            launch.run.begun(launch.rank, pid, "warm")
-        for token in refused:
-            launch = self._launches.pop(token)
-            if launch.run.stopping:
-                launch.rank.stopped = True
-                launch.rank.end(None)
-            else:
-                self._launch_cold(launch)
-
     def _reap(self) -> None:
         while True:
             try:
@@ -280,7 +233,7 @@ class Agent:
             if info is None:
                 return
             # A forked rank names itself before it can end: hear it before its end is looked at.
-            self._hear_warm()
+            self.launcher.hear()
             code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
             for run in self._runs.values():
                 for pid, rank in list(run.by_pid()):
@@ -308,10 +261,3 @@ class Agent:
         if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
             self._table = (now, proc.process_table())
         return self._table[1]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import proc
-from .records import failure_from, lost_peer, read_record, write_record
+from .records import Failure, failure_from, lost_peer, read_record, write_record
 from .request import RankPlace
 
 __all__ = ["Rank", "start_cold"]
@@ -54,12 +54,13 @@ class Rank:
         self.phase, self.how, self.started_s = "running", how, time.time()
         self._known.add(self.process.key)
 
-    def end(self, exit_code: int | None, oom_hint: str = "") -> None:
+    def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
         """Take note of its end, and leave the record that says why.
 
         Args:
             exit_code: Negative for a signal; None when it was never started.
             oom_hint: What the cgroup's counters say of it.
+            cannot_start: Why there never was a process of it, though there should have been.
         """
         self.phase, self.exit_code, self.ended_s = "exited", exit_code, time.time()
         self.rss_bytes = 0
@@ -69,11 +70,10 @@ class Rank:
             self.done = True
         self.done = self.done or (self.folder / "done.json").exists()
         if self.error is None and not self.done and not self.stopped and exit_code is not None:
-            self.fail(exit_code, oom_hint)
+            failure = failure_from(self.folder, exit_code, oom_hint=oom_hint)
+            self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
 
-    def fail(self, exit_code: int, oom_hint: str = "") -> None:
-        """Make the error record that the rank did not make itself."""
-        failure = failure_from(self.folder, exit_code, oom_hint=oom_hint)
+    def _fail(self, failure: Failure) -> None:
         self.error = {
             "rank": self.place.rank,
             "kind": failure.kind,

@@ -83,7 +83,7 @@ class PodRun:
         if rank.process is not None:
             rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
-        rank.end(exit_code, self._oom.hint(rank.group))
+        rank.end(exit_code, oom_hint=self._oom.hint(rank.group))
 
     def stop(self, grace_s: float) -> None:
         """Ask every rank and what is under it to end now, and see to it after the grace. Idempotent.

@@ -11,6 +11,7 @@ import os
 import selectors
 import signal
 import socket
+import time
 from dataclasses import dataclass, field
 
 from .core import Agent, Later, Reply
@@ -22,6 +23,7 @@ _log = logging.getLogger(__name__)
 _LINE_BYTES = 8 << 20
 _UNSENT_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
+_AFTER_MISTAKE_S = 0.2
 
 
 @dataclass(slots=True, eq=False)
@@ -56,13 +58,20 @@ class _Server:
                     os.read(wake, 4096)
                 elif isinstance(key.data, _Connection):
                     self._serve(key.data, events)
-            self.agent.tick()
+            self._tick()
             for connection in list(self.connections):
                 self._advance(connection)
         for connection in self.connections:
             self._answer_pending(connection)
             connection.socket.settimeout(1.0)
             self._send(connection)
+
+    def _tick(self) -> None:
+        try:
+            self.agent.tick()
+        except Exception:  # the border of the loop: ranks must not die of the agent's own mistakes
+            _log.exception("tick failed")
+            time.sleep(_AFTER_MISTAKE_S)
 
     def _watch_warm(self) -> None:
         # Only to be woken: the agent reads it on its next tick.

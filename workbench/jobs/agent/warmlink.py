@@ -31,6 +31,9 @@ _READ_AT_IMPORT = (
     "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "DS_ACCELERATOR", "TORCH_LOGS", "TORCH_CPP_",
 )  # fmt: skip
 
+# What the keeper asks of every job anyway.
+_QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+
 
 class WarmLink:
     """The warm server as the agent sees it. `state` is off, starting, ready or failed."""
@@ -44,6 +47,7 @@ class WarmLink:
         self._queue: dict[int, bytes] = {}
         self._asked: dict[int, float] = {}
         self._deadline = 0.0
+        self._why = "it ended by itself"
 
     def start(self, root: Path) -> None:
         """Start the server as a child of the agent, with this process's own output for its log."""
@@ -51,7 +55,7 @@ class WarmLink:
         ours.setblocking(False)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        self._env = {**os.environ, "WORKBENCH_POD": str(root)}
+        self._env = {**_QUIET, **os.environ, "WORKBENCH_POD": str(root)}
         agent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -72,11 +76,13 @@ class WarmLink:
 
     def serves(self, env: Mapping[str, str]) -> bool:
         """Tell whether a rank with these variables of the job can be forked, now or when the imports are done."""
-        return self.state in ("starting", "ready") and all(
-            self._env.get(name) == value or name == "PYTHONUNBUFFERED"
-            for name, value in env.items()
-            if name.startswith(_READ_AT_IMPORT)
-        )
+        if self.state not in ("starting", "ready"):
+            return False
+        late = [name for name in env if name.startswith(_READ_AT_IMPORT) and self._env.get(name) != env[name]]
+        late = [name for name in late if name != "PYTHONUNBUFFERED"]
+        if late:
+            _log.info("a rank sets what imports read (%s): it is started cold", ", ".join(late))
+        return not late
 
     def fork(self, token: int, request: Mapping[str, object]) -> None:
         """Ask for a rank. The answer comes through `receive`, under the same token."""
@@ -104,7 +110,7 @@ class WarmLink:
                 data = b""
             if not data:
                 # Every copy of the other end is closed: no rank that was forked can be unheard of.
-                refused += self._fail("the warm server ended")
+                refused += self._close()
                 break
             message = json.loads(data)
             if "pid" in message:
@@ -125,11 +131,11 @@ class WarmLink:
         now = time.monotonic()
         late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
         if self.pid is not None and (late or (self.state == "starting" and now > self._deadline)):
-            _log.error("warm server: no answer in time (%s); ending it", self.state)
-            self.kill()
+            self.kill(f"no answer in time while {self.state}")
 
-    def kill(self) -> None:
+    def kill(self, why: str) -> None:
         """End the server, if there is one. Idempotent; ranks it has forked go on."""
+        self._why = why
         if self.pid is not None and (process := proc.look_up(self.pid)) is not None:
             proc.send(process, signal.SIGKILL)
 
@@ -146,14 +152,13 @@ class WarmLink:
             except BlockingIOError:
                 return
             except OSError as error:
-                _log.error("warm server: %s", error)
-                self.kill()
+                self.kill(f"it cannot be asked: {error}")
                 return
             del self._queue[token]
             self._asked[token] = time.monotonic()
 
-    def _fail(self, why: str) -> list[int]:
-        _log.error("warm server: %s (was %s); ranks are started cold from now on", why, self.state)
+    def _close(self) -> list[int]:
+        _log.info("warm server: gone while %s (%s)", self.state, self._why)
         self.state = "failed"
         if self.socket is not None:
             self.socket.close()
