@@ -1,0 +1,136 @@
+"""What the repository says of itself: README, Makefile, requirements, hooks, and the notebooks as they are kept."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PINS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def fenced_block_after(heading: str) -> list[str]:
+    """Lines of the first fenced block after a heading of the README."""
+    after = README.partition(f"\n## {heading}\n")[2]
+    return after.split("```")[1].split("\n")[1:]
+
+
+def tree_paths(lines: list[str]) -> list[str]:
+    """Paths of an indented file tree, whose lines are a name and half a line on it."""
+    stack: list[tuple[int, str]] = []
+    paths = []
+    for line in filter(str.strip, lines):
+        indent = len(line) - len(line.lstrip())
+        while stack and stack[-1][0] >= indent:
+            stack.pop()
+        name = line.split()[0]
+        paths.append("".join(parent for _, parent in stack) + name)
+        if name.endswith("/"):
+            stack.append((indent, name))
+    return paths
+
+
+def cells_of(path: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
+    return [{**cell, "source": "".join(cell["source"])} for cell in cells]
+
+
+def test_file_tree_of_the_readme_is_true() -> None:
+    paths = tree_paths(fenced_block_after("Files"))
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_every_room_and_top_level_file_is_in_the_tree() -> None:
+    paths = set(tree_paths(fenced_block_after("Files")))
+    rooms = {f"workbench/{p.name}/" for p in (ROOT / "workbench").iterdir() if (p / "__init__.py").exists()}
+    notebooks = {f"notebooks/{p.name}" for p in NOTEBOOKS}
+    assert (rooms | notebooks) - paths == set()
+
+
+def test_commands_of_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    asked = set(re.findall(r"\bmake ([a-z]+)\b", README))
+    assert {"quickstart", "test", "lab", "setup"} <= asked
+    assert asked <= targets
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link and not link.startswith("#")]
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+
+
+def test_the_notebooks_of_the_design_are_here() -> None:
+    assert {path.stem for path in NOTEBOOKS} >= {
+        "00_quickstart",
+        "01_prep_dataset",
+        "02_single_pod",
+        "03_deepspeed_zero1",
+        "04_deepspeed_zero3_offload",
+        "05_run_inference",
+    }
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_kept_clean(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    cells = cells_of(path)
+    assert [c["id"] for c in cells if c.get("outputs") or c.get("execution_count")] == [], "run nbstripout"
+    ids = [cell["id"] for cell in cells]
+    assert len(set(ids)) == len(ids)
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            ast.parse(cell["source"])
+            assert cell["source"].count("\n") < 35, f"cell {cell['id']} is long"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_says_where_it_runs_and_what_was_learned(path: Path) -> None:
+    cells = cells_of(path)
+    assert cells[0]["cell_type"] == "markdown"
+    assert cells[0]["source"].startswith("# ")
+    assert cells[1]["source"].startswith("## Where it runs\n")
+    assert cells[2]["cell_type"] == "code"
+    assert cells[-1]["source"].startswith("## What was learned\n")
+    links = [link for cell in cells for link in re.findall(r"\]\(([^)]+\.ipynb)\)", cell["source"])]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_versions_are_exact_and_are_what_is_installed() -> None:
+    pins = {name: pin for name, _, pin in (line.partition("==") for line in PINS)}
+    assert all(pins.values())
+    assert {n: version(n).partition("+")[0] for n in pins} == pins
+
+
+def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
+    pins = dict(line.split("==") for line in PINS)
+    needs = [Requirement(n) for n in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
+    assert [str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))] == []
+
+
+def test_ci_runs_every_check() -> None:
+    ci = ROOT / ".ci" / "run"
+    assert os.access(ci, os.X_OK)
+    assert "make test" in ci.read_text()
+
+
+def test_private_keys_are_refused_by_the_hook() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    pattern = re.compile(next(hook["entry"] for hook in hooks if hook["id"] == "private-key"))
+    assert pattern.search("-----BEGIN " + "OPENSSH PRIVATE KEY-----")
+    assert pattern.search("-----BEGIN " + "PRIVATE KEY-----")
+    assert not pattern.search("-----BEGIN PUBLIC KEY-----")
+    assert not pattern.search((ROOT / ".pre-commit-config.yaml").read_text())

@@ -1,0 +1,134 @@
+"""Run the quickstart notebook as a person would, print what its cells say, and keep it as HTML beside its run.
+
+`make quickstart` calls this. It executes the notebook and shows what the notebook shows: there is no second path
+through the library here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbconvert import HTMLExporter
+from traitlets.config import Config
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NOTEBOOK = REPOSITORY / "notebooks" / "00_quickstart.ipynb"
+CELL_TIMEOUT_S = 600
+SAY_EVERY_S = 10.0
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+# In a notebook a record shows as a table, and its text is one line; a terminal should get the table as text.
+TABLES_AS_TEXT = """
+def _table(record, printer, cycle):
+    printer.text(str(record))
+for _module, _name in (
+    ("workbench.cluster", "Cluster"),
+    ("workbench.runs.result", "RunResult"),
+    ("workbench.results.profile", "Profile"),
+    ("workbench.results.predict", "Predictions"),
+):
+    get_ipython().display_formatter.formatters["text/plain"].for_type_by_name(_module, _name, _table)
+"""
+
+
+class Terminal:
+    """Print what a kernel says; a line that is rewritten in place stays one line, in a terminal and in a log."""
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._last = ""
+        self._said_at = 0.0
+
+    def say(self, text: str) -> None:
+        """Print text as it came from the kernel."""
+        if sys.stdout.isatty():
+            print(text, end="", flush=True)
+            return
+        *whole, self._line = (self._line + text).split("\n")
+        for line in whole:
+            self._print(line)
+        if "\r" in self._line and time.monotonic() - self._said_at > SAY_EVERY_S:
+            self._print(self._line)
+
+    def _print(self, line: str) -> None:
+        shown = line.rpartition("\r")[2].rstrip()
+        if "\r" in line and shown == self._last:
+            return
+        print(shown, flush=True)
+        self._last = shown
+        self._said_at = time.monotonic()
+
+
+class TellingClient(NotebookClient):
+    """A notebook client that prints headings and text as they come, so that a person can follow."""
+
+    def __init__(self, notebook: nbformat.NotebookNode, **options: Any) -> None:
+        super().__init__(notebook, **options)
+        self.terminal = Terminal()
+        self.on_cell_start = self.say_heading
+
+    def say_heading(self, cell: nbformat.NotebookNode, **_: object) -> None:
+        """Print the heading of a Markdown cell that has one."""
+        first = cell.source.partition("\n")[0]
+        if cell.cell_type == "markdown" and first.startswith("#"):
+            text = first.lstrip("# ")
+            self.terminal.say(f"\n{text}\n{'-' * len(text)}\n")
+
+    def process_message(self, msg: dict[str, Any], cell: nbformat.NotebookNode, cell_index: int) -> Any:
+        """Print the text of one message of the kernel, then handle it as ever."""
+        content = msg["content"]
+        if msg["msg_type"] == "stream":
+            self.terminal.say(content["text"])
+        elif msg["msg_type"] in ("execute_result", "display_data"):
+            self.terminal.say(content["data"].get("text/plain", "") + "\n")
+        return super().process_message(msg, cell, cell_index)
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> bool:
+    """Run a notebook in a folder, telling what it says.
+
+    Returns:
+        Whether every cell did what it should; the outputs, an error's among them, are then in `notebook`.
+    """
+    client = TellingClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        resources={"metadata": {"path": str(folder)}},
+        extra_arguments=[f"--InteractiveShellApp.exec_lines={[TABLES_AS_TEXT]!r}"],
+        config=Config({"KernelManager": {"transport_encryption": "auto"}}),
+    )
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        print(ANSI.sub("", str(error)), file=sys.stderr)
+        return False
+    return True
+
+
+def main() -> int:
+    """Execute the notebook in a fresh folder; the last line names the run directory."""
+    folder = REPOSITORY / "runs" / time.strftime("quickstart-%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    succeeded = execute(notebook, folder)
+    html = folder / NOTEBOOK.with_suffix(".html").name
+    html.write_text(HTMLExporter().from_notebook_node(notebook)[0], encoding="utf-8")
+    print(f"\nExecuted notebook: {html} ({time.monotonic() - started:.0f} s)")
+    runs = sorted(path.parent for path in folder.glob("runs/*/runs/*/run.json"))
+    if not succeeded or not runs:
+        print(f"The quickstart failed; what there is of it is in {folder}", file=sys.stderr)
+        return 1
+    print(f"Run directory: {runs[-1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
