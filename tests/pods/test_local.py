@@ -249,8 +249,8 @@ def workers_and_daemons(pods: list[Pod]) -> dict[str, list[Process]]:
     for process in children():
         argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         if b"workbench.pods.worker" in argv:
-            log = os.readlink(f"/proc/{process.pid}/fd/2")
-            found[Path(log).stem] = [process, *descendants(process.pid)]
+            log = Path(f"/proc/{process.pid}/fd/2").readlink()
+            found[log.stem] = [process, *descendants(process.pid)]
     assert sorted(found) == [pod.name for pod in pods]
     return found
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import pwd
 import stat
 import subprocess
 from dataclasses import replace
@@ -9,7 +11,7 @@ import pytest
 
 from workbench.errors import ConfigError
 from workbench.pods.identity import Identity
-from workbench.pods.sshd import Daemon, find_sshd
+from workbench.pods.sshd import Daemon, find_sshd, login_user
 
 
 @pytest.fixture
@@ -64,3 +66,20 @@ def test_values_that_would_break_out_are_refused(daemon: Daemon) -> None:
     ):
         with pytest.raises(ConfigError):
             bad.config()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("root:!:1:0:::::", "usermod -p '\\*' root"), ("root:!$y$j9T$x:1:0:::::", "is locked"), ("root:*:1:", "")],
+)
+def test_a_locked_user_is_told_how_to_unlock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, words: str
+) -> None:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    (tmp_path / "shadow").write_text(f"other:!:\n{line}\n".replace("root", user))
+    monkeypatch.setattr("workbench.pods.sshd._SHADOW", tmp_path / "shadow")
+    if not words:
+        assert login_user() == user
+        return
+    with pytest.raises(ConfigError, match=words.replace("root", user)):
+        login_user()

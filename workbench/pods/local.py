@@ -8,27 +8,23 @@ process that reports to a rendezvous as any other pod would. CPU and memory are 
 from __future__ import annotations
 
 import contextlib
-import os
-import pwd
 import shutil
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-import workbench
 from workbench.errors import BackendError, ConfigError, PodError
 from workbench.pods.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.gpus import visible_gpus
-from workbench.pods.hostfile import check_port, check_user
+from workbench.pods.hostfile import check_port
 from workbench.pods.identity import check_key_line
+from workbench.pods.localworker import LocalWorker, session_environment, tail_of
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.processes import end_all, with_mark
 from workbench.pods.rendezvous import Rendezvous
-from workbench.pods.sshd import find_sshd
+from workbench.pods.sshd import find_sshd, login_user
 from workbench.pods.worker import PORT_IN_USE, WorkerConfig
 
 __all__ = ["MARK", "LocalPods"]
@@ -38,26 +34,6 @@ MARK = "WORKBENCH_POD"
 
 _ATTEMPTS = 5
 _STOP_S = 4.0
-_TAIL = 20
-_WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-_SESSION_VARIABLES = (
-    *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TORCH_HOME"),
-    *("TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "SSL_CERT_FILE"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
-)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One started worker process."""
-
-    config: WorkerConfig
-    process: subprocess.Popen[bytes]
-    started_s: float
-
-    @property
-    def log(self) -> Path:
-        return Path(self.config.log)
 
 
 class _PortTaken(Exception):
@@ -79,7 +55,7 @@ class LocalPods:
             ConfigError: It is no port.
         """
         self.port = None if port is None else check_port(port)
-        self._workers: list[_Worker] = []
+        self._workers: list[LocalWorker] = []
         self._pods: list[Pod] = []
         self._logs: dict[str, Path] = {}
         self._stopped = False
@@ -100,7 +76,7 @@ class LocalPods:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         self._stopped = False
         check_key_line(context.public_key)
-        _check_user()
+        login_user()
         find_sshd()
         addresses = loopback_addresses(count)
         gpus = visible_gpus(spec.gpus * count)
@@ -119,7 +95,7 @@ class LocalPods:
         for worker, pod in zip(self._workers, self._pods, strict=False):
             if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
                 _sweep([worker.config.root])
-                pod = replace(pod, phase=Phase.FAILED, message=_obituary(worker))
+                pod = replace(pod, phase=Phase.FAILED, message=worker.obituary())
             pods.append(pod)
         self._pods = pods
         return list(pods)
@@ -132,7 +108,7 @@ class LocalPods:
         """
         if name not in self._logs:
             raise ConfigError(f"no local pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
-        return _tail(self._logs[name], tail)
+        return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
         """End every process of every pod and remove the pods' folders. Idempotent; takes at most five seconds.
@@ -181,6 +157,7 @@ class LocalPods:
                 self._pods = rendezvous.wait(
                     context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
                 )
+            self._watch()
             return list(self._pods)
         except BaseException:
             self._end()
@@ -195,21 +172,7 @@ class LocalPods:
         if Path(config.root).exists():
             raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
         self._logs[config.name] = Path(config.log)
-        with open(config.log, "ab", opener=_private) as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "workbench.pods.worker"],
-                stdin=subprocess.PIPE,
-                bufsize=0,  # else closing the pipe to a dead worker would try to write once more
-                stdout=log,
-                stderr=log,
-                cwd=Path(config.root).parent,
-                env=_worker_environment(),
-                start_new_session=True,  # Ctrl-C is for the notebook
-            )
-        self._workers.append(_Worker(config, process, time.monotonic()))
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died; `_watch` says how
-            process.stdin.write(config.to_line())
+        self._workers.append(LocalWorker.start(config))
 
     def _watch(self) -> None:
         """Give up at once when a worker has died or `stop` was called meanwhile."""
@@ -222,13 +185,12 @@ class LocalPods:
                     raise _PortTaken
                 check_free([worker.config.address], self.port)
             if code is not None:
-                raise PodError(_obituary(worker))
+                raise PodError(worker.obituary())
 
     def _last_words(self, name: str) -> str:
         """Say of a worker that has not come since when it runs and what it last wrote."""
         worker = next(worker for worker in self._workers if worker.config.name == name)
-        line = _tail(worker.log, 1) or "none"
-        return f"started {time.monotonic() - worker.started_s:.0f} s ago, last log line: {line}"
+        return worker.last_words()
 
 
 def _configure(
@@ -240,11 +202,7 @@ def _configure(
     context: LaunchContext,
     rendezvous: Rendezvous,
 ) -> WorkerConfig:
-    """Make the configuration of one worker.
-
-    SHLVL keeps a bash that sshd starts from reading ~/.bashrc, which takes its time, may print into our protocol and
-    may put another Python first.
-    """
+    """Make the configuration of one worker."""
     root = context.directory.absolute() / "pods" / name
     return WorkerConfig(
         name=name,
@@ -254,7 +212,7 @@ def _configure(
         root=str(root),
         log=str(root.with_name(f"{name}.log")),
         public_key=context.public_key,
-        environment={**_session_environment(), MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus), "SHLVL": "1"},
+        environment={**session_environment(), MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
         lease_s=context.lease_s,
         timeout_s=context.timeout_s,
         rendezvous=(rendezvous.host, rendezvous.port),
@@ -262,56 +220,7 @@ def _configure(
     )
 
 
-def _worker_environment() -> dict[str, str]:
-    """Give the worker what Python needs, the way to this package, and no secrets."""
-    package = str(Path(workbench.__file__).resolve().parent.parent)
-    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
-
-
-def _session_environment() -> Mapping[str, str]:
-    """Give the sessions of a pod what a terminal on this machine has: search path, caches, proxies.
-
-    Values that sshd's configuration cannot hold are left out.
-    """
-    found = _pick(_SESSION_VARIABLES)
-    found["PATH"] = str(Path(sys.executable).parent) + os.pathsep + found.get("PATH", os.defpath)
-    return {name: value for name, value in found.items() if value.isprintable() and not set(value) & set('"\\')}
-
-
-def _pick(names: Sequence[str]) -> dict[str, str]:
-    """Take those variables of ours that are set."""
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
 def _sweep(roots: Sequence[str]) -> None:
     """Kill what a worker that was killed itself has left of its pod."""
     if roots:
         end_all(lambda: with_mark(MARK, roots), grace_s=0.0)
-
-
-def _obituary(worker: _Worker) -> str:
-    """Say how a worker ended, with its last lines."""
-    code, lived_s = worker.process.returncode, time.monotonic() - worker.started_s
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    lines = _tail(worker.log, _TAIL) or "(nothing)"
-    return f"{worker.config.name} {how}, {lived_s:.1f} s after its start. Last lines of {worker.log}:\n{lines}"
-
-
-def _tail(path: Path, lines: int) -> str:
-    """Read the last lines of a file."""
-    with contextlib.suppress(OSError):
-        return "\n".join(path.read_text(errors="backslashreplace").splitlines()[-lines:])
-    return ""
-
-
-def _check_user() -> None:
-    """Refuse users that OpenSSH does not let in."""
-    try:
-        check_user(pwd.getpwuid(os.geteuid()).pw_name)
-    except KeyError as error:
-        raise ConfigError(f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs one") from error
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner reads."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -79,9 +79,12 @@ class Files:
         local.parent.mkdir(parents=True, exist_ok=True)
         part = local.with_name(f".{local.name}.part")
         try:
-            with part.open("wb") as target, self._client("read", remote) as client:
-                with client.open(str(remote), "rb") as source:
-                    _pull(source, target)
+            with (
+                part.open("wb") as target,
+                self._client("read", remote) as client,
+                client.open(str(remote), "rb") as source,
+            ):
+                _pull(source, target)
             part.replace(local)
         finally:
             part.unlink(missing_ok=True)

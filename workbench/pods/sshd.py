@@ -6,7 +6,9 @@ does.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -15,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import ConfigError
-from workbench.pods.hostfile import check_address, check_port
+from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.identity import APT_LINE, check_key_line, generate_key, write_private
 
-__all__ = ["Daemon", "find_sshd"]
+__all__ = ["Daemon", "find_sshd", "login_user"]
 
 _PRIVILEGE_SEPARATION = Path("/run/sshd")  # where Debian's sshd, started as root, wants an empty folder
+
+_SHADOW = Path("/etc/shadow")
 
 _CONFIG = """\
 ListenAddress {listen}
@@ -118,6 +122,27 @@ def find_sshd() -> str:
     if os.geteuid() == 0:
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
     return str(Path(path).absolute())
+
+
+def login_user() -> str:
+    """Give the name of the calling user, having seen that OpenSSH will let that user in and run commands.
+
+    Raises:
+        ConfigError: The user has no name, no shell, or is locked; says what to do.
+    """
+    try:
+        account = pwd.getpwuid(os.geteuid())
+    except KeyError as error:
+        raise ConfigError(f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs one") from error
+    name = check_user(account.pw_name)
+    if Path(account.pw_shell).name in ("nologin", "false"):
+        raise ConfigError(
+            f"user {name} has the shell {account.pw_shell}; over SSH nothing can run: chsh -s /bin/sh {name}"
+        )
+    with contextlib.suppress(OSError):  # only root can read it, and only a daemon of root looks there
+        if f"\n{name}:!" in "\n" + _SHADOW.read_text():
+            raise ConfigError(f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*' {name}")
+    return name
 
 
 def _quirks(sshd: str) -> str:

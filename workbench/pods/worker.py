@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import pwd
 import select
 import shutil
 import signal
@@ -33,7 +32,7 @@ from workbench.errors import PodError, WorkbenchError
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.processes import Process, adopt_orphans, descendants, die_with_parent, end_all
 from workbench.pods.registration import register
-from workbench.pods.sshd import Daemon, find_sshd
+from workbench.pods.sshd import Daemon, find_sshd, login_user
 
 __all__ = ["PORT_IN_USE", "WorkerConfig", "main"]
 
@@ -121,7 +120,7 @@ def main() -> int:
 
 def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     """Make the pod's folder, start its daemon and report it."""
-    root, user, sshd = Path(config.root), pwd.getpwuid(os.geteuid()).pw_name, find_sshd()
+    root, user, sshd = Path(config.root), login_user(), find_sshd()
     root.mkdir(mode=0o700)
     daemon = Daemon(
         folder=root / "sshd",
