@@ -28,7 +28,7 @@ def test_serve_is_idempotent_private_and_leaves_nothing(agent):
     process = proc.look_up(agent.pid)
     assert json.loads((agent.root / "agent.json").read_text()) == {"pid": agent.pid, "start_time": process.start}
     agent.ask("shutdown")
-    assert not (agent.root / "agent.sock").exists() and not (agent.root / "agent.json").exists()
+    assert sorted(path.name for path in agent.root.iterdir()) == ["agent.lock", "agent.log"]
     second = agent.serve()
     assert second != process.pid
 

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _SAMPLE_S = 1.0
 _HURRY_S = 0.05
-_TABLE_S = 0.1
+_TABLE_S = 1.0
 _STACKS_S = 2.0
 _GRACE_S = 3.0
 _LAST_S = 3.0
@@ -186,7 +186,7 @@ class Agent:
         offsets, cap = message.get("offsets") or {}, message.get("max_bytes", _POLL_BYTES)
         if not isinstance(offsets, Mapping) or not isinstance(cap, int):
             raise ValueError("poll needs offsets by file name and max_bytes as a whole number")
-        table = {} if run.settled else self._processes(fresh=not run.live)
+        table = {} if run.settled else self._processes(fresh=run.hurried)
         answer = run.poll(table, offsets, max(0, min(cap, _POLL_BYTES_MAX)))
         return {**answer, "warm": self.warm.state, "time_s": time.time()}
 

@@ -170,12 +170,13 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
         agent.warm.start(root)
     os.write(ready, json.dumps(os.getpid()).encode() + b"\n")
     os.close(ready)
-    try:
-        serve_until_ended(agent, listener)
-    finally:
+
+    def leave() -> None:
         for name in ("agent.sock", "agent.json"):
             (root / name).unlink(missing_ok=True)
         logging.getLogger(__name__).info("agent %d has ended", os.getpid())
+
+    serve_until_ended(agent, listener, leave)
 
 
 def _listen(root: Path) -> socket.socket:

@@ -12,6 +12,7 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .core import Agent, Later, Reply
@@ -44,11 +45,11 @@ class _Server:
         self.connections: list[_Connection] = []
         self.warm: socket.socket | None = None
 
-    def run(self) -> None:
+    def run(self, at_end: Callable[[], None]) -> None:
         listener, wake = self.listener, _wake_on_signals(self.agent)
         self.selector.register(listener, selectors.EVENT_READ)
         self.selector.register(wake, selectors.EVENT_READ)
-        while not self.agent.finished:
+        while True:
             self._watch_warm()
             pending = any(connection.pending for connection in self.connections)
             for key, events in self.selector.select(min(self.agent.pause_s(), 0.05 if pending else 60.0)):
@@ -59,8 +60,11 @@ class _Server:
                 elif isinstance(key.data, _Connection):
                     self._serve(key.data, events)
             self._tick()
+            if self.agent.finished:
+                break  # the last answers come after the last deeds
             for connection in list(self.connections):
                 self._advance(connection)
+        at_end()
         for connection in self.connections:
             self._answer_pending(connection)
             connection.socket.settimeout(1.0)
@@ -177,15 +181,16 @@ class _Server:
         return True
 
 
-def serve_until_ended(agent: Agent, listener: socket.socket) -> None:
+def serve_until_ended(agent: Agent, listener: socket.socket, at_end: Callable[[], None]) -> None:
     """Answer requests until the agent has ended all it was told to end.
 
     Args:
         agent: Who answers.
         listener: A listening socket; closed by the caller.
+        at_end: Done before the last answer, so that whoever asked for the end finds everything gone.
     """
     listener.setblocking(False)
-    _Server(agent, listener).run()
+    _Server(agent, listener).run(at_end)
 
 
 def _wake_on_signals(agent: Agent) -> int:
