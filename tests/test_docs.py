@@ -7,13 +7,14 @@ import json
 import os
 import re
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -113,6 +114,12 @@ def test_versions_are_exact_and_are_what_is_installed() -> None:
     pins = {name: pin for name, _, pin in (line.partition("==") for line in PINS)}
     assert all(pins.values())
     assert {n: version(n).partition("+")[0] for n in pins} == pins
+
+
+def test_versions_install_on_the_oldest_python() -> None:
+    oldest = "3.11.2"  # Debian 12's; some packages ask for a later patch release
+    needs = {line.partition("==")[0]: metadata(line.partition("==")[0])["Requires-Python"] for line in PINS}
+    assert [name for name, need in needs.items() if need and not SpecifierSet(need).contains(oldest)] == []
 
 
 def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
