@@ -6,11 +6,8 @@ moment. Checking a job and preparing its data happen here, before anything start
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,8 +21,9 @@ from workbench.runs.launch import LaunchCommand
 from workbench.runs.paths import ClusterPaths
 from workbench.runs.prepare import PreparedRun, fresh_folder, prepare_run
 from workbench.runs.run import Run
+from workbench.runs.spawn import spawn_keeper
 from workbench.runs.specfile import ClusterSpec, RunSpec
-from workbench.runs.state import is_alive, process_start_time, read_json, write_json
+from workbench.runs.state import is_alive, read_json, write_json
 from workbench.runs.wire import ask
 from workbench.spec.job import Job
 
@@ -114,9 +112,9 @@ class Cluster:
         fresh_folder(self._paths.root, self._paths.config)
         self.path.chmod(0o700)
         write_json(self._paths.config, {**self._spec.to_dict(), "pods": _without_env(self._spec.pods)})
-        keeper = _spawn_keeper(self._paths, self._spec)
         deadline = time.monotonic() + self._spec.start_timeout_s + 30
         try:
+            keeper = spawn_keeper(self._paths, self._spec)
             self._wait(lambda: self.phase != "starting", deadline, keeper)
         except BaseException:
             self.close()  # an interrupted start must not leave pods behind
@@ -226,18 +224,23 @@ class Cluster:
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):
             return
-        try:
-            ask(self._paths.socket, {"op": "close"})
-        except RunError:
-            if not is_alive(pid, start_time):
-                return
         deadline = time.monotonic() + _CLOSE_S
+        asked = False
         while is_alive(pid, start_time):
+            asked = asked or self._ask_to_close()
             if time.monotonic() > deadline:
                 raise PodError(
                     f"the keeper (pid {pid}) has not ended in {_CLOSE_S:.0f} s; see {self._paths.keeper_log}"
                 )
             time.sleep(_LOOK_S)
+
+    def _ask_to_close(self) -> bool:
+        """Tell whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
+        try:
+            ask(self._paths.socket, {"op": "close"})
+        except RunError:
+            return False
+        return True
 
     def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
         while not ready():
@@ -265,41 +268,6 @@ class Cluster:
 
 def _without_env(pods: PodSpec) -> dict[str, object]:
     return {**pods.to_dict(), "env": dict.fromkeys(pods.env, "…")}
-
-
-def _spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
-    """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
-    write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
-    with paths.keeper_log.open("ab") as log:
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.runs.keeper", str(paths.root)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env={**os.environ, "PYTHONPATH": _own_import_path()},
-            start_new_session=True,
-        )
-    write_json(
-        paths.state,
-        {
-            "phase": "starting",
-            "message": "starting the keeper",
-            "pid": keeper.pid,
-            "start_time": process_start_time(keeper.pid),
-        },
-    )
-    assert keeper.stdin is not None
-    keeper.stdin.write(json.dumps(spec.to_dict()).encode())
-    keeper.stdin.close()
-    return keeper
-
-
-def _own_import_path() -> str:
-    """Give the import path under which the keeper finds the very package that this process runs."""
-    here = str(Path(__file__).resolve().parent.parent)
-    rest = os.environ.get("PYTHONPATH", "")
-    return f"{here}{os.pathsep}{rest}" if rest else here
 
 
 def _start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:

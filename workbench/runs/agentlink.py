@@ -88,6 +88,18 @@ class AgentLink:
         self.agent_pid = int(str(hello["pid"]))
         self.interface = str(hello.get("interface") or "lo")
 
+    def ensure(self) -> None:
+        """Open the line unless it stands. The agent may be another one than before, if its lease had ended.
+
+        Raises:
+            PodError: As for `open`.
+            RemoteError: As for `open`.
+        """
+        try:
+            self.call("ping")
+        except RemoteError:
+            self.open()
+
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, object]:
         """Ask the agent and return its answer.
 

@@ -23,6 +23,7 @@ from workbench.spec.job import FineTune
 __all__ = ["Journal", "fail_unstarted", "result_of"]
 
 logger = logging.getLogger(__name__)
+_RESERVE_BYTES = 256 << 10
 
 
 class Journal:
@@ -38,6 +39,14 @@ class Journal:
         for folder in (paths.logs, paths.tensorboard):
             folder.mkdir(parents=True, exist_ok=True)
         paths.events.touch()
+
+    def reserve(self) -> None:
+        """Keep room on the disk for the result, until `finish`.
+
+        Raises:
+            OSError: There is none.
+        """
+        self._paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def state(self, state: RunState, message: str = "") -> None:
         """Say how the run stands."""
@@ -72,8 +81,8 @@ class Journal:
         pods: Sequence[Pod],
         world_size: int,
     ) -> None:
-        """Write the result, then the last state."""
-        self._scalars.close()
+        """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
+        self._close_scalars()
         result = result_of(
             self._paths.root,
             state,
@@ -84,9 +93,19 @@ class Journal:
             pods=pods,
             world_size=world_size,
         )
-        write_json(self._paths.result, result.to_dict())
+        self._paths.reserve.unlink(missing_ok=True)
+        try:
+            write_json(self._paths.result, result.to_dict())
+        except OSError as error:
+            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result.to_dict())
         self._hint = ""
         self.state(state, message)
+
+    def _close_scalars(self) -> None:
+        try:
+            self._scalars.close()
+        except OSError as error:
+            logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
 
     def _write_state(self) -> None:
         try:

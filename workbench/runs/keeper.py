@@ -1,8 +1,8 @@
 """The keeper: the one detached process per cluster that owns its pods and its runs.
 
-`python -m workbench.runs.keeper CLUSTER_DIR`. It reads `cluster.json`, launches the pods, keeps the agents' leases,
-carries out runs one after another, and ends itself and the pods when it is closed or idle. The notebook is only a
-window on it: everything that a window shows, the keeper writes to files first.
+`python -m workbench.runs.keeper CLUSTER_DIR`. It launches the pods, carries out runs one after another, answers the
+notebook, and ends itself and the pods when it is closed or idle. The notebook is only a window on it: everything
+that a window shows, the keeper writes to files first. The pods themselves are in `fleet.py`, a run in `runner.py`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-import queue
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from workbench.errors import PodError, RunError, WorkbenchError
+from workbench.errors import RunError, WorkbenchError
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.identity import Identity
-from workbench.pods.pod import LaunchContext, Pod, PodBackend
-from workbench.pods.registry import backend_from_dict
 from workbench.runs.agentlink import AgentLink
+from workbench.runs.fleet import Fleet
 from workbench.runs.launch import place_ranks
-from workbench.runs.package import package_zip
 from workbench.runs.paths import ClusterPaths, RunPaths
 from workbench.runs.planning import launch_plan
 from workbench.runs.runner import RunContext, Runner
@@ -42,7 +38,6 @@ from workbench.spec.technique import Technique
 __all__ = ["Keeper", "main"]
 
 logger = logging.getLogger(__name__)
-_PING_S = 3.0
 _TICK_S = 0.25
 
 
@@ -53,14 +48,12 @@ class Keeper:
         """Prepare; `serve` does the work."""
         self._paths = paths
         self._spec = spec
-        self._backend: PodBackend = backend_from_dict(spec.backend)
-        self._identity: Identity | None = None
-        self._links: list[AgentLink] = []
-        self._pods: Sequence[Pod] = ()
+        self._fleet = Fleet(paths, spec, report=lambda line: self._say(self._phase, line))
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
-        self._waiting: queue.Queue[Runner] = queue.Queue()
+        self._turn = threading.Condition()
+        self._waiting: deque[Runner] = deque()
         self._runners: dict[str, Runner] = {}
         self._running: Runner | None = None
         self._touched = time.monotonic()
@@ -70,93 +63,71 @@ class Keeper:
         server = listen(self._paths.socket)
         threading.Thread(target=self._accept, args=(server,), name="requests", daemon=True).start()
         self._say("starting", "starting pods")
+        last = ("closed", "closed")
         try:
-            self._launch()
-            self._say("ready", f"{len(self._pods)} pods are ready")
-            threading.Thread(target=self._keep_leases, name="leases", daemon=True).start()
+            if not self._closing.is_set():
+                self._fleet.launch()
+            self._say("ready", f"{len(self._fleet.pods)} pods are ready")
+            threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
             self._work()
-            last = ("closed", self._message if self._phase == "closing" else "closed")
         except Exception as error:  # the process's border: the notebook reads why from the state file
             logger.exception("the keeper ends")
-            self._error = type(error).__name__
-            last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{self._error}: {error}")
+            if not self._closing.is_set():  # else the launch was given up because the notebook asked
+                self._error = type(error).__name__
+                last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{self._error}: {error}")
         finally:
-            self._tear_down()
+            self._closing.set()
+            self._fleet.take_down()
         server.close()
         self._paths.socket.unlink(missing_ok=True)
-        self._say(*last)
+        self._say(*(("closed", self._message) if self._phase == "closing" else last))
 
     def close(self, why: str = "closed by a signal") -> None:
-        """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns at once; idempotent."""
-        self._say("closing", why)
-        self._closing.set()
-        if self._running is not None:
-            self._running.cancel()
-
-    def _launch(self) -> None:
-        self._identity = Identity.create(self._paths.identity)
-        context = LaunchContext(
-            cluster_id=self._paths.root.name,
-            directory=self._paths.root,
-            public_key=self._identity.public_key,
-            lease_s=self._spec.lease_s,
-            timeout_s=self._spec.start_timeout_s,
-            report=lambda line: self._say("starting", line),
-        )
-        self._pods = self._backend.launch(self._spec.pods, self._spec.count, context)
-        self._identity.pin(self._pods)
-        _check_versions(self._pods)
-        self._paths.hostfile.write_text(str(Hostfile.from_pods(self._pods)), encoding="utf-8")
-        package = package_zip()
-        self._links = [
-            AgentLink(pod, self._identity, lease_s=self._spec.lease_s, package=package) for pod in self._pods
-        ]
-        self._say("starting", "starting agents")
-        with ThreadPoolExecutor(max_workers=min(32, len(self._links))) as pool:
-            list(pool.map(AgentLink.open, self._links))
+        """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns soon; idempotent."""
+        with self._turn:
+            launching = self._phase == "starting"
+            self._closing.set()
+            self._say("closing", why)
+            if self._running is not None:
+                self._running.cancel()
+            self._turn.notify_all()
+        if launching:
+            self._fleet.give_up()
 
     def _work(self) -> None:
         """Carry out runs in order until closed or idle."""
         self._touched = time.monotonic()
-        while not self._closing.is_set():
+        while (runner := self._next()) is not None:
             try:
-                self._running = self._waiting.get(timeout=_TICK_S)
-            except queue.Empty:
-                self._end_when_idle()
-                continue
-            self._running.run()
-            self._running = None
+                runner.run()
+            except Exception:  # the border of a run: the pods and the runs after it live on
+                logger.exception("a run")
+            with self._turn:
+                self._running = None
             self._touched = time.monotonic()
-        while not self._waiting.empty():  # queued runs end as cancelled, with a result
-            runner = self._waiting.get()
-            runner.cancel()
+        for runner in self._waiting:  # nobody adds to it any more
             runner.abandon("the cluster was closed before it started")
 
+    def _next(self) -> Runner | None:
+        """Wait for the next run; None once the keeper is to end."""
+        with self._turn:
+            while not self._closing.is_set():
+                if self._waiting:
+                    self._running = self._waiting.popleft()
+                    return self._running
+                self._turn.wait(_TICK_S)
+                self._end_when_idle()
+        return None
+
     def _end_when_idle(self) -> None:
-        idle_s = time.monotonic() - self._touched
         limit_s = self._spec.idle_timeout_s
-        if limit_s is not None and idle_s >= limit_s:
-            self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
+        if limit_s is not None and not self._waiting and time.monotonic() - self._touched >= limit_s:
             self._closing.set()
+            self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
 
-    def _keep_leases(self) -> None:
-        """Speak to every agent often enough that its lease never ends, and note pods that died."""
-        while not self._closing.wait(_PING_S):
-            if self._running is not None:
-                continue  # the run's own polling renews the leases
-            for link in self._links:
-                with suppress(WorkbenchError):
-                    self._ping(link)
-            self._pods = self._backend.refresh()
-            if any(pod.phase.is_terminal for pod in self._pods):
-                dead = [f"{pod.name}: {pod.message or pod.phase}" for pod in self._pods if pod.phase.is_terminal]
-                self._say(self._phase, "; ".join(dead))
-
-    def _ping(self, link: AgentLink) -> None:
-        try:
-            link.call("ping")
-        except WorkbenchError:
-            link.open()
+    def _busy(self) -> Sequence[AgentLink]:
+        runner = self._running
+        return runner.links if runner is not None else ()
 
     def _accept(self, server: socket.socket) -> None:
         while True:
@@ -197,29 +168,24 @@ class Keeper:
                 raise RunError(f"the keeper does not know the request {other!r}")
 
     def _submit(self, request: dict[str, object]) -> dict[str, object]:
-        runner = self._runner_for(request)
-        self._runners[str(request["run"])] = runner
-        self._waiting.put(runner)
+        with self._turn:
+            runner = self._runner_for(request)
+            runner.enqueue()
+            self._runners[str(request["run"])] = runner
+            self._waiting.append(runner)
+            self._turn.notify_all()
         return {}
 
     def _runner_for(self, request: dict[str, object]) -> Runner:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job = job_from_dict(request["job"])  # type: ignore[arg-type]
-        links = self._take_pods(job, request.get("pods"))
-        return self._runner(RunPaths(Path(str(request["path"]))), str(request["run"]), job, links)
-
-    def _take_pods(self, job: Job, wanted: object) -> list[AgentLink]:
-        if getattr(job, "technique", None) == Technique.SINGLE:
-            wanted = 1
-        count = int(str(wanted)) if wanted is not None else len(self._links)
-        if not 1 <= count <= len(self._links):
-            raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
-        return self._links[:count]
-
-    def _runner(self, paths: RunPaths, run_id: str, job: Job, links: list[AgentLink]) -> Runner:
-        assert self._identity is not None
         single = getattr(job, "technique", None) == Technique.SINGLE
+        wanted = 1 if single else request.get("pods")
+        links = self._fleet.take(int(str(wanted)) if wanted is not None else self._spec.count)
+        return self._runner(RunPaths(Path(str(request["path"]))), str(request["run"]), job, links, single)
+
+    def _runner(self, paths: RunPaths, run_id: str, job: Job, links: list[AgentLink], single: bool) -> Runner:
         places = place_ranks([link.pod for link in links])[: 1 if single else None]
         paths.hostfile.write_text(str(Hostfile.from_pods([link.pod for link in links])), encoding="utf-8")
         context = RunContext(
@@ -228,68 +194,46 @@ class Keeper:
             spec=RunSpec(cluster=self._spec, job=job, pods=len(links)),
             links=links,
             places=places,
-            plan=partial(launch_plan, run_id, job, links, places, self._identity, paths),
-            look=self._backend.refresh,
+            plan=partial(launch_plan, run_id, job, links, places, self._fleet.identity, paths),
+            look=self._fleet.look,
             lease_s=self._spec.lease_s,
         )
         return Runner(context)
 
     def _cancel(self, run_id: str) -> dict[str, object]:
-        runner = self._runners.get(run_id)
-        if runner is None:
-            raise RunError(f"this keeper has no run {run_id}")
-        runner.cancel()
+        with self._turn:
+            runner = self._runners.get(run_id)
+            if runner is None:
+                raise RunError(f"this keeper has no run {run_id}")
+            if runner in self._waiting:
+                self._waiting.remove(runner)
+                runner.abandon("cancelled before it started")
+            else:
+                runner.cancel()
         return {}
 
-    def _tear_down(self) -> None:
-        self._closing.set()
-        for link in self._links:
-            with suppress(WorkbenchError):
-                link.call("shutdown")
-            link.close()
-        try:
-            self._backend.stop()
-        except Exception:  # whatever the platform says, the key must go too
-            logger.exception("stopping the pods")
-        if self._identity is not None:
-            self._identity.destroy()
-
     def _say(self, phase: str, message: str) -> None:
+        if self._closing.is_set() and phase in ("starting", "ready"):
+            phase = "closing"  # a launch that is being given up still reports
         self._phase, self._message = phase, message
         logger.info("%s: %s", phase, message)
-        write_json(
-            self._paths.state,
-            {
-                "phase": phase,
-                "message": message,
-                "error": self._error,
-                "pid": os.getpid(),
-                "start_time": process_start_time(os.getpid()),
-                "pods": [pod.to_dict() for pod in self._pods],
-                "time_s": time.time(),
-            },
-        )
-
-
-def _check_versions(pods: Sequence[Pod]) -> None:
-    """Refuse pods whose libraries differ: collectives between versions hang or give wrong sums.
-
-    Raises:
-        PodError: A table of what differs.
-    """
-    names = sorted({name for pod in pods for name in pod.versions})
-    rows = [(name, [pod.versions.get(name, "none") for pod in pods]) for name in names]
-    different = [
-        f"{name}: " + ", ".join(f"{p.name} {v}" for p, v in zip(pods, row, strict=True))
-        for name, row in rows
-        if len(set(row)) > 1
-    ]
-    if different:
-        raise PodError("the pods have different versions; make them equal first:\n" + "\n".join(different))
+        state = {
+            "phase": phase,
+            "message": message,
+            "error": self._error,
+            "pid": os.getpid(),
+            "start_time": process_start_time(os.getpid()),
+            "pods": [pod.to_dict() for pod in self._fleet.pods],
+            "time_s": time.time(),
+        }
+        try:
+            write_json(self._paths.state, state)
+        except OSError as error:
+            logger.warning("cannot write the state: %s", error)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the keeper of the cluster directory given as the only argument; `cluster.json` comes on standard input."""
+    """Run the keeper of the cluster directory given as the only argument; its spec comes on standard input."""
     root = Path((argv or sys.argv[1:])[0])
     logging.basicConfig(
         filename=ClusterPaths(root).keeper_log,
@@ -300,7 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     spec = ClusterSpec.from_dict(json.loads(sys.stdin.read()))
     keeper = Keeper(ClusterPaths(root), spec)
-    signal.signal(signal.SIGTERM, lambda *_: keeper.close())
+    # A thread, for the handler may interrupt whoever holds the keeper's lock.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook
     keeper.serve()
     return 0

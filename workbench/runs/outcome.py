@@ -13,7 +13,7 @@ from workbench.pods.pod import Pod
 from workbench.runs.events import Event
 from workbench.runs.result import RunFault
 
-__all__ = ["MemoryPeaks", "RankStatus", "first_cause", "measured", "rank_statuses"]
+__all__ = ["MemoryPeaks", "RankStatus", "first_cause", "fold_failures", "measured", "only_echoes", "rank_statuses"]
 
 _GIB = 1024**3
 
@@ -80,14 +80,43 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
     """Find the rank that failed first; ranks that only lost a peer come last.
 
+    Where all that failed lost a peer, and a rank had ended with 0 before, that one is the cause: the others waited
+    for it.
+
     Returns:
         The fault with the other failures folded, or None where no rank failed by itself.
     """
-    failed = sorted((r for r in ranks if r.failed), key=_order)
+    known = list(ranks)
+    failed = sorted((r for r in known if r.failed), key=_order)
     if not failed:
         return None
-    cause, *echoes = failed
-    error = cause.error or {}
+    if only_echoes(known) and (early := _ended_early(known, failed[0])) is not None:
+        return _fault(early, {"kind": "exit", "message": "ended early with 0 while others waited for it"}, failed)
+    cause, *others = failed
+    return _fault(cause, cause.error or {}, others)
+
+
+def only_echoes(ranks: Iterable[RankStatus]) -> bool:
+    """Tell whether ranks failed, and all of them because they lost a peer: the cause is elsewhere."""
+    failed = [r for r in ranks if r.failed]
+    return bool(failed) and all(_is_echo(r) for r in failed)
+
+
+def fold_failures(ranks: Iterable[RankStatus]) -> str:
+    """Say what became of the ranks that failed, where the cause is none of them."""
+    return _fold([r for r in ranks if r.failed])
+
+
+def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | None:
+    done = [r for r in ranks if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= _order(echo)[1]]
+    return min(done, key=lambda r: r.ended_s or 0.0, default=None)
+
+
+def _is_echo(status: RankStatus) -> bool:
+    return bool((status.error or {}).get("echo"))
+
+
+def _fault(cause: RankStatus, error: Mapping[str, object], others: Sequence[RankStatus]) -> RunFault:
     return RunFault(
         host=cause.pod.address,
         pod=cause.pod.name,
@@ -95,7 +124,7 @@ def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
         kind=str(error.get("kind", "exit")),
         message=str(error.get("message", f"exited with {cause.exit_code}")),
         traceback=str(error.get("traceback", "")),
-        others=_fold(echoes),
+        others=_fold(others),
     )
 
 
@@ -103,14 +132,14 @@ def _order(status: RankStatus) -> tuple[bool, float, int]:
     error = status.error or {}
     time_s = error.get("time_s")
     when = float(time_s) if isinstance(time_s, int | float) else status.ended_s or float("inf")
-    return bool(error.get("echo")), when, status.rank
+    return _is_echo(status), when, status.rank
 
 
 def _fold(others: Sequence[RankStatus]) -> str:
     if not others:
         return ""
-    lost = [r.rank for r in others if r.error and r.error.get("echo")]
-    also = [r for r in others if not (r.error and r.error.get("echo"))]
+    lost = [r.rank for r in others if _is_echo(r)]
+    also = [r for r in others if not _is_echo(r)]
     parts = [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"] if lost else []
     by_message: dict[str, list[int]] = {}
     for r in also:

@@ -80,6 +80,11 @@ class RunPaths:
         return self.root / "result.json"
 
     @property
+    def reserve(self) -> Path:
+        """Room on the disk for the result of a run in progress."""
+        return self.root / ".reserve"
+
+    @property
     def events(self) -> Path:
         """One JSON event a line, in the order the keeper read them."""
         return self.root / "events.jsonl"

@@ -15,6 +15,8 @@ from workbench.runs.watch import PodReport
 
 __all__ = ["Sight"]
 
+_UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
+
 
 @dataclass(slots=True)
 class Sight:
@@ -32,8 +34,11 @@ class Sight:
     """Processes of the run that were alive on a pod, by its name."""
     training: bool = False
     """Whether the first optimizer step is done."""
+    cut: bool = False
+    """Whether logs here are incomplete, because the disk was full."""
     _drained: dict[str, bool] = field(default_factory=dict)
-    _silent_s: dict[str, float] = field(default_factory=dict)
+    _heard_at: dict[str, float] = field(default_factory=dict)
+    _begun_at: float = field(default_factory=time.monotonic)
     _progress_at: float = field(default_factory=time.monotonic)
 
     def see(self, report: PodReport) -> None:
@@ -41,9 +46,10 @@ class Sight:
         name = report.pod.name
         if report.lost:
             self.lost[name] = report.lost
-        self._silent_s[name] = report.silent_s
-        if report.lost or report.silent_s:
+        if not report.answered:
             return
+        self._heard_at[name] = time.monotonic()
+        self.cut = self.cut or report.cut
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
@@ -61,10 +67,20 @@ class Sight:
 
     @property
     def gone(self) -> bool:
-        """Tell whether nothing of the run is left on the pods that still answer."""
+        """Tell whether nothing of the run is left on any pod, lost ones aside."""
+        return self.gone_from([name for name in self.pods if name not in self.lost])
+
+    def gone_from(self, pods: Sequence[str]) -> bool:
+        """Tell whether nothing of the run is left on these pods, and all that it wrote there has been read."""
+        quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in pods)
+        return quiet and all(r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods)
+
+    @property
+    def left_processes(self) -> int | None:
+        """Count the processes of the run that are alive; None where a pod does not answer. Lost pods have none."""
         answering = [name for name in self.pods if name not in self.lost]
-        quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in answering)
-        return quiet and self._all_in("exited", "waiting")
+        known = [self.left[name] for name in answering if name in self.left]
+        return sum(known) if len(known) == len(answering) and not self.silent(_UNKNOWN_S) else None
 
     @property
     def all_exited(self) -> bool:
@@ -82,13 +98,26 @@ class Sight:
         return sorted(rank.rank for rank in self.ranks.values() if rank.forced)
 
     def silent(self, least_s: float) -> dict[str, float]:
-        """Give the pods that have not answered for some time, with the seconds."""
-        return {name: silent_s for name, silent_s in self._silent_s.items() if silent_s >= least_s}
+        """Give the pods that have not answered for some time, with the seconds; lost ones aside."""
+        now = time.monotonic()
+        silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
+        return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
+
+    @property
+    def ended_alone(self) -> dict[int, float]:
+        """Give the ranks that ended well while others run on, with the seconds since (by this machine's clock)."""
+        if not self._any_in("running"):
+            return {}
+        now = time.time()
+        return {r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None}
 
     @property
     def stuck_s(self) -> float:
         """Seconds since a rank last said anything, once training; 0 before."""
         return time.monotonic() - self._progress_at if self.training else 0.0
+
+    def _any_in(self, *phases: str) -> bool:
+        return any(rank.phase in phases for rank in self.ranks.values())
 
     def _all_in(self, *phases: str) -> bool:
         return all(rank.phase in phases for rank in self.ranks.values() if rank.pod.name not in self.lost)

@@ -40,10 +40,12 @@ class PodReport:
     """New events, with times on this machine's clock."""
     left: int = 0
     """Processes of the run that are still alive there."""
+    cut: bool = False
+    """Whether the copy of its logs here is incomplete, because the disk was full."""
     drained: bool = False
     """Whether everything that its ranks wrote has been read."""
-    silent_s: float = 0.0
-    """Seconds since the pod last answered."""
+    answered: bool = True
+    """Whether the agent answered; if not, ranks and processes are not known."""
     lost: str = ""
     """Why it will not answer again; empty while it may."""
     notes: Sequence[str] = field(default_factory=tuple)
@@ -105,12 +107,13 @@ class PodWatch:
             except (RemoteError, PodError) as error:
                 silent_s = time.monotonic() - heard
                 lost = self._why_lost(silent_s)
-                self._reports.put(PodReport(pod=self._link.pod, silent_s=silent_s, lost=lost, notes=[str(error)]))
+                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=[str(error)]))
                 if lost or self._reconnect():
                     return
             except Exception as error:  # a thread's border: what went wrong must reach the run's result
                 logger.exception("watching %s", self._link.pod.name)
-                self._reports.put(PodReport(pod=self._link.pod, lost=f"watching {self._link.pod.name} failed: {error}"))
+                lost = f"watching {self._link.pod.name} failed: {error}"
+                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
                 return
 
     def _why_lost(self, silent_s: float) -> str:
@@ -135,6 +138,7 @@ class PodWatch:
                 ranks=rank_statuses(self._link.pod, answer, offset_s),
                 events=events,
                 left=int(str(answer.get("left") or 0)),
+                cut=bool(self._collector.cut),
                 drained=not chunks,
             )
         )
@@ -151,5 +155,5 @@ class PodWatch:
         if self._link.agent_pid == self._agent_pid:
             return False
         lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
-        self._reports.put(PodReport(pod=self._link.pod, lost=lost))
+        self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True

@@ -1,0 +1,46 @@
+"""Start a cluster's keeper as a process of its own. What the keeper does is in `keeper.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from workbench.runs.paths import ClusterPaths
+from workbench.runs.specfile import ClusterSpec
+from workbench.runs.state import process_start_time, write_json
+
+__all__ = ["spawn_keeper"]
+
+
+def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
+    """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it.
+
+    It has its spec from a pipe, for that may hold secrets; one that never gets it, because this is interrupted, ends.
+    """
+    write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
+    with paths.keeper_log.open("ab") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "workbench.runs.keeper", str(paths.root)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": _own_import_path()},
+            start_new_session=True,
+        )
+    assert keeper.stdin is not None
+    with keeper.stdin:
+        known = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
+        write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **known})
+        keeper.stdin.write(json.dumps(spec.to_dict()).encode())
+    return keeper
+
+
+def _own_import_path() -> str:
+    """Give the import path under which the keeper finds the very package that this process runs."""
+    here = str(Path(__file__).resolve().parents[2])
+    rest = os.environ.get("PYTHONPATH", "")
+    return f"{here}{os.pathsep}{rest}" if rest else here
