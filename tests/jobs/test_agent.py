@@ -130,6 +130,14 @@ def test_a_quiet_stream_is_not_starved_by_a_noisy_one(agent):
     assert agent.output["rank-0/stderr.log"] == b"important\n" and len(agent.output["rank-0/stdout.log"]) == 990
 
 
+def test_two_noisy_streams_share_the_cap(agent):
+    agent.start("r", "import sys; print('x' * 500_000); print('y' * 500_000, file=sys.stderr)")
+    agent.until("r", lambda a: a["ranks"][0]["phase"] == "exited")
+    agent.offsets.clear(), agent.output.clear()
+    agent.poll("r", max_bytes=1000)
+    assert {len(data) for data in agent.output.values()} == {500}
+
+
 def test_noise_neither_slows_the_agent_nor_grows_it(agent):
     code = (
         "import time\nend = time.time() + 3\nblock = 'a log line of fifty characters, give or take a few\\n' * 10000\n"

@@ -68,12 +68,12 @@ def test_a_rank_that_ignores_term_is_killed_after_the_grace(agent):
 
 
 def test_a_stopped_process_hears_the_stop(agent):
-    agent.start("r", SLEEP)
+    agent.start("r", "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(7))\n" + SLEEP)
     agent.until_printed("r", "up")
     os.kill(rank_of(agent, "r").pid, signal.SIGSTOP)
     agent.ask("stop", run="r", grace_s=10)
     (rank,) = agent.until_exited("r", timeout_s=5)["ranks"]
-    assert (rank["exit_code"], rank["forced"]) == (-15, False)
+    assert (rank["exit_code"], rank["forced"]) == (7, False)
 
 
 def test_stop_before_start_starts_nothing(agent):
@@ -97,6 +97,21 @@ def test_a_killed_rank_is_noticed_at_once_and_the_child_that_holds_its_output_go
     agent.until_exited("r")
     assert time.monotonic() - began < 2
     wait_gone(child, timeout_s=0)
+
+
+def test_a_child_without_marks_is_swept_by_its_session_while_other_ranks_go_on(agent, wait_gone):
+    code = f"""
+import os, subprocess, sys, time
+if os.environ["RANK"] == "0":
+    print("child", subprocess.Popen([sys.executable, "-c", {DEAF!r}], env={{}}).pid, flush=True)
+    os.kill(os.getpid(), 9)
+time.sleep(60)
+"""
+    agent.start("r", code, ranks=2)
+    child = proc.look_up(int(agent.until_printed("r", "child").split()[1]))
+    wait_gone(child, timeout_s=3)
+    answer = agent.poll("r")
+    assert [rank["phase"] for rank in answer["ranks"]] == ["exited", "running"]
 
 
 def test_a_daemon_that_left_session_parent_and_group_is_swept_by_its_marks(agent, wait_gone):

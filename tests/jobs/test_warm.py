@@ -42,7 +42,7 @@ def fails(): raise ValueError("in the fork")
 def exits(): sys.exit(4)
 def segfaults(): __import__("ctypes").string_at(0)
 def changes(): CHANGED.append(1); print(len(CHANGED), flush=True); done()
-def sleeps(): print("up", flush=True); time.sleep(60)
+def sleeps(): print("up"); time.sleep(60)
 def hides():
     # A DataLoader's worker, gone from session and parent, without an exec and so without marks.
     if os.fork() == 0:
@@ -69,7 +69,7 @@ def warm(make_agent, tmp_path):
 
 
 def paths(folder: Path, **env: str) -> dict[str, str]:
-    return {"PYTHONPATH": f"{Path(__file__).resolve().parents[2]}{os.pathsep}{folder}", **env}
+    return {"PYTHONUNBUFFERED": "", "PYTHONPATH": f"{Path(__file__).resolve().parents[2]}{os.pathsep}{folder}", **env}
 
 
 def start(agent, function: str, run: str = "r", **more: object) -> None:

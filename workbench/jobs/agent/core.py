@@ -232,6 +232,7 @@ class Agent:
                 return
             if info is None:
                 return
+            self._table = (-1.0, {})  # a look from before this end may lack what was forked since
             # A forked rank names itself before it can end: hear it before its end is looked at.
             self.launcher.hear()
             code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status

@@ -89,11 +89,13 @@ class Rank:
 
         What was seen once stays known, so a grandchild that leaves the session and loses its parent is found again.
         """
-        if self.process is None:
+        if self.process is None or self.swept:
             return set()
+        own = self.process
         roots = {pid for pid, start in self._known if pid in table and table[pid].start == start}
-        # A session's number is not given away while a member lives; one that started before the rank is another's.
-        roots |= {p.pid for p in table.values() if p.session == self.process.pid and p.start >= self.process.start > 0}
+        # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
+        if (leader := table.get(own.pid)) is None or leader.start == own.start:
+            roots |= {p.pid for p in table.values() if p.session == own.pid and p.start >= own.start > 0}
         found = {pid for pid in proc.descendants(table, roots) if not table[pid].zombie}
         self._known = {table[pid].key for pid in found} | {self.process.key}
         return found
@@ -137,7 +139,11 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
     """
     agent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        raise
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return pid
