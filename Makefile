@@ -35,7 +35,8 @@ lab: setup ## Open JupyterLab on the notebooks
 
 test: setup ## Run every check: lint, types, tests, notebooks
 	@$(MAKE) --no-print-directory lint types
-	@$(BIN)/python -m pytest tests $(DOCTESTS) notebooks --doctest-modules --nbmake
+	@PYTHON=$(PYTHON) tools/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
+	@$(BIN)/python -m pytest tests $(DOCTESTS) notebooks --doctest-modules --nbmake --durations=15
 
 lint: setup
 	@$(BIN)/ruff check .

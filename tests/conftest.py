@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from writtenrun import WrittenRun, write_run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 15.0
@@ -44,8 +45,20 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     os.environ.update([mark.split("=")])
     yield
     # What a login on a pod starts has a fresh environment: it is known by a path of this session's in its arguments.
-    marks = (mark, f"{tmp_path_factory.getbasetemp()}/")
+    marks = (mark, f"{tmp_path_factory.getbasetemp()}/", f"{REPOSITORY}/notebooks/runs/")
     deadline = time.monotonic() + LEFT_AFTER_S
     while (left := processes_with(*marks)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left, "still running after the tests:\n" + "\n".join(left)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> WrittenRun:
+    """A run directory as the keeper writes it, waiting to be filled."""
+    return write_run(tmp_path)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., WrittenRun]:
+    """Makes such a run directory for a given job."""
+    return lambda job: write_run(tmp_path, job)
