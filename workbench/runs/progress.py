@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from workbench.runs.events import Event
 from workbench.runs.state import RunState
 
-__all__ = ["Progress", "progress_of"]
+__all__ = ["Progress", "ProgressMeter", "progress_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,45 +35,71 @@ class Progress:
     """Seconds until the last step, at the pace so far."""
 
 
+class ProgressMeter:
+    """Work out the progress as events come in; of steps, the first and the last count for the pace."""
+
+    def __init__(self) -> None:
+        """Start with nothing known."""
+        self._first: tuple[float, Mapping[str, object]] | None = None
+        self._last: tuple[float, Mapping[str, object]] | None = None
+        self._eval_loss: object = None
+
+    def see(self, kind: str, time_s: float, data: Mapping[str, object]) -> None:
+        """Take in the next event.
+
+        Args:
+            kind: Its kind; only `step` and `eval` matter.
+            time_s: When it happened.
+            data: The rest of it.
+        """
+        if kind == "step":
+            self._last = (time_s, data)
+            self._first = self._first or self._last
+        elif kind == "eval":
+            self._eval_loss = data.get("eval_loss")
+
+    def progress(self, state: RunState, message: str) -> Progress:
+        """Say how far it is by now.
+
+        Args:
+            state: State of the run.
+            message: The line that goes with it.
+        """
+        data = self._last[1] if self._last else {}
+        return Progress(
+            state=state,
+            message=message,
+            step=_whole(data.get("step")),
+            max_steps=_whole(data.get("max_steps")),
+            epoch=_number(data.get("epoch")),
+            loss=_number(data.get("loss")),
+            eval_loss=_number(self._eval_loss),
+            samples_per_s=_number(data.get("samples_per_s")),
+            eta_s=None if state.is_terminal else self._eta_s(),
+        )
+
+    def _eta_s(self) -> float | None:
+        if self._first is None or self._last is None:
+            return None
+        (began_s, first), (now_s, last) = self._first, self._last
+        done, start, whole = (_whole(x) for x in (last.get("step"), first.get("step"), last.get("max_steps")))
+        if done is None or start is None or whole is None or done <= start:
+            return None
+        return (now_s - began_s) / (done - start) * (whole - done)
+
+
 def progress_of(state: RunState, message: str, events: Iterable[Event]) -> Progress:
     """Work out the progress from all events so far.
 
     Args:
         state: State of the run.
         message: The line that goes with it.
-        events: The events, oldest first; of steps, the first and the last count for the pace.
+        events: The events, oldest first.
     """
-    first: Event | None = None
-    last: Event | None = None
-    eval_loss: object = None
+    meter = ProgressMeter()
     for event in events:
-        if event.kind == "step":
-            first, last = first or event, event
-        elif event.kind == "eval":
-            eval_loss = event.data.get("eval_loss")
-    data = last.data if last else {}
-    return Progress(
-        state=state,
-        message=message,
-        step=_whole(data.get("step")),
-        max_steps=_whole(data.get("max_steps")),
-        epoch=_number(data.get("epoch")),
-        loss=_number(data.get("loss")),
-        eval_loss=_number(eval_loss),
-        samples_per_s=_number(data.get("samples_per_s")),
-        eta_s=None if state.is_terminal else _eta_s(first, last),
-    )
-
-
-def _eta_s(first: Event | None, last: Event | None) -> float | None:
-    if first is None or last is None:
-        return None
-    done, start, whole = (
-        _whole(x) for x in (last.data.get("step"), first.data.get("step"), last.data.get("max_steps"))
-    )
-    if done is None or start is None or whole is None or done <= start:
-        return None
-    return (last.time_s - first.time_s) / (done - start) * (whole - done)
+        meter.see(event.kind, event.time_s, event.data)
+    return meter.progress(state, message)
 
 
 def _number(value: object) -> float | None:

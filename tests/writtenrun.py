@@ -1,0 +1,77 @@
+"""Run directories as the keeper writes them, made without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.runs.paths import ClusterPaths, RunPaths
+from workbench.runs.state import process_start_time, write_json
+
+T0 = 1_795_269_773.0  # when the events begin, in seconds since 1970
+
+
+@dataclass(slots=True)
+class WrittenRun:
+    """A run directory and the cluster it belongs to, whose keeper is this very process."""
+
+    paths: RunPaths
+    cluster: ClusterPaths
+
+    def state(self, state: str, message: str = "", hint: str = "") -> None:
+        write_json(self.paths.state, {"state": state, "message": message, "hint": hint})
+
+    def event(self, kind: str, time_s: float = T0, rank: int | None = 0, **data: object) -> None:
+        with self.paths.events.open("a") as out:
+            out.write(json.dumps({"time_s": time_s, "rank": rank, "kind": kind, **data}) + "\n")
+
+    def step(self, step: int, max_steps: int = 100, **data: object) -> None:
+        figures = {"loss": 8.0 / step, "grad_norm": 2.0, "learning_rate": 1e-3, "samples_per_s": 120.0}
+        self.event("step", T0 + step, step=step, max_steps=max_steps, epoch=step / 50, **{**figures, **data})
+
+    def log(self, rank: int, text: str, stream: str = "stdout") -> None:
+        with self.paths.rank_log(rank, stream).open("a") as out:
+            out.write(text)
+
+    def keeper(self, phase: str = "ready", *, alive: bool = True) -> None:
+        pid = os.getpid()
+        pods = [
+            {"name": f"pod-{n}", "phase": "Running", "address": f"127.0.0.{n + 2}", "ssh_port": 2222, "slots": 1}
+            for n in range(3)
+        ]
+        write_json(
+            self.cluster.state,
+            {"phase": phase, "message": "3 pods are ready", "pid": pid, "pods": pods,
+             "start_time": process_start_time(pid) if alive else 1},
+        )  # fmt: skip
+
+    def end(self, state: str = "succeeded", message: str = "every rank is done", **facts: object) -> None:
+        hosts = [{"address": f"127.0.0.{n + 2}", "slots": 1, "pod": f"pod-{n}"} for n in range(3)]
+        result: Mapping[str, object] = {
+            "state": state, "message": message, "hosts": hosts, "world_size": 3, "technique": "zero1",
+            "launcher": "ssh", "precision": "fp32", "model": "tiny-t5", "duration_s": 25.5, "left_processes": 0,
+        }  # fmt: skip
+        write_json(self.paths.result, {**result, **facts})
+        self.state(state, message)
+
+
+def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenRun:
+    cluster = ClusterPaths(folder / "cluster")
+    paths = RunPaths(cluster.runs / "20261121-140252-zero1-6c8c")
+    paths.logs.mkdir(parents=True)
+    run = WrittenRun(paths, cluster)
+    run.keeper()
+    write_json(paths.info, {"id": paths.root.name, "cluster": str(cluster.root), "submitted_s": time.time()})
+    finetune = {"kind": "finetune", "technique": "zero1", "per_device_train_batch_size": 8}
+    write_json(paths.spec, {"cluster": {"count": 3}, "job": dict(job or finetune)})
+    paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n127.0.0.4 slots=1\n")
+    paths.events.touch()
+    for rank in range(3):
+        for stream in ("stdout", "stderr"):
+            paths.rank_log(rank, stream).touch()
+    run.state("queued")
+    return run

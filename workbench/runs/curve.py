@@ -1,0 +1,62 @@
+"""`Curve`: numbers over steps or over time, kept small, and thinned for the eye. Pure."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+
+__all__ = ["Curve"]
+
+
+class Curve:
+    """A growing list of (x, value) pairs at 16 bytes each; what is not a finite number is left out."""
+
+    def __init__(self) -> None:
+        """Start without points."""
+        self._x = array("d")
+        self._y = array("d")
+
+    def add(self, x: object, value: object) -> None:
+        """Append a point, unless it is none."""
+        if isinstance(x, int | float) and isinstance(value, int | float) and math.isfinite(value):
+            self._x.append(x)
+            self._y.append(value)
+
+    @property
+    def last(self) -> float | None:
+        """The newest value."""
+        return self._y[-1] if self._y else None
+
+    @property
+    def highest(self) -> float | None:
+        """The greatest value."""
+        return max(self._y, default=None)
+
+    def thinned(self, limit: int = 400) -> tuple[list[float], list[float]]:
+        """Give x and values of at most so many points; of each stretch left out, the lowest and the highest stay.
+
+        Example:
+            >>> curve = Curve()
+            >>> for step in range(1000):
+            ...     curve.add(step, 50.0 if step == 577 else 1.0)
+            >>> x, values = curve.thinned(100)
+            >>> len(x) <= 100, max(values), x[0], x[-1]
+            (True, 50.0, 0.0, 999.0)
+        """
+        size = len(self._x)
+        if size <= limit:
+            return list(self._x), list(self._y)
+        stretches = (limit - 2) // 2
+        picked = {0, size - 1}
+        for number in range(stretches):
+            part = range(number * size // stretches, (number + 1) * size // stretches)
+            picked |= {min(part, key=self._y.__getitem__), max(part, key=self._y.__getitem__)}
+        order = sorted(picked)
+        return [self._x[i] for i in order], [self._y[i] for i in order]
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        return iter(zip(self._x, self._y, strict=True))
