@@ -32,9 +32,9 @@ def test_the_share_of_exact_answers() -> None:
 
 
 def test_predictions_are_one_object_a_line(tmp_path: Path) -> None:
-    answers = [Prediction(source="Wo?\n", expected="é", predicted="東", exact_match=False)] * 2
+    answers = [Prediction(source="Wo?\n", expected="é", predicted="東", exact_match=False, table_id="t-1")] * 2
     write_predictions(tmp_path / "predictions.jsonl", answers)
     lines = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"source": "Wo?\n", "expected": "é", "predicted": "東", "exact_match": False}
+        {"source": "Wo?\n", "expected": "é", "predicted": "東", "exact_match": False, "table_id": "t-1"}
     ] * 2

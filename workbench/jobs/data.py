@@ -30,6 +30,8 @@ class Example:
     """What the model reads."""
     target: str
     """What it should write."""
+    table_id: str | None = None
+    """The table that it is asked of, where there is one."""
 
 
 Row = Mapping[str, Sequence[int]]
@@ -174,7 +176,11 @@ def _read(path: Path) -> list[Example]:
         for number, line in enumerate(lines, 1):
             try:
                 raw = json.loads(line)
-                examples.append(Example(source=str(raw["source"]), target=str(raw["target"])))
+                examples.append(Example(source=str(raw["source"]), target=str(raw["target"]), table_id=_id(raw)))
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{path} line {number}: {error!r}; a line is an object of source, target") from error
     return examples
+
+
+def _id(raw: Mapping[str, object]) -> str | None:
+    return None if raw.get("table_id") is None else str(raw["table_id"])

@@ -1,9 +1,9 @@
-"""The trained model's answers to evaluation rows, worked out by all ranks together."""
+"""A model's answers: to evaluation rows by all ranks together, or to any batch by one process."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from workbench.jobs import ranks
 from workbench.jobs.data import Collator, Example, Row
 
-__all__ = ["Prediction", "exact_match", "judge", "predict", "write_predictions"]
+__all__ = ["Prediction", "answer", "exact_match", "judge", "predict", "write_predictions"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +28,8 @@ class Prediction:
     """What it wrote."""
     exact_match: bool
     """Whether the two are the same text, apart from white space."""
+    table_id: str | None = None
+    """The table that was asked, where there is one."""
 
 
 def predict(
@@ -64,10 +66,49 @@ def predict(
     return [judge(example, everyone[n]) for n, example in enumerate(examples)]
 
 
+def answer(
+    model: Any,
+    tokenizer: Any,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    device: torch.device,
+    max_length: int,
+    synced_gpus: bool = False,
+) -> list[str]:
+    """Let a model answer one batch, greedily.
+
+    Args:
+        model: An encoder-decoder model.
+        tokenizer: Its tokenizer.
+        batch: `input_ids` and `attention_mask`, each (batch, source length).
+        device: Where the model is.
+        max_length: Tokens after which an answer ends.
+        synced_gpus: Go on until every rank is done; needed where a forward pass is a collective.
+    """
+    model.eval()
+    with torch.no_grad():
+        tokens = model.generate(
+            input_ids=batch["input_ids"].to(device),
+            attention_mask=batch["attention_mask"].to(device),
+            max_new_tokens=max_length,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            synced_gpus=synced_gpus,
+        )
+    return [str(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+
+
 def judge(example: Example, predicted: str) -> Prediction:
     """Compare an answer with the expected one, apart from white space."""
     same = " ".join(predicted.split()) == " ".join(example.target.split())
-    return Prediction(source=example.source, expected=example.target, predicted=predicted, exact_match=same)
+    return Prediction(
+        source=example.source,
+        expected=example.target,
+        predicted=predicted,
+        exact_match=same,
+        table_id=example.table_id,
+    )
 
 
 def exact_match(predictions: Sequence[Prediction]) -> float | None:
@@ -82,20 +123,11 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _generate(trainer: Any, tokenizer: Any, collate: Collator, rows: Sequence[Row], max_length: int) -> list[str]:
-    batch = collate(rows)
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    model.eval()
-    with torch.no_grad():
-        tokens = model.generate(
-            input_ids=batch["input_ids"].to(trainer.args.device),
-            attention_mask=batch["attention_mask"].to(trainer.args.device),
-            max_new_tokens=max_length,
-            do_sample=False,
-            num_beams=1,
-            use_cache=True,
-            synced_gpus=ranks.world_size() > 1 and _is_zero3(trainer),
-        )
-    return [str(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    synced = ranks.world_size() > 1 and _is_zero3(trainer)
+    return answer(
+        model, tokenizer, collate(rows), device=trainer.args.device, max_length=max_length, synced_gpus=synced
+    )
 
 
 def _is_zero3(trainer: Any) -> bool:
