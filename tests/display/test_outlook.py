@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from workbench import Cluster, FineTune
+from workbench.display.composition import Composition
+from workbench.display.outlook import look_ahead, python_cell
+from workbench.pods.hostfile import Hostfile
+from workbench.spec.technique import Launcher, Technique
+
+
+@pytest.mark.parametrize(
+    "composition",
+    [
+        Composition(),
+        Composition(technique="single", count=1, cpus=0.5),
+        Composition(technique="zero3", launcher="pdsh", backend_options='{"port": 2222}', precision="bf16"),
+        Composition(technique="zero3-offload", max_steps=0, epochs=0.25, optimizer="sgd", learning_rate=1e-5),
+        Composition(model='google/"t5"\\x', dataset="wikisql", gradient_accumulation_steps=3),
+    ],
+)
+def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> None:
+    made, _, rest = python_cell(composition).partition("run = ")
+    assert rest == "cluster.start().submit(job)\nrun\n"
+    scope: dict[str, object] = {}
+    exec(made, scope)
+    job, cluster = scope["job"], scope["cluster"]
+    assert job == composition.make_job()
+    assert isinstance(job, FineTune)
+    assert isinstance(cluster, Cluster)
+    assert cluster._spec.backend == composition.make_backend().to_dict()
+    assert (cluster._spec.count, cluster._spec.pods) == (composition.count, composition.pods)
+    assert not cluster.path.exists()
+
+
+def test_the_batch_is_spelled_out() -> None:
+    batch = look_ahead(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)).batch
+    assert batch.startswith("4 rows a rank × 2 accumulated × 5 ranks = 40 rows per optimizer step")
+    assert "1 rank = 16 rows" in look_ahead(Composition(technique="single")).batch
+    assert "84 steps" in look_ahead(Composition(max_steps=0)).batch  # 4,000 rows by 48
+    assert "epochs" not in look_ahead(Composition(dataset="wikisql")).batch  # nobody here knows its rows
+
+
+def test_hostfile_and_json_are_the_ones_to_be() -> None:
+    outlook = look_ahead(Composition(count=2, technique="zero3"))
+    assert Hostfile.parse(outlook.hostfile).addresses == ("127.0.0.2", "127.0.0.3")
+    config = json.loads(outlook.deepspeed)
+    assert config["zero_optimization"]["stage"] == 3
+    single = look_ahead(Composition(technique="single"))
+    assert single.deepspeed == ""
+    assert "without DeepSpeed" in single.notes["deepspeed"]
+    assert "first pod" in single.notes["hostfile"]
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_the_command_names_every_rank_or_the_hostfile(launcher: Launcher) -> None:
+    command = look_ahead(Composition(launcher=str(launcher))).command
+    if launcher is Launcher.SSH:
+        assert all(f"127.0.0.{n}" in command for n in (2, 3, 4))
+    else:
+        assert f"--launcher {launcher}" in command
+        assert "CLUSTER/runs/RUN/hostfile" in command
+
+
+@pytest.mark.parametrize("technique", list(Technique))
+def test_every_technique_has_an_outlook(technique: Technique) -> None:
+    assert look_ahead(Composition(technique=str(technique))).problems == {}
+
+
+def test_what_is_refused_still_has_its_cell() -> None:
+    outlook = look_ahead(Composition(precision="fp16", backend_options="{"))
+    assert 'precision="fp16"' in outlook.cell
+    assert "LocalPods()" in outlook.cell
+    assert (outlook.batch, outlook.hostfile, outlook.command) == ("", "", "")
+    assert "Precision: " in dict(outlook.parts)["Refused"]
