@@ -54,6 +54,7 @@ class Cluster:
         path: str | Path | None = None,
         lease_s: float = 120.0,
         start_timeout_s: float = 120.0,
+        warm: bool = True,
     ):
         """Describe a cluster; nothing starts yet.
 
@@ -65,6 +66,8 @@ class Cluster:
             path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the current folder.
             lease_s: Seconds that ranks outlive a keeper that fell silent.
             start_timeout_s: Seconds until pods that have not come are given up.
+            warm: Whether each pod keeps a process with torch and DeepSpeed imported, so that a `FineTune` starts in a
+                second: some 0.5 GiB a pod. A `Script` has no use for it.
 
         Raises:
             ConfigError: A value that cannot be.
@@ -76,6 +79,7 @@ class Cluster:
             idle_timeout_s=idle_timeout_s,
             lease_s=lease_s,
             start_timeout_s=start_timeout_s,
+            warm=warm,
         )
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())

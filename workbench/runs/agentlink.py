@@ -31,7 +31,7 @@ _ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is si
 class AgentLink:
     """Reach the agent of one pod; safe to use from several threads."""
 
-    def __init__(self, pod: Pod, identity: Identity, *, lease_s: float, package: tuple[str, bytes]):
+    def __init__(self, pod: Pod, identity: Identity, *, lease_s: float, package: tuple[str, bytes], warm: bool = True):
         """Prepare a link; `open` connects it.
 
         Args:
@@ -39,6 +39,7 @@ class AgentLink:
             identity: The cluster's key and pinned host keys.
             lease_s: Seconds after which the agent ends everything when it hears nothing.
             package: Name and bytes of the zipped workbench package.
+            warm: Whether the agent keeps a process with torch imported.
         """
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
@@ -49,6 +50,7 @@ class AgentLink:
         """The pod's clock minus this machine's."""
         self._identity = identity
         self._lease_s = lease_s
+        self._warm = "--warm" if warm else "--no-warm"
         self._package_bytes = package[1]
         self._lock = threading.RLock()
         self._next_id = 0
@@ -69,7 +71,7 @@ class AgentLink:
             self._ssh = SSHConnection(self.pod, self._identity)
             self._ssh.open()
             self._send_package()
-            served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), "--warm"))
+            served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm))
             if served.exit_code != 0:
                 raise RemoteError(
                     f"the agent of {self.pod.name} did not start: {served.stderr[-2000:]}",

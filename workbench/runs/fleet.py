@@ -76,7 +76,8 @@ class Fleet:
         _check_versions(self.pods)
         self._paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
         package = package_zip()
-        self._links = [AgentLink(pod, self._identity, lease_s=self._spec.lease_s, package=package) for pod in self.pods]
+        spec, key = self._spec, self._identity
+        self._links = [AgentLink(pod, key, lease_s=spec.lease_s, package=package, warm=spec.warm) for pod in self.pods]
         self._report("starting agents")
         self._everywhere(AgentLink.open)
 

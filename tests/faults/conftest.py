@@ -1,0 +1,118 @@
+"""Three pods and the means to do them harm; what was measured is printed at the end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench import Cluster, LocalPods, PodSpec, Run, Script
+from workbench.runs.result import RunResult
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+MEASURED: list[str] = []
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    argv: list[str] = field(repr=False)
+    environ: dict[str, str] = field(repr=False)
+
+    def runs(self, name: str) -> bool:
+        """Tell whether it is the program, or the Python script, of this name."""
+        return name in [Path(word).name for word in self.argv[:2]]
+
+
+@dataclass(frozen=True)
+class World:
+    """A cluster, and eyes on the machine that it runs on."""
+
+    cluster: Cluster
+
+    def submit(self, script: str, *args: str, cluster: Cluster | None = None, **job: Any) -> Run:
+        return (cluster or self.cluster).submit(Script(path=str(SCRIPTS / script), args=list(args), **job))
+
+    def beating(self, *args: str, **more: Any) -> Run:
+        """Start `beat.py` and wait until every rank has printed a line."""
+        run = self.submit("beat.py", *args, **more)
+        self.until(lambda: all(" line 3" in self.log(run, rank) for rank in range(3)), 60)
+        return run
+
+    @staticmethod
+    def log(run: Run, rank: int, stream: str = "stdout") -> str:
+        path = run.paths.rank_log(rank, stream)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @staticmethod
+    def until(condition: Callable[[], object], limit_s: float) -> float:
+        """Wait for something and give the seconds that it took."""
+        began = time.monotonic()
+        while not condition():
+            assert time.monotonic() - began < limit_s, f"did not come in {limit_s} s"
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    @staticmethod
+    def measured(row: str, what: str, seconds: float, bound_s: float) -> None:
+        """Note a latency; the machine may be busy, so three times the bound is still taken."""
+        MEASURED.append(f"row {row}: {what} {seconds:.2f} s (aim {bound_s:g} s)")
+        assert seconds < 3 * bound_s, MEASURED[-1]
+
+    @staticmethod
+    def processes() -> list[Process]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                argv = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")[:-1]
+                environ = os.fsdecode((folder / "environ").read_bytes()).split("\0")
+            except OSError:
+                continue
+            pairs = (item.partition("=") for item in environ)
+            found.append(Process(int(folder.name), argv, {name: value for name, _, value in pairs}))
+        return found
+
+    def of(self, run: Run) -> list[Process]:
+        """Every process of a run: its ranks and what they started, its launcher and its ssh's."""
+        mark = run.id
+        return [
+            p
+            for p in self.processes()
+            if p.environ.get("WORKBENCH_RUN") == mark or any(mark in word for word in p.argv)
+        ]
+
+    def nothing_left(self, run: Run, limit_s: float = 10) -> None:
+        deadline = time.monotonic() + limit_s
+        while (left := self.of(run)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert left == [], "\n".join(f"{p.pid} {p.argv}" for p in left)
+
+    def ended(self, run: Run, limit_s: float = 60) -> RunResult:
+        """Wait for the end and check what holds after every fault: a whole directory, and nothing that still runs."""
+        result = run.wait(limit_s, progress=False)
+        assert result.left_processes == 0
+        self.nothing_left(run)
+        for path in (run.paths.spec, run.paths.info, run.paths.state, run.paths.result, run.paths.events):
+            assert path.exists(), path
+        assert not run.paths.reserve.exists()
+        assert run.state is result.state
+        return result
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    path = tmp_path_factory.mktemp("faults") / "cluster"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=path, warm=False) as cluster:
+        yield World(cluster)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if MEASURED:
+        terminalreporter.section("latencies after faults")
+        for line in MEASURED:
+            terminalreporter.write_line(line)

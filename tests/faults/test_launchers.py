@@ -1,0 +1,69 @@
+"""A launcher that is killed in the middle is never a success, and a run that is stopped takes no other with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods
+from workbench.runs.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("launcher", "victim"), [("pdsh", "pdsh"), ("pdsh", "deepspeed"), ("openmpi", "mpirun"), ("openmpi", "deepspeed")]
+)
+def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: str) -> None:
+    """Rows 46 and 13. DeepSpeed's runner exits with 0 when its pdsh is killed."""
+    run = world.beating(launcher=launcher)
+    target = next(p.pid for p in world.of(run) if p.runs(victim))
+    killed = time.monotonic()
+    os.kill(target, signal.SIGKILL)
+    result = world.ended(run)
+    world.measured("46/13", f"kill -9 {victim} ({launcher}) -> result", time.monotonic() - killed, 10)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.kind, result.error.rank, result.error.host) == ("launcher", None, "")
+    assert launcher in result.error.message
+    for rank in range(3):
+        assert "line 3" in run.logs(rank, "stdout")
+
+
+@pytest.mark.parametrize("launcher", ["pdsh", "ssh"])
+def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, launcher: str) -> None:
+    """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
+    end = tmp_path / "end"
+    with Cluster(LocalPods(), count=3, path=tmp_path / "other", warm=False) as other:
+        kept = world.beating("--until", str(end), cluster=other, launcher=launcher)
+        stopped = world.beating("--until", str(end), launcher=launcher)
+        words = [p.argv for p in world.of(stopped) if p.argv]
+        decoy = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)])
+        try:
+            asked = time.monotonic()
+            stopped.cancel()
+            assert stopped.wait(60, progress=False).state is RunState.CANCELLED
+            world.measured("47", f"cancel ({launcher}) -> result", time.monotonic() - asked, 5)
+            time.sleep(1)
+            assert decoy.poll() is None
+        finally:
+            decoy.kill()
+            decoy.wait()
+        world.ended(stopped)
+        assert kept.state is RunState.STARTING  # a script without events never says that it trains
+        end.touch()
+        result = world.ended(kept)
+        result.raise_for_status()
+        for rank in range(3):
+            lines = kept.logs(rank, "stdout", tail=None).splitlines()
+            assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]

@@ -1,0 +1,199 @@
+"""What happens to a run when its pods, their agents, their network or single ranks fail under it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods, Run
+from workbench.errors import RunError
+from workbench.pods.pod import Pod
+from workbench.runs.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("script", "launcher"), [("beat.py", "ssh"), ("mesh.py", "ssh"), ("mesh.py", "pdsh")])
+def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> None:
+    """Row 12. In a mesh the other ranks fail at once, for they lost a peer; that is an echo."""
+    run = world.submit(script, launcher=launcher)
+    world.until(lambda: all(" 3" in world.log(run, rank) for rank in range(3)), 60)
+    pod = world.cluster.pods[1]
+    killed = time.monotonic()
+    os.kill(json.loads((Path(pod.root) / "agent.json").read_text())["pid"], signal.SIGKILL)
+    there = [p for p in world.of(run) if p.environ.get("WORKBENCH_POD") == pod.root and "RANK" in p.environ]
+    gone_s = world.until(lambda: not {p.pid for p in there} & {p.pid for p in world.of(run)}, 10)
+    world.measured("12", f"agent killed ({script}, {launcher}) -> its ranks gone", gone_s, 2)
+    result = world.ended(run)
+    world.measured("12", f"agent killed ({script}, {launcher}) -> result", time.monotonic() - killed, 10)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.kind, result.error.host, result.error.rank) == ("pod", pod.address, None)
+    assert "lost the agent of pod-1" in result.error.message
+    if script == "mesh.py":
+        assert "lost their peer" in result.error.others or "lost its peer" in result.error.others
+
+
+def test_the_cluster_lives_on_after_lost_agents(world: World) -> None:
+    world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
+
+
+def test_a_cut_line_loses_and_doubles_nothing(world: World) -> None:
+    """Row 23. The pod's end of the keeper's connection is killed, twice, while lines are printed."""
+    run = world.submit("beat.py", "--lines", "300", "--pause-s", "0.02")
+    for mark in (" line 50", " line 150"):
+        world.until(lambda mark=mark: mark in world.log(run, 1), 60)
+        before = len(world.log(run, 1))
+        cut = time.monotonic()
+        for pid in sessions(world, world.cluster.pods[1]):
+            os.kill(pid, signal.SIGKILL)
+        world.until(lambda before=before: len(world.log(run, 1)) > before, 30)
+        world.measured("23", "line cut -> lines come again", time.monotonic() - cut, 10)
+    result = world.ended(run)
+    result.raise_for_status()
+    for rank in range(3):
+        assert world.log(run, rank) == "".join(f"rank {rank} line {n}\n" for n in range(300))
+
+
+def test_a_pod_that_dies_is_named_at_once(world: World, tmp_path: Path) -> None:
+    """Row 48, with a cluster of its own, for this one is no good afterwards."""
+    with Cluster(LocalPods(), count=3, path=tmp_path / "c", warm=False) as cluster:
+        run = world.beating(cluster=cluster)
+        pod = cluster.pods[2]
+        killed = time.monotonic()
+        os.kill(parent_of(daemon(world, pod)), signal.SIGKILL)
+        result = world.ended(run)
+        world.measured("48", "pod killed -> result", time.monotonic() - killed, 10)
+        assert result.state is RunState.FAILED
+        assert result.error is not None
+        assert (result.error.kind, result.error.pod, result.error.host) == ("pod", pod.name, pod.address)
+        assert "SIGKILL" in result.error.message
+        world.until(lambda: pod.name in cluster.message, 10)
+        with pytest.raises(RunError, match=f"{pod.name} is Failed"):
+            world.submit("beat.py", cluster=cluster)
+        closing = time.monotonic()
+    world.measured("48", "close with a dead pod", time.monotonic() - closing, 8)
+    assert cluster.phase == "closed"
+    assert not [p for p in world.processes() if any(str(cluster.path) in word for word in p.argv)]
+
+
+def test_a_rank_that_leaves_early_is_the_cause(world: World) -> None:
+    """Row 5. The ranks that wait for it fail first; it ended with 0 before."""
+    began = time.monotonic()
+    result = world.ended(world.submit("mesh.py", "--leaver", "1"))
+    world.measured("5", "whole run with a rank that leaves early", time.monotonic() - began, 5)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "exit")
+    assert "ended early with 0" in result.error.message
+    assert "lost their peer" in result.error.others
+
+
+def test_ranks_that_do_not_listen_are_killed(world: World) -> None:
+    """Row 6."""
+    run = world.beating("--deaf")
+    asked = time.monotonic()
+    run.cancel()
+    result = world.ended(run)
+    world.measured("6", "cancel of deaf ranks -> result", time.monotonic() - asked, 5)
+    assert result.state is RunState.CANCELLED
+    assert result.message == "stopped when asked; ranks [0, 1, 2] did not end when asked and were killed"
+
+
+def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:
+    """Row 34, with torch: another process takes the port after it was chosen and before rank 0 listens."""
+    taken: list[socket.socket] = []
+    snatch = threading.Thread(target=lambda: taken.append(snatched_port(run)))
+    run = world.submit("ring.py", launcher="ssh")
+    snatch.start()
+    result = world.ended(run, 120)
+    snatch.join()
+    with taken[0] as holder:
+        port = holder.getsockname()[1]
+        result.raise_for_status()
+        assert f"--master-port {port} " not in run.paths.command.read_text()
+        assert "EADDRINUSE" in run.logs(0, "stderr")
+        assert run.logs(0, "stdout").count("step 4 sum 3") == 1
+
+
+def snatched_port(run: Run) -> socket.socket:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        text = run.paths.command.read_text() if run.paths.command.exists() else ""
+        if text.endswith("\n"):
+            port = text.partition("--master-port ")[2].split()[0].strip("'\"")
+            # Like torch, which listens on all addresses.
+            return socket.create_server(("", int(port)))
+        time.sleep(0.002)
+    raise TimeoutError("no command")
+
+
+@contextmanager
+def silence(pod: Pod) -> Iterator[None]:
+    """Drop every packet of a pod's SSH port, both ways."""
+    rules = [
+        ["INPUT", "-p", "tcp", "-d", pod.address, "--dport", str(pod.ssh_port), "-j", "DROP"],
+        ["INPUT", "-p", "tcp", "-s", pod.address, "--sport", str(pod.ssh_port), "-j", "DROP"],
+    ]
+    for rule in rules:
+        subprocess.run(["iptables", "-w", "-I", *rule], check=True)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run(["iptables", "-w", "-D", *rule], check=True)
+
+
+def can_filter() -> bool:
+    """Tell whether this user may set packet filters."""
+    path = shutil.which("iptables")
+    return path is not None and subprocess.run([path, "-w", "-L"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_filter(), reason="needs iptables and the right to use it")
+def test_a_silent_network_is_said_and_outlived(world: World, tmp_path: Path) -> None:
+    """Row 24."""
+    run = world.beating("--until", str(tmp_path / "end"), "--pause-s", "0.1")
+    with silence(world.cluster.pods[2]):
+        said_s = world.until(lambda: "no sign from pod-2 for 15 s" in run.message, 60)
+        world.measured("24", "network silent -> said", said_s, 15)
+        assert run.state is RunState.STARTING
+    heard_s = world.until(lambda: "no sign" not in run.message, 60)
+    world.measured("24", "network back -> heard", heard_s, 15)
+    (tmp_path / "end").touch()
+    world.ended(run).raise_for_status()
+    lines = world.log(run, 2).splitlines()
+    assert lines == [f"rank 2 line {n}" for n in range(len(lines))]
+
+
+def sessions(world: World, pod: Pod) -> list[int]:
+    """The sshd processes that serve connections to a pod."""
+    return children_of(daemon(world, pod))
+
+
+def daemon(world: World, pod: Pod) -> int:
+    """The pod's sshd; it puts all its arguments into one word."""
+    return next(p.pid for p in world.processes() if p.argv and p.argv[0].startswith("sshd: ") and pod.root in p.argv[0])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
