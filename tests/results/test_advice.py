@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from workbench.results.advice import advise
+from workbench.runs.result import RunFault
+from workbench.spec.job import FineTune, Script
+from workbench.spec.technique import Technique
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.23 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.95 GiB memory in use."
+)
+CASES = [
+    ("OutOfMemoryError", CUDA, "Out of GPU memory"),
+    ("RuntimeError", "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+     "tried to allocate 17179869184 bytes. Error code 12 (Cannot allocate memory)", "Out of memory on the pod"),
+    ("MemoryError", "Unable to allocate 3.2 GiB for an array with shape (1, 2)", "Out of memory on the pod"),
+    ("signal", "killed by SIGKILL; out of memory: the memory limit of 512 MiB was reached (oom_kill counter +1)",
+     "Out of memory on the pod"),
+    ("signal", "killed by SIGKILL", "Killed from outside"),
+    ("signal", "killed by SIGBUS; often shared memory that is too small: /dev/shm has 3 MiB free",
+     "Shared memory is too small"),
+    ("signal", "killed by SIGSEGV", "Crashed in native code"),
+    ("signal", "killed by SIGTERM", "Stopped by a signal from outside"),
+    ("RunError", "loss is nan at step 3; try a lower learning rate", "The loss is no longer a number"),
+    ("RunError", "gradient norm is inf at step 3", "The loss is no longer a number"),
+    ("DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "A port was taken"),
+    ("exit", "ended early with 0 while others waited for it", "One rank ended before the others"),
+    ("RuntimeError", "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.3]:1",
+     "The ranks lost touch with each other"),
+    ("ModuleNotFoundError", "No module named 'flash_attn'", "A package is missing on the pods"),
+    ("OSError", "t6-small is not a local folder and is not a valid model identifier listed on 'https://huggingface.co'",
+     "The model could not be loaded"),
+    ("OSError", "[Errno 28] No space left on device", "The disk is full"),
+    ("RuntimeError", "Error building extension 'cpu_adam'", "A compiled op of DeepSpeed could not be built"),
+    ("RunError", "technique zero3 was asked for (ZeRO stage 3 on 3 ranks), but this ran: no DeepSpeed on 3 ranks",
+     "Another technique ran than was asked for"),
+    ("IndexError", "index out of range in self", "A token beyond the vocabulary"),
+    ("pod", "no sign from pod-1 for 120 s", "A pod was lost"),
+    ("launcher", "the launcher pdsh ended with 255 before its ranks did", "The launcher gave up"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: 'x.csv'", "A file is missing on the pod"),
+    ("KeyError", "'question'", "The program raised KeyError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "message", "title"), CASES, ids=[case[2] + " " + case[0] for case in CASES])
+@pytest.mark.parametrize("job", [None, FineTune(), Script(path="train.py")], ids=["no job", "finetune", "script"])
+def test_the_cause_is_named_and_has_a_few_fixes(kind: str, message: str, title: str, job: object) -> None:
+    advice = advise(RunFault(rank=1, kind=kind, message=message), job)  # type: ignore[arg-type]
+    assert advice.title == title
+    assert 1 <= len(advice.fixes) <= 3
+    assert all(fix == fix.strip() and "\n" not in fix for fix in advice.fixes)
+
+
+def test_memory_is_told_in_the_words_of_the_error() -> None:
+    gpu = advise(RunFault(kind="OutOfMemoryError", message=CUDA))
+    assert (gpu.asked, gpu.free, gpu.limit) == ("2.50 GiB", "1.23 GiB", "79.19 GiB")
+    host = advise(RunFault(kind="MemoryError", message=CASES[2][1]))
+    assert (host.asked, host.free) == ("3.2 GiB", "")
+    limit = advise(RunFault(kind="signal", message=CASES[3][1]))
+    assert limit.limit == "512 MiB"
+    assert advise(RunFault(kind="RuntimeError", message=CASES[1][1])).asked == "17179869184 bytes"
+
+
+def test_fixes_name_the_jobs_own_figures_and_keep_its_global_batch() -> None:
+    job = FineTune(technique="zero1", per_device_train_batch_size=16, gradient_accumulation_steps=2)
+    first, second, third = advise(RunFault(kind="OutOfMemoryError", message=CUDA), job).fixes
+    assert first.startswith("per_device_train_batch_size=8 with gradient_accumulation_steps=4")
+    assert second.startswith('technique="zero')
+    assert third.startswith("gradient_checkpointing=True")
+    small = advise(RunFault(kind="OutOfMemoryError", message=CUDA), FineTune(per_device_train_batch_size=1))
+    assert "per_device_train_batch_size" not in " ".join(small.fixes)
+    rate = advise(RunFault(kind="RunError", message="loss is nan at step 3"), FineTune(learning_rate=3e-3))
+    assert "learning_rate=0.0003 instead of 0.003" in rate.fixes[0]
+
+
+@pytest.mark.parametrize("technique", list(Technique))
+def test_only_techniques_that_exist_are_advised(technique: str) -> None:
+    for message in (CUDA, "MemoryError"):
+        fixes = advise(RunFault(kind="RuntimeError", message=message), FineTune(technique=technique)).fixes
+        named = [fix.split('"')[1] for fix in fixes if fix.startswith("technique=")]
+        assert all(name in list(Technique) and name != technique for name in named)
+
+
+def test_source_lines_in_a_traceback_are_no_cause_but_the_last_words_of_a_process_are() -> None:
+    quoting = 'Traceback (most recent call last):\n  File "x.py", line 3\n    connect(timeout=3)  # ssh: no memory\n'
+    assert advise(RunFault(rank=0, kind="KeyError", message="'a'", traceback=quoting)).title.endswith("KeyError")
+    last = RunFault(rank=0, kind="exit", message="exit code 1", traceback="torch.OutOfMemoryError: " + CUDA)
+    assert advise(last).title == "Out of GPU memory"
+
+
+def test_a_run_without_a_rank_to_blame_is_not_called_a_program() -> None:
+    assert advise(RunFault(kind="ConfigError", message="odd")).title == "The run could not be carried out"

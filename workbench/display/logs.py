@@ -1,0 +1,127 @@
+r"""Logs of many ranks for the eye: what several print alike is shown once, with who printed it. Pure.
+
+Lines count as alike when they differ only in times, rank numbers, process ids and addresses. The files keep all.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["FoldedLine", "clean", "fold", "folded_text", "lines_html", "ranks_word"]
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_DIFFERENT = re.compile(
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"  # times
+    r"|\d\d:\d\d:\d\d(?:[.,]\d+)?"
+    r"|(?:local_)?rank[ =:_-]{0,3}\d+"  # who speaks
+    r"|\[?pid[ =:]\d+\]?|\[\d{3,}\]"
+    r"|\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"
+    r"|0x[0-9a-f]+",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedLine:
+    """A line and the ranks that printed it, or one like it."""
+
+    text: str
+    """The line, as the first of them printed it."""
+    ranks: tuple[int, ...]
+    """The ranks, in order."""
+
+
+def clean(text: str) -> str:
+    r"""Take away what a terminal would obey: colours, cursor moves, control characters other than line ends and tabs.
+
+    Example:
+        >>> clean("\x1b[31mloss\x1b[0m is nan\x07")
+        'loss is nan\ufffd'
+    """
+    text = _ANSI.sub("", text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
+    """Merge the lines of several ranks, keeping the order of each.
+
+    Args:
+        logs: Lines by rank, oldest first.
+
+    Returns:
+        Every line once for all the ranks that printed one like it.
+
+    Example:
+        >>> for line in fold({0: ["start on rank 0", "loss 3"], 1: ["start on rank 1", "end"]}):
+        ...     print(line.ranks, line.text)
+        (0, 1) start on rank 0
+        (1,) end
+        (0,) loss 3
+    """
+    ranks: dict[tuple[str, int], list[int]] = {}
+    texts: dict[tuple[str, int], str] = {}
+    following: dict[tuple[str, int] | None, tuple[str, int] | None] = {None: None}
+    for rank, lines in sorted(logs.items()):
+        before: tuple[str, int] | None = None
+        for line, key in zip(lines, _keys(lines), strict=True):
+            if key not in ranks:
+                texts[key], ranks[key] = line, []
+                following[key], following[before] = following[before], key
+            ranks[key].append(rank)
+            before = key
+    merged, key_ = [], following[None]
+    while key_ is not None:
+        merged.append(FoldedLine(texts[key_], tuple(ranks[key_])))
+        key_ = following[key_]
+    return merged
+
+
+def _keys(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
+    """Give what is alike in a line, and the how-manieth such line it is."""
+    seen: Counter[str] = Counter()
+    for line in lines:
+        alike = _DIFFERENT.sub("#", line)
+        yield alike, seen[alike]
+        seen[alike] += 1
+
+
+def ranks_word(ranks: Sequence[int], world_size: int) -> str:
+    """Say which ranks.
+
+    Example:
+        >>> ranks_word((0, 1, 2), 3), ranks_word((1,), 3), ranks_word((0, 1, 2, 5), 8)
+        ('all', '1', '0-2,5')
+    """
+    if len(ranks) == world_size and world_size > 1:
+        return "all"
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][-1] == rank - 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ",".join("-".join(str(end) for end in span) for span in spans)
+
+
+def folded_text(lines: Sequence[FoldedLine], world_size: int) -> str:
+    """Draw folded lines as text, the ranks before each."""
+    words = [ranks_word(line.ranks, world_size) for line in lines]
+    width = max((len(word) for word in words), default=0)
+    return "\n".join(f"{word:>{width}} | {clean(line.text)}" for word, line in zip(words, lines, strict=True))
+
+
+def lines_html(lines: Iterable[tuple[str, str]]) -> str:
+    """Draw lines as HTML, everything escaped.
+
+    Args:
+        lines: What stands before a line (may be empty) and the line.
+    """
+    esc = html.escape
+    rows = (
+        f"<span class='wb-who'>{esc(who)}</span>{esc(clean(text))}" if who else esc(clean(text)) for who, text in lines
+    )
+    return f"<pre class='wb-log'>{chr(10).join(rows)}</pre>"
