@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers")
 
-from workbench.jobs import model  # transformers first: without it there is nothing to test
+import torch  # transformers first: without it there is nothing to test
+
+from workbench.jobs import model
 from workbench.jobs.data import Example
 
 EXAMPLES = [
@@ -55,3 +59,14 @@ def test_the_seed_alone_makes_the_weights(loaded: model.Loaded) -> None:
 def test_the_vocabulary_fits_the_model_and_dropout_is_off(loaded: model.Loaded) -> None:
     assert loaded.model.config.vocab_size >= len(loaded.tokenizer)
     assert loaded.model.config.dropout_rate == 0.0
+
+
+@pytest.mark.slow
+def test_a_model_as_it_was_before_its_first_step(loaded: model.Loaded, tmp_path: Path) -> None:
+    again = model.initial("tiny-t5", loaded.tokenizer, seed=3)
+    mine, its = loaded.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    loaded.model.save_pretrained(tmp_path)
+    folder = model.initial(str(tmp_path), None, seed=9)
+    assert all(torch.equal(mine[name], value) for name, value in folder.model.state_dict().items())

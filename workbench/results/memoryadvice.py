@@ -11,7 +11,7 @@ _LADDER = ("zero1", "zero2", "zero3", "zero3-offload")  # each needs less memory
 _SHARDS = {
     "zero1": "shards the optimizer's state over the ranks",
     "zero2": "shards the gradients too",
-    "zero3": "shards the parameters too",
+    "zero3": "shards gradients and parameters too",
     "zero3-offload": "keeps optimizer and parameters in the pods' own memory",
 }
 

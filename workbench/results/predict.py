@@ -6,9 +6,8 @@ conditions and letter case, execution runs both queries on the question's table.
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +20,9 @@ from workbench.spec.sql import parse
 from workbench.spec.tables import Table, execute
 
 if TYPE_CHECKING:
-    from workbench.display.tables import Cell, Grid, Marked
+    from workbench.display.tables import Cell, Grid
 
-__all__ = ["Prediction", "Predictions", "judge", "read_predictions"]
+__all__ = ["Prediction", "Predictions", "judge", "read_predictions", "share"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,17 +55,17 @@ class Predictions:
     @property
     def exact_match(self) -> float | None:
         """Share of answers whose text is right, 0 to 1; None where there are none."""
-        return _share([row.exact_match for row in self.rows])
+        return share([row.exact_match for row in self.rows])
 
     @property
     def logical_match(self) -> float | None:
         """Share of answers that say the same, of those whose expected text is a query."""
-        return _share([row.logical_match for row in self.rows])
+        return share([row.logical_match for row in self.rows])
 
     @property
     def execution_match(self) -> float | None:
         """Share of answers that give the same result, of those that could be run."""
-        return _share([row.execution_match for row in self.rows])
+        return share([row.execution_match for row in self.rows])
 
     def table(self, limit: int = 20) -> Grid:
         """Give the first answers beside the expected ones; words that differ are marked.
@@ -74,13 +73,14 @@ class Predictions:
         Args:
             limit: How many rows at most; the caption says how many there are.
         """
+        from workbench.display.answers import marked_words, verdict
         from workbench.display.tables import Grid
 
         columns = ("question", "expected", "answered", "exact", "logic", "result")
         rows: list[Sequence[Cell]] = []
         for row in self.rows[:limit]:
-            expected, answered = _marked(row.expected, row.predicted)
-            verdicts = [_word(verdict) for verdict in (row.exact_match, row.logical_match, row.execution_match)]
+            expected, answered = marked_words(row.expected, row.predicted)
+            verdicts = [verdict(v) for v in (row.exact_match, row.logical_match, row.execution_match)]
             rows.append((row.source.removeprefix(PREFIX), expected, answered, *verdicts))
         return Grid(columns=columns, rows=rows, caption=self._caption(limit))
 
@@ -171,6 +171,17 @@ execution_match=None, table_id=None)
     )
 
 
+def share(verdicts: Iterable[bool | None]) -> float | None:
+    """Give the share of verdicts that hold, of those that are known; None where none is.
+
+    Example:
+        >>> share([True, False, None])
+        0.5
+    """
+    known = [verdict for verdict in verdicts if verdict is not None]
+    return sum(known) / len(known) if known else None
+
+
 class _Line:
     """A line of the file, before its table is known."""
 
@@ -207,25 +218,3 @@ def _same_result(expected: str, predicted: str, table: Table) -> bool | None:
         return answered is not None and Counter(execute(answered, table)) == Counter(right)
     except ConfigError:
         return False
-
-
-def _marked(expected: str, predicted: str) -> tuple[Marked, Marked]:
-    from workbench.display.tables import Marked
-
-    left, right = expected.split(), predicted.split()
-    one: list[tuple[str, bool]] = []
-    other: list[tuple[str, bool]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
-        for words, side in ((left[a:b], one), (right[c:d], other)):
-            if words:
-                side.append((" ".join(words), kind != "equal"))
-    return Marked(tuple(one)), Marked(tuple(other))
-
-
-def _share(verdicts: Sequence[bool | None]) -> float | None:
-    known = [verdict for verdict in verdicts if verdict is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _word(verdict: bool | None) -> str:
-    return "–" if verdict is None else "yes" if verdict else "no"

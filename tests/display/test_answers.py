@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.display.answers import answers_html, answers_text, marked_words
+from workbench.display.tables import Marked
+from workbench.errors import ConfigError
+from workbench.results.answers import Answer, AnsweredRow, Answers
+
+EXPECTED = "SELECT town FROM table WHERE year = 1990"
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def row(*texts: str, expected: str | None = EXPECTED) -> AnsweredRow:
+    answers = tuple(
+        Answer(text=t) if expected is None else Answer(text=t, exact_match=t == expected, logical_match=t == expected)
+        for t in texts
+    )
+    return AnsweredRow(source="translate to SQL: Where <b>?", expected=expected, table_id=None, answers=answers)
+
+
+ONE = Answers(names=("answered",), rows=(row(EXPECTED), row(EXPECTED.replace("town", EVIL)), row("")), answer_s=1.5)
+TWO = Answers(
+    names=("before training", EVIL),
+    rows=(row("", EXPECTED), row("a b", "a c", expected=None), row(EXPECTED, "SELECT town")),
+    load_s=2.0,
+    answer_s=1.0,
+)
+
+
+@pytest.mark.parametrize("answers", [ONE, TWO], ids=["one", "two"])
+def test_text_and_html_state_the_same(answers: Answers) -> None:
+    text, page = answers_text(answers), answers_html(answers)
+    assert "<img" not in page
+    assert "<b>" not in page
+    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+    for word in re.sub(r"[\[\]]|-{3,}", " ", text).split():
+        assert word in shown
+    assert text == str(answers)
+    assert page == answers._repr_html_()
+
+
+def test_one_model_has_a_column_for_each_verdict() -> None:
+    text = " ".join(str(ONE).split())
+    assert "3 rows; 33.3 % exactly right, 33.3 % the same logic; answered in 1.5 s" in text
+    assert f"SELECT [{EVIL}] FROM" in text
+    assert "(nothing)" in text
+    assert ONE.exact_match() == pytest.approx(1 / 3)
+    assert ONE.execution_match() is None
+    assert repr(ONE) == "Answers(3 rows; 33.3 % exactly right, 33.3 % the same logic)"
+
+
+def test_several_models_stand_side_by_side() -> None:
+    shares, rows = str(TWO).split("\n\n")
+    assert re.search(r"before training +50.0 %", shares)
+    assert "after 2.0 s of loading" in rows
+    assert TWO.exact_match("before training") == 0.5
+    assert TWO.texts(EVIL) == [EXPECTED, "a c", "SELECT town"]
+    # Nobody knows the second answer: it is held against the first model's.
+    assert re.search(r"–\s+a b\s+–\s+a \[c\]\s+–", rows)
+    with pytest.raises(ConfigError, match="there are: before training"):
+        TWO.exact_match("nobody")
+
+
+def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
+    many = Answers(names=("answered",), rows=(row(EXPECTED),) * 60)
+    assert "60 rows" in answers_text(many)
+    assert "the first 50 shown" in answers_text(many)
+    assert answers_html(many).count("<tr>") == 51
+
+
+@given(st.text("ab <\n"), st.text("ab <\n"))
+def test_marks_leave_out_no_word_and_mark_none_of_equal_texts(one: str, other: str) -> None:
+    left, right = marked_words(one, other)
+
+    def words(marked: Marked) -> list[str]:
+        return [word for text, _ in marked.parts for word in text.split()]
+
+    assert words(left) == one.split()
+    assert words(right) == other.split()
+    same = one.split() == other.split()
+    assert any(m for _, m in (*left.parts, *right.parts)) is not same

@@ -1,0 +1,196 @@
+"""The real child process, with a model of random weights in the place of a trained one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from workbench.errors import RunError
+from workbench.results.answers import compare_predictions, predict
+from workbench.results.modelserver import ModelServer, close_all, server_of
+from workbench.runs.paths import RunPaths
+from workbench.runs.state import is_alive, process_start_time
+from workbench.spec.dataset import Mini, prepare
+from workbench.spec.job import FineTune
+
+MAKE = """
+import sys, torch
+from workbench.jobs import model
+from workbench.jobs.data import load
+train = load(sys.argv[1] + "/inputs/train.jsonl", None, None).train
+for folder in sys.argv[1:]:
+    made = model.load("tiny-t5", train, seed=0)
+    for weights in made.model.parameters():  # a model as it was initialised answers nothing but padding
+        weights.data += torch.randn_like(weights)
+    made.model.save_pretrained(folder + "/model")
+    made.tokenizer.save_pretrained(folder + "/model")
+    torch.manual_seed(7)
+"""
+
+
+def make_run(root: Path, technique: str) -> RunPaths:
+    """A run directory without its model; the job's seed is 0."""
+    paths = RunPaths(root)
+    paths.inputs.mkdir(parents=True)
+    prepare(Mini(train_rows=60, eval_rows=6), paths.inputs)
+    job = FineTune(technique=technique, max_target_length=6, per_device_eval_batch_size=4)
+    paths.job.write_text(json.dumps({"job": job.to_dict()}))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, RunPaths]:
+    folder = tmp_path_factory.mktemp("runs")
+    one, other = make_run(folder / "a", "zero1"), make_run(folder / "b", "zero3")
+    command = [sys.executable, "-c", MAKE, str(one.root), str(other.root)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return one, other
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def as_run(paths: RunPaths) -> SimpleNamespace:
+    return SimpleNamespace(id=paths.root.name, paths=paths)
+
+
+def wait_gone(pid: int, start: int | None, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while is_alive(pid, start):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def killed(pid: int) -> tuple[int, int | None]:
+    start = process_start_time(pid)
+    os.kill(pid, signal.SIGKILL)
+    return pid, start
+
+
+def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="left no model"):
+        ModelServer(RunPaths(tmp_path))
+    with pytest.raises(RunError, match="no run directory"):
+        server_of(RunPaths(tmp_path / "nowhere"))
+
+
+@pytest.mark.slow
+def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]) -> None:
+    one, other = map(as_run, runs)
+    answers = compare_predictions([one, other], before=True)
+    assert list(answers.names) == ["before training", "zero1", "zero3"]
+    assert len(answers) == 6
+    assert answers.texts("before training") == [""] * 6
+    assert all(answers.texts("zero1"))
+    assert answers.texts("zero1") != answers.texts("zero3")
+    assert all(row.table_id and row.answers[0].execution_match is not None for row in answers)
+    assert answers.load_s > 0
+    pid = server_of(runs[0]).pid
+    rows = [row.source for row in reversed(answers.rows)]
+    alone = [predict(one, [source]).texts()[0] for source in rows]
+    # The same process, whose model is loaded, and answers that depend on no neighbour and no order.
+    assert alone == list(reversed(answers.texts("zero1"))) == predict(one, rows).texts()
+    assert server_of(runs[0]).pid == pid
+    assert predict(one).load_s < 0.05
+    assert predict(one, []).rows == ()
+
+
+@pytest.mark.slow
+def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(runs: tuple[RunPaths, RunPaths]) -> None:
+    server = ModelServer(runs[0])
+    try:
+        first = server.answer(["a"])
+        assert server.pid is not None
+        wait_gone(*killed(server.pid))
+        assert server.answer(["a"]).texts == first.texts  # it was seen to be gone
+        threading.Timer(0.05, killed, [server.pid]).start()
+        with pytest.raises(RunError, match="killed by signal 9"):
+            server.answer(["a b c d"] * 3000)
+        with pytest.raises(RunError, match="did not answer: ValueError: text input must be"):
+            server.answer([5])  # type: ignore[list-item]
+        assert server.answer(["a"]).texts == first.texts  # an error does not end it
+    finally:
+        server.close()
+    assert server.pid is None
+
+
+@pytest.mark.slow
+def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.model.mkdir()
+    paths.inputs.mkdir()
+    (paths.model / "config.json").write_text('{"model_type": "t5"}')
+    paths.job.write_text(json.dumps({"job": FineTune().to_dict()}))
+    with pytest.raises(RunError, match="did not answer: OSError"):
+        server_of(paths).answer(["a"])
+    close_all()
+    paths.job.write_text("{}")
+    with pytest.raises(RunError, match=r"exit code 1\)\n(.*\n)*KeyError: 'job'"):
+        server_of(paths).answer(["a"])
+
+
+@pytest.mark.slow
+def test_the_child_ends_when_idle_and_comes_back(runs: tuple[RunPaths, RunPaths]) -> None:
+    server = ModelServer(runs[0], idle_s=1.0)
+    texts = server.answer(["a"]).texts
+    pid = server.pid
+    assert pid is not None
+    deadline = time.monotonic() + 10
+    while server.pid is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert server.answer(["a"]).texts == texts
+    assert server.pid != pid
+    server.close()
+
+
+@pytest.mark.slow
+def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) -> None:
+    kernel = """
+        import sys, time
+        from pathlib import Path
+        from workbench.results.modelserver import server_of
+        from workbench.runs.paths import RunPaths
+        server = server_of(RunPaths(Path(sys.argv[1])))
+        server.answer(["a"])
+        print(server.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(kernel), str(runs[0].root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        start = process_start_time(pid)
+        process.kill()
+    wait_gone(pid, start)
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_the_child_fit(runs: tuple[RunPaths, RunPaths]) -> None:
+    server = server_of(runs[0])
+    expected = server.answer(["a"]).texts
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.answer(["What is the question?"] * 400)
+    pid = server.pid
+    assert pid is not None
+    assert server.answer(["a"]).texts == expected  # not the late answer to the 400
+    assert server.pid == pid

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import ConfigError, RunError
+from workbench.results.questions import Question, questions_of, tables_of
+from workbench.runs.paths import RunPaths
+from workbench.spec.dataset import Mini, prepare
+from workbench.spec.rows import PREFIX
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    paths.inputs.mkdir(parents=True)
+    prepare(Mini(train_rows=3, eval_rows=80), paths.inputs)
+    return paths
+
+
+def evaluation(paths: RunPaths) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (paths.inputs / "eval.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_asked_its_own_evaluation_rows(paths: RunPaths) -> None:
+    rows = evaluation(paths)
+    asked = questions_of(paths)
+    assert len(asked) == 64
+    assert asked[0] == Question(source=rows[0]["source"], expected=rows[0]["target"], table_id=rows[0]["table_id"])
+    paths.job.write_text(json.dumps({"job": {"predict_rows": 7}}))
+    assert len(questions_of(paths)) == 7
+    paths.job.write_text(json.dumps({"job": {"predict_rows": 0}}))
+    assert len(questions_of(paths)) == 64
+
+
+def test_a_typed_question_gets_the_instruction_and_what_is_known(paths: RunPaths) -> None:
+    known = evaluation(paths)[5]
+    bare = known["source"].removeprefix(PREFIX)
+    assert bare != known["source"]
+    asked = questions_of(paths, [bare, known["source"], "Who was it?"])
+    assert (
+        asked[0] == asked[1] == Question(source=known["source"], expected=known["target"], table_id=known["table_id"])
+    )
+    assert asked[2] == Question(source=PREFIX + "Who was it?")
+
+
+def test_rows_without_instruction_get_none(paths: RunPaths) -> None:
+    (paths.inputs / "eval.jsonl").write_text('{"source": "Guten Tag", "target": "Hello"}\n')
+    assert questions_of(paths, ["Tag"]) == [Question(source="Tag")]
+    assert questions_of(paths, ["Guten Tag"]) == [Question(source="Guten Tag", expected="Hello")]
+
+
+def test_a_question_with_two_answers_has_none(paths: RunPaths) -> None:
+    (paths.inputs / "eval.jsonl").write_text('{"source": "a", "target": "b"}\n{"source": "a", "target": "c"}\n')
+    assert questions_of(paths, ["a"]) == [Question(source="a")]
+
+
+def test_a_run_of_a_hub_dataset_is_asked_what_it_answered(paths: RunPaths) -> None:
+    (paths.inputs / "eval.jsonl").unlink()
+    paths.predictions.write_text('{"source": "q", "expected": "x", "predicted": "y", "exact_match": false}\n')
+    assert questions_of(paths) == [Question(source="q", expected="x")]
+    paths.predictions.write_text("")
+    with pytest.raises(RunError, match="no evaluation rows"):
+        questions_of(paths)
+
+
+def test_objects_are_taken_as_they_are(paths: RunPaths) -> None:
+    sql = {"sel": "Round", "agg": "", "conds": [["Circuit", "=", "Assen"]]}
+    asked = questions_of(
+        paths,
+        [{"source": "a"}, {"source": "a", "target": "b", "table_id": "1"}, {"source": "a", "target": None},
+         {"table_id": "1-1", "question": "Where?", "sql": sql}],
+    )  # fmt: skip
+    assert asked[0] == asked[2] == Question(source="a")
+    assert asked[1] == Question(source="a", expected="b", table_id="1")
+    assert asked[3].expected == "SELECT Round FROM table WHERE Circuit = Assen"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("one", "single row"),
+        ([" "], r"rows\[0\] is empty"),
+        (["a", 5], r"rows\[1\] is int"),
+        ([{"target": "b"}], r"rows\[0\].*'question' is missing"),
+        ([{"source": 5}], r"rows\[0\].*source"),
+    ],
+)
+def test_a_row_of_no_known_form_is_named(paths: RunPaths, rows: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        questions_of(paths, rows)  # type: ignore[arg-type]
+
+
+def test_only_the_tables_asked_are_read_and_the_first_run_wins(paths: RunPaths, tmp_path: Path) -> None:
+    asked = questions_of(paths)[:3]
+    found = tables_of([RunPaths(tmp_path / "none"), paths], asked)
+    assert set(found) == {question.table_id for question in asked}
+    paths.tables.write_text("{\n")
+    with pytest.raises(RunError, match="tables"):
+        tables_of([paths], asked)
+    assert tables_of([paths], [Question(source="a")]) == {}
