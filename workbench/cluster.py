@@ -82,6 +82,7 @@ class Cluster:
             warm=warm,
         )
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self._closed = False
         self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
 
     @classmethod
@@ -119,7 +120,9 @@ class Cluster:
         deadline = time.monotonic() + self._spec.start_timeout_s + 30
         try:
             keeper = spawn_keeper(self._paths, self._spec)
-            self._wait(lambda: self.phase != "starting", deadline, keeper)
+            self._wait(lambda: self._closed or self.phase != "starting", deadline, keeper)
+            if self._closed:  # by another thread, perhaps before there was a keeper to ask
+                raise PodError("the cluster was closed during its start")
         except BaseException:
             self.close()  # an interrupted start must not leave pods behind
             raise
@@ -224,6 +227,7 @@ class Cluster:
         Raises:
             PodError: Something is still there after 40 s.
         """
+        self._closed = True
         state = read_json(self._paths.state)
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):

@@ -35,8 +35,11 @@ class World:
 
     cluster: Cluster
 
-    def submit(self, script: str, *args: str, cluster: Cluster | None = None, **job: Any) -> Run:
-        return (cluster or self.cluster).submit(Script(path=str(SCRIPTS / script), args=list(args), **job))
+    def submit(
+        self, script: str, *args: str, cluster: Cluster | None = None, into: Path | None = None, **job: Any
+    ) -> Run:
+        job_of = Script(path=str(SCRIPTS / script), args=list(args), **job)
+        return (cluster or self.cluster).submit(job_of, path=into)
 
     def beating(self, *args: str, **more: Any) -> Run:
         """Start `beat.py` and wait until every rank has printed a line."""

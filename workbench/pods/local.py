@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,6 +60,7 @@ class LocalPods:
         self._pods: list[Pod] = []
         self._logs: dict[str, Path] = {}
         self._stopped = False
+        self._starting = threading.Lock()
 
     def __repr__(self) -> str:
         """Show it as it is written."""
@@ -115,7 +117,8 @@ class LocalPods:
 
         The logs stay beside them.
         """
-        self._stopped = True
+        with self._starting:  # no worker may start unseen beside `_end`
+            self._stopped = True
         self._end()
 
     def _end(self) -> None:
@@ -168,16 +171,22 @@ class LocalPods:
 
         Raises:
             ConfigError: The folder holds a pod already.
+            PodError: `stop` was called meanwhile.
         """
         if Path(config.root).exists():
             raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
-        self._logs[config.name] = Path(config.log)
-        self._workers.append(LocalWorker.start(config))
+        with self._starting:
+            self._check_not_stopped()
+            self._logs[config.name] = Path(config.log)
+            self._workers.append(LocalWorker.start(config))
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise PodError("the local pods were stopped before all of them had come")
 
     def _watch(self) -> None:
         """Give up at once when a worker has died or `stop` was called meanwhile."""
-        if self._stopped:
-            raise PodError("the local pods were stopped before all of them had come")
+        self._check_not_stopped()
         for worker in self._workers:
             code = worker.process.poll()
             if code == PORT_IN_USE:

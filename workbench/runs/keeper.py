@@ -48,7 +48,7 @@ class Keeper:
         """Prepare; `serve` does the work."""
         self._paths = paths
         self._spec = spec
-        self._fleet = Fleet(paths, spec, report=lambda line: self._say(self._phase, line))
+        self._fleet = Fleet(paths, spec, report=self._report)
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
@@ -60,14 +60,16 @@ class Keeper:
 
     def serve(self) -> None:
         """Launch the pods, answer requests until closed or idle, and leave nothing behind."""
+        self._say("starting", "starting pods")
         server = listen(self._paths.socket)
         threading.Thread(target=self._accept, args=(server,), name="requests", daemon=True).start()
-        self._say("starting", "starting pods")
         last = ("closed", "closed")
         try:
             if not self._closing.is_set():
                 self._fleet.launch()
-            self._say("ready", f"{len(self._fleet.pods)} pods are ready")
+            with self._turn:
+                if not self._closing.is_set():
+                    self._say("ready", f"{len(self._fleet.pods)} pods are ready")
             threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
             self._work()
         except Exception as error:  # the process's border: the notebook reads why from the state file
@@ -212,9 +214,11 @@ class Keeper:
                 runner.cancel()
         return {}
 
+    def _report(self, line: str) -> None:
+        if not self._closing.is_set():  # a launch that is being given up still reports
+            self._say(self._phase, line)
+
     def _say(self, phase: str, message: str) -> None:
-        if self._closing.is_set() and phase in ("starting", "ready"):
-            phase = "closing"  # a launch that is being given up still reports
         self._phase, self._message = phase, message
         logger.info("%s: %s", phase, message)
         state = {

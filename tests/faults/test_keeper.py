@@ -1,0 +1,129 @@
+"""The keeper between runs, at its start and at its end: queues, closing at every moment, interrupts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods
+from workbench.errors import RunError, WorkbenchError
+from workbench.runs.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+
+
+def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(world: World, tmp_path: Path) -> None:
+    first = world.beating("--until", str(tmp_path / "end"))
+    second, third, fourth = (world.submit("beat.py", "--lines", "3") for _ in range(3))
+    assert [run.state for run in (second, third, fourth)] == [RunState.QUEUED] * 3
+    assert second.message == "waiting for its turn"
+    asked = time.monotonic()
+    third.cancel()
+    result = third.wait(10, progress=False)
+    world.measured("-", "cancel of a queued run -> result", time.monotonic() - asked, 1)
+    assert (result.state, result.message) == (RunState.CANCELLED, "cancelled before it started")
+    assert first.state is RunState.STARTING
+    (tmp_path / "end").touch()
+    for run in (first, second, fourth):
+        world.ended(run).raise_for_status()
+    assert first.result.ended_s is not None
+    assert second.result.started_s is not None
+    assert second.result.ended_s is not None
+    assert fourth.result.started_s is not None
+    assert first.result.ended_s <= second.result.started_s
+    assert second.result.ended_s <= fourth.result.started_s
+
+
+def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(world: World, tmp_path: Path) -> None:
+    with Cluster(LocalPods(), count=3, path=tmp_path / "c", warm=False) as cluster:
+        running = world.beating("--deaf", cluster=cluster)
+        waiting = world.submit("beat.py", cluster=cluster)
+        closer = threading.Thread(target=cluster.close)
+        asked = time.monotonic()
+        closer.start()
+        world.until(lambda: cluster.phase == "closing", 10)
+        with pytest.raises(RunError, match="closing"):
+            world.submit("beat.py", cluster=cluster)
+        closer.join()
+        world.measured("-", "close while deaf ranks run", time.monotonic() - asked, 8)
+        assert cluster.phase == "closed"
+        assert world.ended(running).state is RunState.CANCELLED
+        assert world.ended(waiting).message == "the cluster was closed before it started"
+        with pytest.raises(RunError, match="closed"):
+            world.submit("beat.py", cluster=cluster)
+    nothing_below(world, cluster.path)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.9])
+def test_closing_during_a_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=tmp_path / "c", warm=False)
+    raised: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            cluster.start()
+        except WorkbenchError as error:
+            raised.append(error)
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    world.until(lambda: (tmp_path / "c" / "keeper.log").exists(), 10)
+    time.sleep(after_s)
+    asked = time.monotonic()
+    cluster.close()
+    world.measured("-", f"close {after_s} s into a start", time.monotonic() - asked, 5)
+    starter.join(10)
+    assert not starter.is_alive()
+    assert cluster.phase == "closed"
+    assert [str(error) for error in raised] == ["the cluster was closed during its start"]
+    nothing_below(world, cluster.path)
+
+
+START = """
+import sys
+from workbench import Cluster, LocalPods
+Cluster(LocalPods(), count=3, path=sys.argv[1], warm=False).start()
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.1, 0.8])
+def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
+    """Ctrl-C goes to the whole process group of the notebook's kernel."""
+    root = tmp_path / "c"
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", START, str(root)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    world.until(lambda: (root / "keeper.log").exists(), 30)
+    time.sleep(after_s)
+    asked = time.monotonic()
+    os.killpg(kernel.pid, signal.SIGINT)
+    _, said = kernel.communicate(timeout=60)
+    world.measured("-", f"Ctrl-C {after_s} s into a start -> ended", time.monotonic() - asked, 5)
+    assert kernel.returncode != 0, "it was ready before the interrupt: wait less"
+    assert "KeyboardInterrupt" in said
+    nothing_below(world, root)
+
+
+def nothing_below(world: World, root: Path) -> None:
+    """Hold that no process of a cluster is left, and no key; also of those that start late."""
+    time.sleep(0.5)
+    deadline = time.monotonic() + 10
+    while left := [p for p in world.processes() if any(f"{root}" in word for word in [*p.argv, *p.environ.values()])]:
+        assert time.monotonic() < deadline, "\n".join(f"{p.pid} {p.argv}" for p in left)
+        time.sleep(0.1)
+    assert not (root / "identity").exists()

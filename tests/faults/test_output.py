@@ -1,0 +1,141 @@
+"""Output at its worst, disks that are full, and secrets: what ends up in the run directory, and what must not."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods, PodSpec
+from workbench.errors import RunError
+from workbench.runs.specfile import RunSpec
+from workbench.runs.state import RunState, read_json
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+MIB = 1 << 20
+
+
+def test_output_arrives_byte_for_byte_and_the_keeper_stays_small(world: World) -> None:
+    """Row 52: 10^5 lines at once, a line of 1 MB, bars, bytes that are no text; events among them."""
+    keeper = int(str(read_json(world.cluster.path / "state.json")["pid"]))
+    before = resident(keeper)
+    began = time.monotonic()
+    run = world.submit("noise.py")
+    result = world.ended(run)
+    world.measured("52", "3 x 4 MB and 10^5 lines, whole run", time.monotonic() - began, 10)
+    result.raise_for_status()
+    noise = runpy.run_path(str(Path(__file__).parent.parent / "scripts" / "noise.py"))["noise"]
+    for rank in range(3):
+        assert run.paths.rank_log(rank, "stdout").read_bytes() == noise(rank)
+        assert run.paths.rank_log(rank, "stderr").read_bytes() == b"\r 10%\r 20%\xff\xfe"
+        assert [e.data["n"] for e in run.events() if e.rank == rank] == [0, 1, 2, 3, 4]
+    assert resident(keeper) - before < 100 * MIB
+    assert run.logs(0, "stdout", tail=1) == "no newline at the end"
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[None]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "faults", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path) -> None:
+    """Row 39. What was kept for the result is there in the end."""
+    disk, end = tmp_path / "disk", tmp_path / "end"
+    with small_disk(disk, "1m"):
+        run = world.submit("beat.py", "--until", str(end), "--pause-s", "0.002", into=disk / "run")
+        world.until(lambda: " line 3" in world.log(run, 0), 60)
+        with (disk / "ballast").open("wb", buffering=0) as ballast:
+            while fill(ballast.fileno()):
+                pass
+        log = world.cluster.path / "keeper.log"
+        ends = [f"{run.paths.rank_log(rank, 'stdout')} ends here" for rank in range(3)]
+        world.until(lambda: all(end in log.read_text() for end in ends), 60)
+        time.sleep(1)
+        assert run.state is RunState.STARTING, "the run must go on"
+        end.touch()
+        result = world.ended(run)
+        result.raise_for_status()
+        assert result.message == "every rank is done; the disk was full: logs here are incomplete"
+        for rank in range(3):
+            text = world.log(run, rank)
+            assert text
+            assert "".join(f"rank {rank} line {n}\n" for n in range(10_000)).startswith(text)
+        with pytest.raises(RunError, match="No space left"):
+            world.submit("beat.py", "--lines", "3", into=disk / "another")
+    world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
+
+
+def fill(file: int) -> bool:
+    try:
+        return os.write(file, bytes(4096)) > 0
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
+def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path, world: World, launcher: str) -> None:
+    """Row 51, of a job's and of a pod's environment, in a run that fails too."""
+    canary = "hf_" + os.urandom(12).hex()
+    env = {"HF_TOKEN": canary, "AWS_SECRET_ACCESS_KEY": canary, "MODE": "plain"}
+    seen: list[str] = []
+    done = threading.Event()
+    watcher = threading.Thread(target=lambda: watch_command_lines(canary, seen, done))
+    watcher.start()
+    try:
+        with Cluster(LocalPods(), PodSpec(env=env), count=2, path=tmp_path / "c", warm=False) as cluster:
+            run = world.submit("mesh.py", "--leaver", "1", cluster=cluster, env=env, launcher=launcher)
+            world.until(lambda: run.state is not RunState.STARTING or world.log(run, 0), 60)
+            inside = [p for p in world.of(run) if "RANK" in p.environ and p.environ.get("HF_TOKEN") == canary]
+            result = run.wait(60, progress=False)
+            assert result.state is RunState.FAILED
+            assert canary not in repr(cluster) + str(cluster) + repr(result) + str(result)
+            held = [p for p in tmp_path.rglob("*") if p.is_file() and canary.encode() in p.read_bytes()]
+    finally:
+        done.set()
+        watcher.join()
+    assert len(inside) > 0, "the ranks must have it"
+    assert held == []
+    assert seen == []
+    spec = read_json(run.paths.spec)
+    assert spec["job"]["env"] == {  # type: ignore[index]
+        "HF_TOKEN": "${HF_TOKEN}",
+        "AWS_SECRET_ACCESS_KEY": "${AWS_SECRET_ACCESS_KEY}",
+        "MODE": "plain",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "mine")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "mine too")
+        assert RunSpec.load(run.paths.spec).job.env["HF_TOKEN"] == "mine"
+
+
+def watch_command_lines(canary: str, seen: list[str], done: threading.Event) -> None:
+    """Look at every command line of the machine, some 20 times a second."""
+    while not done.wait(0.05):
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if canary.encode() in (text := path.read_bytes()):
+                    seen.append(text.decode(errors="replace"))
+            except OSError:
+                continue
+
+
+def resident(pid: int) -> int:
+    """Memory of a process, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
