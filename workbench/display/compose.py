@@ -167,7 +167,7 @@ class _FormView:
     def _draw(self, outlook: Outlook) -> None:
         for name, widget in self._said.items():
             why = outlook.problems.get(name, "")
-            widget.value = f'<span style="{_BAD}">{html.escape(why)}</span>' if why else ""
+            widget.value = f'<div style="{_BAD}">{html.escape(why)}</div>' if why else ""
             widget.layout.display = "block" if why else "none"
         self._batch.value = f'<p style="{_TEXT}">{html.escape(outlook.batch or "Mend what is red to see more.")}</p>'
         notes = outlook.notes
@@ -236,7 +236,7 @@ class _FormView:
             widget.disabled = locked
 
     def _say(self, text: str, style: str) -> None:
-        self._status.value = f'<span style="{style}">{html.escape(text)}</span>'
+        self._status.value = f'<div style="{style}">{html.escape(text)}</div>'
 
 
 _TEXT = "color: var(--jp-ui-font-color1, inherit); line-height: 1.4; overflow-wrap: anywhere"

@@ -149,7 +149,7 @@ class FormField:
 FIELDS: Mapping[str, Sequence[FormField]] = {
     "Where": (
         FormField(name="backend", label="Pods from", choices=KINDS),
-        FormField(name="backend_options", label="Its options", hint='JSON, as {"port": 2222}; may be empty'),
+        FormField(name="backend_options", label="Its options", hint='none, or as {"port": 2222}'),
         FormField(name="count", label="Pods"),
         FormField(name="cpus", label="Cores a pod"),
         FormField(name="gpus", label="GPUs a pod"),
