@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 
 GRACE_S = 10
-LIMIT_S = 300
+LIMIT_S = 400
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ __all__ = ["Assignment", "prepare_process", "training_arguments"]
 
 # Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
 # that starts from random weights are all sign and no size.
-_WARMUP = 0.05
+_WARMUP = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
