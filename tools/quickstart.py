@@ -100,6 +100,7 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> bool:
     client = TellingClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
+        coalesce_streams=True,  # of a line that was rewritten in place, keep the last
         resources={"metadata": {"path": str(folder)}},
         extra_arguments=[f"--InteractiveShellApp.exec_lines={[TABLES_AS_TEXT]!r}"],
         config=Config({"KernelManager": {"transport_encryption": "auto"}}),
