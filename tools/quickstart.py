@@ -32,7 +32,7 @@ for _module, _name in (
     ("workbench.cluster", "Cluster"),
     ("workbench.runs.result", "RunResult"),
     ("workbench.results.profile", "Profile"),
-    ("workbench.results.predict", "Predictions"),
+    ("workbench.display.tables", "Grid"),
 ):
     get_ipython().display_formatter.formatters["text/plain"].for_type_by_name(_module, _name, _table)
 """
