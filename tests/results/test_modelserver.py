@@ -31,13 +31,13 @@ import sys, torch
 from workbench.jobs import model
 from workbench.jobs.data import load
 train = load(sys.argv[1] + "/inputs/train.jsonl", None, None).train
-for folder in sys.argv[1:]:
+for number, folder in enumerate(sys.argv[1:]):
     made = model.load("tiny-t5", train, seed=0)
+    torch.manual_seed(number)
     for weights in made.model.parameters():  # a model as it was initialised answers nothing but padding
         weights.data += torch.randn_like(weights)
     made.model.save_pretrained(folder + "/model")
     made.tokenizer.save_pretrained(folder + "/model")
-    torch.manual_seed(7)
 """
 
 

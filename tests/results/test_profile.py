@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from workbench.errors import RunError
+from workbench.errors import ConfigError, RunError
+from workbench.results.compare import compare
 from workbench.results.modules import ModuleProfile
 from workbench.results.profile import parse_profile, read_profile
 
@@ -81,7 +85,7 @@ def test_text_and_html_show_the_same_figures() -> None:
         for row in grid.rows:
             for cell in row:
                 assert str(cell) in text
-                assert str(cell).replace("'", "&#x27;") in page
+                assert str(cell).lstrip("· ").replace("'", "&#x27;") in page
     assert repr(profile) == "Profile(4.67 M parameters, 691.5 MMACs forward, 1.2 s, 3.46 GFLOP/s)"
 
 
@@ -113,3 +117,88 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
         parse_profile("Traceback (most recent call last):")
     with pytest.raises(RunError, match="No such file"):
         read_profile(tmp_path / "profile.txt")
+
+
+def test_the_modules_of_a_level_are_the_whole_model_and_can_be_sorted() -> None:
+    profile = read_profile(SAMPLE)
+    assert profile.root is not None
+    level = dict(profile.root.at(3))
+    assert level["encoder.block.0.layer.0"].module == "T5LayerSelfAttention"
+    assert level["lm_head"].children == ()
+    assert sum(m.macs for m in level.values()) == pytest.approx(profile.root.macs, rel=0.02)
+    times = [level[row[0]].latency_s for row in profile.table(3, sort="latency").rows if isinstance(row[0], str)]
+    assert len(times) == len(level)
+    assert times == sorted(times, reverse=True)
+    assert profile.table(2, sort="params").rows[0][0] in ("shared", "lm_head", "encoder.embed_tokens")
+    with pytest.raises(ConfigError, match="did you mean 'latency'"):
+        profile.table(2, sort="latencies")
+
+
+@pytest.mark.parametrize(("trainer", "word"), [(6.1, ""), (7.3, ""), (5.9, "more"), (7.6, "less"), (None, "")])
+def test_a_profile_says_when_the_trainer_measured_another_speed(trainer: float | None, word: str) -> None:
+    profile = read_profile(SAMPLE, trainer_samples_per_s=trainer)  # 6.68 by the profiler
+    assert (f"{word} than the trainer's" in profile.note) is bool(word)
+    assert bool(profile.note) is bool(word)
+    assert profile.note in str(profile)
+    assert profile.note.replace("'", "&#x27;") in profile._repr_html_()
+
+
+def test_the_tree_folds_what_is_deep_and_holds_every_module() -> None:
+    profile = read_profile(SAMPLE)
+    assert profile.root is not None
+    page = profile._repr_html_()
+    assert page.count("<details open>") == 3  # the model, encoder and decoder
+    assert page.count("</u>") == sum(1 for _ in profile.root.walk(99)) + 1
+    assert "left out" not in page
+    assert "modules lie deeper" in str(profile)
+
+
+def test_a_tree_of_a_deep_model_is_cut_and_says_so() -> None:
+    profile = read_profile(SAMPLE)
+    assert profile.root is not None
+    encoder = child(profile.root, "encoder")
+    wide = replace(profile, root=replace(profile.root, children=(encoder,) * 30))
+    page = wide._repr_html_()
+    assert "870 modules deeper than level 3 are left out" in page
+    assert len(page) < 400_000
+
+
+def test_two_profiles_side_by_side() -> None:
+    one, other = read_profile(SAMPLE), read_profile(SAMPLE, 6.0)
+    assert other.root is not None and other.iter_latency_s is not None
+    less = tuple(c for c in other.root.children if c.name != "lm_head")
+    other = replace(other, iter_latency_s=other.iter_latency_s * 2, root=replace(other.root, children=less))
+    two = compare(one, other, names=("zero1", "<b>"))
+    text, page = str(two), two._repr_html_()
+    assert repr(two) == "ProfileComparison(<b> takes 2 x the time of zero1)"
+    assert two.modules(1, sort="latency")[0].path == "lm_head"
+    assert two.modules(1)[0].path == "shared"
+    (head,) = [row for row in two.table(1).rows if row[0] == "lm_head"]
+    assert head == ("lm_head", "2.05 M", "–", "262.1 M", "–", "132 ms", "–", "–")
+    assert "<b>" not in page
+    for grid in (two.summary(), two.table()):
+        for row in grid.rows:
+            assert all(str(cell) in text and str(cell).replace("'", "&#x27;") in page for cell in row)
+    with pytest.raises(RunError, match="run 'b' has no FLOPS profile"):
+        compare(one, None)
+    with pytest.raises(ConfigError, match="both profiles are called"):
+        compare(one, one, names=("a", "a"))
+    with pytest.raises(ConfigError, match="sort"):
+        two.table(1, sort="time")
+
+
+@given(st.recursive(st.just(()), lambda inner: st.lists(inner, min_size=1, max_size=4).map(tuple), max_leaves=30))
+def test_the_modules_of_any_level_are_all_leaves_or_of_that_level(shape: tuple[object, ...]) -> None:
+    def make(shape: tuple[object, ...], name: str) -> ModuleProfile:
+        within = tuple(make(s, str(n)) for n, s in enumerate(shape))  # type: ignore[arg-type]
+        params = sum(c.params for c in within) if within else 1.0
+        return ModuleProfile(
+            name=name, module="M", params=params, macs=0, latency_s=0, params_share=0, macs_share=0, latency_share=0,
+            children=within,
+        )  # fmt: skip
+
+    root = make(shape, "root")
+    for depth in range(5):
+        level = list(root.at(depth))
+        assert sum(module.params for _, module in level) == root.params
+        assert len({path for path, _ in level}) == len(level)

@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["NUMBER", "ModuleProfile", "parse_modules", "scaled_number"]
+__all__ = ["FIGURES", "NUMBER", "ModuleProfile", "parse_modules", "scaled_number"]
+
+
+FIGURES = ("params", "macs", "latency")
+"""What modules can be sorted by: parameters, operations, time in the forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,21 @@ class ModuleProfile:
             yield level, module
             if level < depth:
                 pending += [(level + 1, child) for child in reversed(module.children)]
+
+    def at(self, depth: int, within: str = "") -> Iterator[tuple[str, ModuleProfile]]:
+        """Give the modules so many levels below this one, each with its path from here.
+
+        A module that has none within, and is nearer, is given too: together they are the whole model.
+        """
+        if depth == 0 or not self.children:
+            yield within or self.name, self
+            return
+        for child in self.children:
+            yield from child.at(depth - 1, f"{within}.{child.name}" if within else child.name)
+
+    def figure(self, name: str) -> float:
+        """Give one of `FIGURES`."""
+        return {"params": self.params, "macs": self.macs, "latency": self.latency_s}[name]
 
 
 NUMBER = r"([\d.]+(?:e[+-]?\d+)?) ?([TGBMKmun]?)"

@@ -6,13 +6,12 @@ The figures are the report's own, which rounds them to two decimals; nothing is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.errors import RunError
-from workbench.results.modules import NUMBER, ModuleProfile, parse_modules, scaled_number
+from workbench.errors import RunError, one_of
+from workbench.results.modules import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
 
 if TYPE_CHECKING:
     from workbench.display.tables import Grid
@@ -54,12 +53,29 @@ class Profile:
     """Rows a second, all ranks together."""
     root: ModuleProfile | None = None
     """The model; None where the report was asked to leave the modules out."""
+    trainer_samples_per_s: float | None = None
+    """Rows a second over all steps of the run, by the trainer's clock; not of the report."""
+
+    @property
+    def note(self) -> str:
+        """What to beware of: that the profiled step was faster or slower than the run; empty where it was not."""
+        one, all_ = self.samples_per_s, self.trainer_samples_per_s
+        if not one or not all_ or abs(one / all_ - 1) <= _AGREES:
+            return ""
+        from workbench.display.format import number, percent
+
+        return (
+            f"The profiler's {number(one)} samples/s are {percent(abs(one / all_ - 1))} "
+            f"{'more' if one > all_ else 'less'} than the trainer's {number(all_)}: it looked at one step, through "
+            "hooks and without what lies between steps. Go by the trainer's for speed, by the profile for shares."
+        )
 
     def summary(self) -> Grid:
         """Give the figures of the whole model as a table."""
         from workbench.display.format import count, duration, number, scaled
         from workbench.display.tables import facts
 
+        trainer = self.trainer_samples_per_s
         return facts(
             f"FLOPS profile, step {count(self.step)}",
             [
@@ -72,27 +88,43 @@ class Profile:
                 ("weights' update: time", duration(self.step_latency_s)),
                 ("all three: time", f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}"),
                 ("samples per second", number(self.samples_per_s)),
+                *([("the same by the trainer, all steps", number(trainer))] if trainer is not None else []),
             ],
         )
 
-    def table(self, depth: int = 2) -> Grid:
+    def table(self, depth: int = 2, sort: str | None = None) -> Grid:
         """Give the modules as a table, one a row.
 
         Args:
             depth: Levels below the model itself; 0 for the model alone.
+            sort: `params`, `macs` or `latency`: the modules of that level alone, largest first. Default None: all
+                down to that level, as a tree.
+
+        Raises:
+            ConfigError: There is no such figure.
         """
+        if sort is not None and sort not in FIGURES:
+            raise one_of("sort", sort, FIGURES)
         from workbench.display.format import duration, percent, scaled
         from workbench.display.tables import Grid
 
         columns = ("module", "class", "params", "of all", "MACs", "of all MACs", "forward", "of all time")
         rows = [
             (
-                "· " * level + m.name, m.module, scaled(m.params), percent(m.params_share), scaled(m.macs),
+                name, m.module, scaled(m.params), percent(m.params_share), scaled(m.macs),
                 percent(m.macs_share), duration(m.latency_s), percent(m.latency_share),
             )
-            for level, m in (self.root.walk(depth) if self.root else ())
+            for name, m in self._named(depth, sort)
         ]  # fmt: skip
-        return Grid(columns=columns, rows=rows, right=columns[2:], caption="Modules")
+        said = f" {depth} levels down, by {sort}" if sort else ""
+        return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{said}")
+
+    def _named(self, depth: int, sort: str | None) -> list[tuple[str, ModuleProfile]]:
+        if self.root is None:
+            return []
+        if sort is None:
+            return [("· " * level + module.name, module) for level, module in self.root.walk(depth)]
+        return sorted(self.root.at(depth), key=lambda named: -named[1].figure(sort))
 
     def __repr__(self) -> str:
         """Say the main figures in one line."""
@@ -104,20 +136,26 @@ class Profile:
         )
 
     def __str__(self) -> str:
-        """Give both tables as text."""
-        return "\n\n".join(str(grid) for grid in self._grids())
+        """Give the figures, and the modules of the first levels, as text."""
+        from workbench.display.profile import profile_text
+
+        return profile_text(self)
 
     def _repr_html_(self) -> str:
-        from workbench.display.tables import html_table
+        from workbench.display.profile import profile_html
 
-        return "".join(html_table(grid) for grid in self._grids())
-
-    def _grids(self) -> Sequence[Grid]:
-        return [self.summary(), self.table()] if self.root else [self.summary()]
+        return profile_html(self)
 
 
-def read_profile(path: Path) -> Profile:
+_AGREES = 0.1  # of the trainer's samples/s
+
+
+def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:
     """Read a report.
+
+    Args:
+        path: The report.
+        trainer_samples_per_s: What the trainer measured over all steps, to hold against it.
 
     Raises:
         RunError: It cannot be read, or is no report of the profiler.
@@ -126,7 +164,7 @@ def read_profile(path: Path) -> Profile:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RunError(f"the profile {path} cannot be read: {error.strerror or error}") from error
-    return parse_profile(text, source=str(path))
+    return replace(parse_profile(text, source=str(path)), trainer_samples_per_s=trainer_samples_per_s)
 
 
 def parse_profile(text: str, source: str = "the text") -> Profile:
