@@ -17,6 +17,38 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 
+FAILING = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("no such column <img src=x onerror=alert(1)>")
+time.sleep(60)
+"""
+START = """
+from workbench import Cluster, FineTune, LocalPods, Script
+cluster = Cluster(LocalPods(), count=2, path="pods").start()
+cluster
+"""
+FAIL = """
+failing = cluster.submit(Script(path="fail.py"), path="failing")
+failing.wait(progress=False)
+failing
+"""
+TRAIN = """
+rows = {"kind": "wikisql-mini", "train_rows": 2000, "eval_rows": 20}
+job = FineTune(dataset=rows, max_steps=5000, eval_steps=40, per_device_train_batch_size=4)
+run = cluster.submit(job, path="watched")
+run
+"""
+ATTACH = """
+from workbench import Run
+run = Run.load("watched")
+run
+"""
+HISTORY = """
+import workbench
+workbench.history(".")
+"""
+
 
 def notebook(*cells: str) -> dict[str, Any]:
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
@@ -36,6 +68,17 @@ def test_the_form_explains_and_starts(lab: Any, open_book: Callable[[str], Any])
     book.output(0).get_by_label("Launcher").select_option("ssh")
     book.see(0, "1 rank = 16 rows")
     book.shoot(0, "compose")
+    for field, value in {"Steps": "20", "Rows a rank": "4"}.items():
+        book.output(0).get_by_label(field).fill(value)
+        book.output(0).get_by_label(field).press("Tab")
+    book.see(0, "1 rank = 4 rows per optimizer step; 20 steps")
+    book.output(0).get_by_role("button", name="Start").click()
+    book.see(0, "Ranks: all gone", 120)
+    book.shoot(0, "composed")
+    stop = book.output(0).get_by_role("button", name="Stop the pods")
+    stop.click()
+    book.output(0).get_by_role("button", name="Stop, really?").click()
+    book.see(0, "The pods are gone", 60)
 
 
 def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(lab: Any, open_book: Callable[[str], Any]) -> None:
@@ -69,6 +112,43 @@ writer.close()
     assert not is_alive(pid, start_time)
 
 
+def test_watch_restart_reattach_kill_and_explain(lab: Any, open_book: Callable[[str], Any]) -> None:
+    (lab.folder / "fail.py").write_text(FAILING)
+    book = open_book(lab.add(notebook(START, FAIL, TRAIN, ATTACH, HISTORY), "scenes.ipynb"))
+    book.run(0)
+    book.see(0, "pod-1", 120)
+
+    book.run(1)
+    said = book.see(1, "rank 1 on pod-1", 60)
+    assert "no such column <img src=x onerror=alert(1)>" in said
+    assert 'File "' in book.output(1).inner_text()
+    assert book.page.locator("img[src=x]").count() == 0
+    book.shoot(1, "failed")
+
+    book.run(2)
+    before = moving_steps(book, 2, 3, 120)
+    book.output(2).locator("svg.wb-plot").first.wait_for(timeout=30_000)
+    book.shoot(2, "live")
+
+    book.restart()
+    book.run(3)
+    after = moving_steps(book, 3, 3, 60)
+    assert min(after) > max(before), "the run did not go on while the kernel was away"
+    book.output(3).locator("svg.wb-plot").first.wait_for(timeout=30_000)
+    book.shoot(3, "attached")
+    book.output(3).get_by_role("button", name="Kill").click()
+    book.output(3).get_by_role("button", name="Really kill").click()
+    book.see(3, "Ranks: all gone", 60)
+    book.shoot(3, "receipt")
+
+    book.restart()
+    book.run(3)
+    said = book.see(3, "Ranks: all gone", 30)
+    assert "cancelled" in said
+    assert book.output(3).locator("svg.wb-plot").count() >= 1
+    book.shoot(3, "history")
+
+
 def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     book = nbformat.read(QUICKSTART, as_version=4)
     for cell in book.cells:  # fewer steps: what is looked at here is the screen
@@ -77,23 +157,27 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     waits = next(i for i, cell in enumerate(book.cells) if "run.wait()" in cell.source)
     page = open_book(lab.add(book, "00_quickstart.ipynb"))
     page.run_all()
-    steps = seen_steps(page, waits, 120)
-    assert len(steps) > 3, f"the bar hardly moved: {steps}"
+    steps = moving_steps(page, waits, 4, 180)
+    assert steps == sorted(steps)
+    page.see(waits, "succeeded", 120)
+    page.see(waits + 1, "tiny-t5", 60)
     page.wait_idle(60)
-    page.see(waits + 1, "Run succeeded")
     page.shoot(waits, "quickstart-run")
+    page.shoot(waits + 1, "quickstart-result")
 
 
-def seen_steps(book: Any, index: int, timeout_s: float) -> list[int]:
-    """The different steps that a cell's output showed until the run had ended."""
+def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[int]:
+    """The different optimizer steps that a cell's output shows, one after another, until there are so many."""
     steps: list[int] = []
     deadline = time.monotonic() + timeout_s
+    said = ""
     while time.monotonic() < deadline:
         area = book.output(index)
-        found = re.findall(r"(\w+) \[[#-]*\] (\d+)/", area.inner_text() if area.count() else "")
-        if found and int(found[-1][1]) not in steps:
-            steps.append(int(found[-1][1]))
-        if found and found[-1][0] == "succeeded":
+        said = area.inner_text() if area.count() else ""
+        found = re.findall(r"([\d,]+)(?:/| of )[\d,]+", said)
+        if found and (step := int(found[-1].replace(",", ""))) not in steps:
+            steps.append(step)
+        if len(steps) >= wanted:
             return steps
         time.sleep(0.1)
-    raise AssertionError(f"the run never succeeded; it showed the steps {steps}")
+    raise AssertionError(f"the bar did not move: it showed the steps {steps}; the cell says:\n{said[-2000:]}")

@@ -6,6 +6,7 @@ Where there are no widgets it shows the same facts as text and HTML, and the Pyt
 from __future__ import annotations
 
 import html
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Form", "compose"]
 
+logger = logging.getLogger(__name__)
 _TELL_S = 0.25
 _MIME = "application/vnd.jupyter.widget-view+json"
 
@@ -196,11 +198,12 @@ class _FormView:
             done.set()
             self._say(str(error), _BAD)
         except Exception as error:  # a thread's border: what is raised here would be seen by nobody
+            logger.exception("starting what was composed")
             done.set()
             self._say(f"{type(error).__name__}: {error}", _BAD)
         else:
             done.set()
-            self._say(f"Run {run.id}; form.run in Python where the form is a variable. {run.path}", _TEXT)
+            self._say(f"Run {run.id} in {run.path}", _TEXT)
             self._panel.outputs = ()
             self._panel.append_display_data(run)
             self._stop.layout.display = ""
