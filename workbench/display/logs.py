@@ -124,4 +124,4 @@ def lines_html(lines: Iterable[tuple[str, str]]) -> str:
     rows = (
         f"<span class='wb-who'>{esc(who)}</span>{esc(clean(text))}" if who else esc(clean(text)) for who, text in lines
     )
-    return f"<pre class='wb-log'>{chr(10).join(rows)}</pre>"
+    return f"<div class='wb-log'><pre>{chr(10).join(rows)}</pre></div>"  # the div keeps its last line in sight

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from writtenrun import T0, WrittenRun
+
+from workbench.display import show
+from workbench.display.panel import RunPanel
+from workbench.display.panelbuttons import AskOnce, stacks_html
+from workbench.runs.run import Run
+
+
+def part(panel: RunPanel, name: str) -> str:
+    return str(panel._parts[name].value)
+
+
+def words(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]*>", " ", html).split())
+
+
+def until(condition: Callable[[], bool], within_s: float = 30.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture
+def panel(written: WrittenRun) -> Iterator[RunPanel]:
+    panel = RunPanel(Run.load(written.paths.root))
+    yield panel
+    panel.close()
+    assert until(lambda: panel._thread is None or not panel._thread.is_alive())
+
+
+def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, panel: RunPanel) -> None:
+    assert "queued" in part(panel, "head")
+    assert panel._tabs.options == (("all ranks", "all ranks"), ("rank 0", 0), ("rank 1", 1), ("rank 2", 2))
+    panel.start()
+    written.state("running", "training")
+    written.event("start", world_size=3, global_batch_size=24, parameters=1_033_984)
+    for step in range(1, 26):
+        written.step(step)
+    assert until(lambda: "25 of 100 steps, 25.0 %" in part(panel, "head"))
+    assert "8 x 1 x 3 = 24" in part(panel, "head")
+    assert until(lambda: "<svg" in part(panel, "curve"))
+    assert not panel.buttons._kill.widget.disabled
+
+    written.end()
+    assert until(lambda: "all gone" in part(panel, "receipt"))
+    assert "3 pods kept" in part(panel, "receipt")
+    assert panel.buttons._kill.widget.disabled
+    assert not panel.over
+    written.keeper("closed", alive=False)
+    assert until(lambda: "Pods: stopped" in part(panel, "receipt"))
+    assert panel._thread is not None
+    assert until(lambda: not panel._thread.is_alive())
+
+
+def test_a_failed_run_keeps_its_bar_and_shows_its_card(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training")
+    for step in range(1, 41):
+        written.step(step)
+    fault = {"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "RunError", "message": "loss is nan at step 41"}
+    written.end("failed", "rank 1 on pod-1 (127.0.0.3): loss is nan", error=fault)
+    panel.draw()
+    head = part(panel, "head")
+    assert "width: 40.00%" in head
+    assert "--wb-state: var(--jp-error-color1" in head
+    said = words(head)
+    assert "rank 1 on pod-1 (127.0.0.3) failed first" in said
+    assert "learning_rate=0.0001 instead of 0.001" in said
+
+
+def test_foreign_text_is_text_everywhere(written: WrittenRun, panel: RunPanel) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    written.state("running", evil, hint=f"no step for 31 s {evil}")
+    written.log(0, f"{evil} rank 0\n")
+    written.event("phase", name=evil)
+    fault = {"pod": evil, "rank": 1, "kind": evil, "message": evil, "traceback": evil, "others": evil}
+    for _ in range(2):
+        panel.draw(at_once=True)
+        for name in panel._parts:
+            assert "<img" not in part(panel, name)
+        written.end("failed", evil, error=fault, model=evil)
+    assert "&lt;img" in part(panel, "head")
+    assert "&lt;img" in part(panel, "logs")
+    assert "<img" not in stacks_html({0: evil})
+
+
+def test_what_all_ranks_print_is_shown_once_and_each_rank_has_its_tab(written: WrittenRun, panel: RunPanel) -> None:
+    for rank in range(3):
+        written.log(rank, f"[Rank {rank}] ready\n")
+    written.log(1, "only me\n", "stderr")
+    panel.draw(at_once=True)
+    assert words(part(panel, "logs")) == "all [Rank 0] ready 1 only me"
+    panel._tabs.value = 1
+    assert words(part(panel, "logs")) == "[Rank 1] ready only me"
+    panel._tabs.value = 2
+    assert words(part(panel, "logs")) == "[Rank 2] ready"
+
+
+def test_the_other_curves_come_on_demand(written: WrittenRun, panel: RunPanel) -> None:
+    for step in range(1, 10):
+        written.step(step)
+    panel.draw(at_once=True)
+    assert 'aria-label="loss' in part(panel, "curve")
+    panel._curve.value = "learning_rate"
+    assert 'aria-label="learning rate' in part(panel, "curve")
+
+
+def test_stacks_are_offered_when_no_step_came(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training", hint="no step for 45 s")
+    panel.draw()
+    assert panel.buttons._stacks.description.startswith("No step for a while")
+    assert "no step for 45 s" in part(panel, "head")
+    written.state("running", "training")
+    panel.draw()
+    assert panel.buttons._stacks.description == "Stacks"
+
+
+def test_ranks_at_the_same_place_share_one_stack() -> None:
+    page = stacks_html({0: "in barrier", 1: "in forward", 2: "in barrier\n", 3: ""})
+    assert words(page) == "rank 0,2 in barrier rank 1 in forward rank 3 it did not answer"
+
+
+def test_a_button_that_raises_says_so(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training")  # its keeper is this process, which has no socket
+    panel.buttons._kill.click()
+    assert panel.buttons._kill.widget.description.startswith("Really kill?")
+    panel.buttons._kill.click()
+    assert until(lambda: "wb-hint" in panel.buttons._note.value)
+    assert panel.buttons._kill.widget.description == "Kill"
+
+
+def test_a_question_asks_once() -> None:
+    done: list[int] = []
+    button = AskOnce("Stop", "Really?", lambda: done.append(1))
+    button.click()
+    assert (done, button.widget.description) == ([], "Really?")
+    button.calm(now=True)
+    assert button.widget.description == "Stop"
+    button.click()
+    button.click()
+    assert done == [1]
+
+
+def test_at_most_four_drawings_a_second(written: WrittenRun, panel: RunPanel) -> None:
+    sent: list[float] = []
+    panel._parts["head"].observe(lambda _: sent.append(time.monotonic()), "value")
+    written.state("running", "training")
+    panel.start()
+    assert until(lambda: bool(sent))
+    step = 0
+    while time.monotonic() < sent[0] + 2:
+        step += 1
+        written.step(step, 10_000)
+        time.sleep(0.01)
+    assert all(later - earlier > 0.24 for earlier, later in itertools.pairwise(sent))
+    assert until(lambda: len(sent) >= 3)
+
+
+def test_the_panels_share_of_a_core_at_a_thousand_lines_a_second(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training")
+    spent: list[float] = []
+    draw = panel.draw
+
+    def timed(*, at_once: bool = False) -> None:
+        draw(at_once=at_once)
+        spent.append(time.thread_time())
+
+    panel.draw = timed  # type: ignore[method-assign]
+    panel.start()
+    began = time.monotonic()
+    step = 0
+    while time.monotonic() - began < 6:
+        step += 1
+        written.step(step, 1000)
+        for rank in range(3):
+            written.log(rank, "".join(f"[Rank {rank}] step {step} line {n}: loss and all\n" for n in range(17)))
+        time.sleep(max(0.0, began + step * 0.05 - time.monotonic()))
+    took = time.monotonic() - began
+    share = spent[-1] / took
+    print(
+        f"{3 * 17 * step / took:.0f} lines/s: {share:.1%} of a core, {len(spent) / took:.1f} looks/s", file=sys.stderr
+    )
+    assert threading.active_count() < 20
+    assert share < 0.25  # what is promised is 5 percent; a busy machine must not fail the test
+
+
+def test_where_there_are_no_widgets_there_is_text_and_html(written: WrittenRun) -> None:
+    written.step(3)
+    bundle = show.run_bundle(Run.load(written.paths.root))
+    assert sorted(bundle) == ["text/html", "text/plain"]
+    live = show.run_bundle(Run.load(written.paths.root), live=True)
+    assert "application/vnd.jupyter.widget-view+json" in live
+    again = show.run_bundle(Run.load(written.paths.root), live=True)
+    assert again["application/vnd.jupyter.widget-view+json"] == live["application/vnd.jupyter.widget-view+json"]
+    show._panels.pop(written.paths.root).close()
+
+
+def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: WrittenRun) -> None:
+    with written.paths.events.open("a") as out:
+        for step in range(1, 100_001):
+            out.write(
+                f'{{"time_s": {T0 + step}, "rank": 0, "kind": "step", "step": {step}, "epoch": 1.5,'
+                f' "loss": {8.5 / step}, "grad_norm": 4.05, "learning_rate": 0.001, "samples_per_s": 19.23}}\n'
+            )
+    written.end()
+    RunPanel(Run.load(written.paths.root))  # what the first figure of a process takes is not what is measured
+    began = time.thread_time()
+    panel = RunPanel(Run.load(written.paths.root))
+    took_s = time.thread_time() - began
+    print(f"100,000 events: the panel opens in {took_s:.2f} s of CPU", file=sys.stderr)
+    assert len(part(panel, "curve")) < 60_000
+    assert took_s < 2
