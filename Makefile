@@ -17,7 +17,7 @@ setup: system $(READY) ## Install everything (idempotent); every other target ca
 .PHONY: system
 system:
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer is here; install one, or name it: make PYTHON=…" >&2; exit 1; }
-	@PYTHON=$(PYTHON) tools/system-packages
+	@PYTHON=$(PYTHON) .ci/system-packages
 
 $(READY): requirements.txt pyproject.toml | system
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
@@ -27,7 +27,7 @@ $(READY): requirements.txt pyproject.toml | system
 	@touch $@
 
 quickstart: setup ## Train on three local pods from notebooks/00_quickstart.ipynb and print what came out
-	@$(BIN)/python tools/quickstart.py
+	@$(BIN)/python .ci/quickstart.py
 
 lab: setup ## Open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quickstart.ipynb \
@@ -35,7 +35,7 @@ lab: setup ## Open JupyterLab on the notebooks
 
 test: setup ## Run every check: lint, types, tests, notebooks
 	@$(MAKE) --no-print-directory lint types
-	@PYTHON=$(PYTHON) tools/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
+	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
 	@$(BIN)/python -m pytest tests $(DOCTESTS) notebooks --doctest-modules --nbmake --durations=15
 
 lint: setup
