@@ -44,8 +44,12 @@ class World:
     def beating(self, *args: str, **more: Any) -> Run:
         """Start `beat.py` and wait until every rank has printed a line."""
         run = self.submit("beat.py", *args, **more)
-        self.until(lambda: all(" line 3" in self.log(run, rank) for rank in range(3)), 60)
+        self.beats(run)
         return run
+
+    def beats(self, run: Run) -> None:
+        """Wait until every rank of `beat.py` has printed a line."""
+        self.until(lambda: all(" line 3" in self.log(run, rank) for rank in range(3)), 90)
 
     @staticmethod
     def log(run: Run, rank: int, stream: str = "stdout") -> str:

@@ -37,7 +37,7 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
     assert (result.error.kind, result.error.rank, result.error.host) == ("launcher", None, "")
     assert launcher in result.error.message
     for rank in range(3):
-        assert "line 3" in run.logs(rank, "stdout")
+        assert "line 3" in run.logs(rank, "stdout", tail=None)
 
 
 @pytest.mark.parametrize("launcher", ["pdsh", "ssh"])
@@ -45,8 +45,10 @@ def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, 
     """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
     end = tmp_path / "end"
     with Cluster(LocalPods(), count=3, path=tmp_path / "other", warm=False) as other:
-        kept = world.beating("--until", str(end), cluster=other, launcher=launcher)
-        stopped = world.beating("--until", str(end), launcher=launcher)
+        kept = world.submit("beat.py", "--until", str(end), cluster=other, launcher=launcher)
+        stopped = world.submit("beat.py", "--until", str(end), launcher=launcher)
+        world.beats(kept)
+        world.beats(stopped)
         words = [p.argv for p in world.of(stopped) if p.argv]
         decoy = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)])
         try:

@@ -39,3 +39,28 @@ def test_a_late_answer_is_not_written_twice(tmp_path: Path) -> None:
     collector.take(chunk)
     collector.take(chunk)
     assert paths.rank_log(0, "stderr").read_text() == "once\n"
+
+
+def test_a_second_attempt_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    Collector(paths, [0]).take({"rank-0/stderr.log": {"offset": 0, "data": "once\n"}})
+    again = Collector(paths, [0])
+    assert again.offsets["rank-0/stderr.log"] == 5
+    again.take({"rank-0/stderr.log": {"offset": 5, "data": "more\n"}})
+    assert paths.rank_log(0, "stderr").read_text() == "once\nmore\n"
+
+
+def test_a_full_disk_cuts_the_log_and_not_the_events(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    collector = Collector(paths, [0])
+    log = paths.rank_log(0, "stdout")
+    collector.take({"rank-0/stdout.log": {"offset": 0, "data": "kept\n"}})
+    log.rename(tmp_path / "kept")
+    log.symlink_to("/dev/full")
+    line = format_event("step", rank=0) + "\n"
+    for at in (5, 5 + len(line)):
+        assert len(collector.take({"rank-0/stdout.log": {"offset": at, "data": line}})) == 1
+    assert collector.cut == {"rank-0/stdout.log"}
+    assert (tmp_path / "kept").read_text() == "kept\n"

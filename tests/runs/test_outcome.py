@@ -2,7 +2,7 @@ from typing import Any
 
 from workbench.pods.pod import Pod
 from workbench.runs.events import Event
-from workbench.runs.outcome import MemoryPeaks, RankStatus, first_cause, measured, rank_statuses
+from workbench.runs.outcome import MemoryPeaks, RankStatus, first_cause, measured, only_echoes, rank_statuses
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
 
@@ -18,6 +18,25 @@ def test_the_earliest_record_is_the_cause_and_echoes_are_folded() -> None:
     assert fault is not None
     assert (fault.rank, fault.pod, fault.kind, fault.message) == (1, "pod-1", "ValueError", "bad row")
     assert fault.others == "2 ranks lost their peer (ranks 0, 2)"
+
+
+def test_a_rank_that_left_with_0_before_the_others_lost_it_is_the_cause() -> None:
+    echo = {"kind": "RuntimeError", "message": "Connection closed by peer", "time_s": 9.0, "echo": True}
+    left = status(1, B, done=True, exit_code=0, ended_s=9.5)
+    fault = first_cause([status(0, A, error=echo), left])
+    assert fault is not None
+    assert (fault.rank, fault.kind, fault.others) == (1, "exit", "1 rank lost their peer (rank 0)")
+    late = status(1, B, done=True, exit_code=0, ended_s=12.0)
+    assert first_cause([status(0, A, error=echo), late]).rank == 0  # type: ignore[union-attr]
+    own = {**echo, "message": "bad row", "echo": False}
+    assert first_cause([status(0, A, error=own), left]).rank == 0  # type: ignore[union-attr]
+
+
+def test_only_echoes_means_that_the_cause_is_elsewhere() -> None:
+    echo = status(0, A, error={"echo": True})
+    assert only_echoes([echo, status(1, B, done=True)])
+    assert not only_echoes([echo, status(1, B, error={"echo": False})])
+    assert not only_echoes([status(1, B, done=True)])
 
 
 def test_ranks_that_were_stopped_or_done_are_no_cause() -> None:

@@ -49,6 +49,7 @@ class Fleet:
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
         self._looking = threading.Lock()
+        self._given_up = False
 
     @property
     def identity(self) -> Identity:
@@ -71,7 +72,9 @@ class Fleet:
             timeout_s=self._spec.start_timeout_s,
             report=self._report,
         )
+        self._check_wanted()
         self.pods = self._backend.launch(self._spec.pods, self._spec.count, context)
+        self._check_wanted()
         self._identity.pin(self.pods)
         _check_versions(self.pods)
         self._paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
@@ -82,11 +85,16 @@ class Fleet:
         self._everywhere(AgentLink.open)
 
     def give_up(self) -> None:
-        """Have a launch that is under way in another thread fail soon."""
+        """Have a launch that is under way in another thread, or has not begun, fail soon."""
+        self._given_up = True
         try:
             self._backend.stop()
         except Exception:  # whatever the platform says, `take_down` comes next
             logger.exception("stopping the pods")
+
+    def _check_wanted(self) -> None:
+        if self._given_up:
+            raise PodError("the cluster was closed during its start")
 
     def take(self, count: int) -> list[AgentLink]:
         """Give the lines to the first pods.

@@ -16,6 +16,7 @@ from workbench.runs.result import RunFault
 __all__ = ["MemoryPeaks", "RankStatus", "first_cause", "fold_failures", "measured", "only_echoes", "rank_statuses"]
 
 _GIB = 1024**3
+_END_SEEN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +109,9 @@ def fold_failures(ranks: Iterable[RankStatus]) -> str:
 
 
 def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | None:
-    done = [r for r in ranks if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= _order(echo)[1]]
+    # Its sockets close before it ends, and a busy pod sees the end late.
+    latest_s = _order(echo)[1] + _END_SEEN_S
+    done = [r for r in ranks if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= latest_s]
     return min(done, key=lambda r: r.ended_s or 0.0, default=None)
 
 

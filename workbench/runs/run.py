@@ -191,7 +191,25 @@ class Run:
         """Say the id, the state and where it is."""
         return f"Run({self.id}, {self.state}, {self.path})"
 
-    def _repr_html_(self) -> str:
-        from workbench.display.result import run_html
+    def show(self) -> None:
+        """Display the panel, live while the run is: where widgets are, with its buttons, also for one that has ended."""
+        from workbench.display.panel import show_run
+        from workbench.display.show import has_widgets
 
-        return run_html(self)
+        show_run(self, live=has_widgets())
+
+    def _ipython_display_(self) -> None:
+        from workbench.display.panel import show_run
+
+        show_run(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
+        from workbench.display.panel import run_bundle
+
+        return run_bundle(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.runview import run_page
+        from workbench.runs.view import RunView
+
+        return run_page(RunView(self.path))
