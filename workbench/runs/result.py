@@ -163,7 +163,7 @@ class RunResult:
         from workbench.results.profile import read_profile
 
         path = RunPaths(self.path).profile
-        return read_profile(path) if path.exists() else None
+        return read_profile(path, self.train_samples_per_s) if path.exists() else None
 
     @property
     def predictions(self) -> Predictions | None:
@@ -173,6 +173,22 @@ class RunResult:
         paths = RunPaths(self.path)
         tables = paths.tables if paths.tables.exists() else None
         return read_predictions(paths.predictions, tables) if paths.predictions.exists() else None
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write the run card: one HTML file with everything about the run, that needs no network and no script.
+
+        Args:
+            path: The file; one that is there is replaced.
+
+        Returns:
+            The file, absolute.
+
+        Raises:
+            RunError: The run directory is gone, or the file cannot be written.
+        """
+        from workbench.results.card import write_card
+
+        return write_card(self, path)
 
     def __repr__(self) -> str:
         """Say the state and the main figures in one line."""

@@ -1,0 +1,106 @@
+"""The run card: one HTML file with all that is known of a run, which needs no network, no script and no run directory.
+
+What it states is gathered here; `display/card.py` draws it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import RunError, WorkbenchError
+from workbench.results.predict import Predictions
+from workbench.results.profile import Profile
+from workbench.results.reproduce import Recipe, recipe_of
+from workbench.runs.paths import RunPaths
+from workbench.runs.result import RunResult
+from workbench.runs.view import RunView
+
+__all__ = ["Card", "card_of", "write_card"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """All that a run card states. A part that cannot be read is None, and `missing` says why."""
+
+    result: RunResult
+    """The facts."""
+    view: RunView | None
+    """Curves, memory and logs."""
+    profile: Profile | None
+    """The FLOPS profile."""
+    predictions: Predictions | None
+    """The answers to evaluation rows."""
+    recipe: Recipe
+    """How to repeat the run."""
+    spec: str
+    """SPEC.json."""
+    missing: tuple[str, ...]
+    """What is not on the card, and why."""
+    name: str
+    """The file that it is written to."""
+
+
+def card_of(result: RunResult, name: str = "card.html") -> Card:
+    """Gather what a run's card states; a broken part is left out, and named.
+
+    Raises:
+        RunError: The run directory is gone.
+    """
+    if not result.path.is_dir():
+        raise RunError(f"there is no run directory {result.path}")
+    missing: list[str] = []
+    view = profile = predictions = None
+    try:
+        view = RunView(result.path)
+    except WorkbenchError as error:
+        missing.append(f"no curves and logs: {error}")
+    try:
+        profile = result.profile
+    except WorkbenchError as error:
+        missing.append(f"no FLOPS profile: {error}")
+    try:
+        predictions = result.predictions
+    except WorkbenchError as error:
+        missing.append(f"no answers: {error}")
+    spec = RunPaths(result.path).spec
+    return Card(
+        result=result,
+        view=view,
+        profile=profile,
+        predictions=predictions,
+        recipe=recipe_of(result),
+        spec=spec.read_text(encoding="utf-8", errors="replace") if spec.exists() else "",
+        missing=tuple(missing),
+        name=name,
+    )
+
+
+def write_card(result: RunResult, path: str | Path) -> Path:
+    """Write a run's card; a file that is there is replaced whole.
+
+    Returns:
+        The file, absolute.
+
+    Raises:
+        RunError: The run directory is gone, or the file cannot be written.
+    """
+    from workbench.display.card import card_html
+
+    target = Path(path).expanduser().absolute()
+    text = card_html(card_of(result, target.name))
+    try:
+        handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
+                out.write(text)
+            Path(part).chmod(0o644)
+            Path(part).replace(target)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RunError(f"the card cannot be written to {target}: {error.strerror or error}") from error
+    return target
