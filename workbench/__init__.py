@@ -11,11 +11,26 @@ if TYPE_CHECKING:
     from workbench.cluster import Cluster
     from workbench.pods.local import LocalPods
     from workbench.pods.pod import Pod, PodSpec
+    from workbench.results.answers import compare_predictions
+    from workbench.results.compare import compare
     from workbench.runs.result import RunResult
     from workbench.runs.run import Run
+    from workbench.runs.store import history
     from workbench.spec.job import FineTune, Script
 
-__all__ = ["Cluster", "FineTune", "LocalPods", "Pod", "PodSpec", "Run", "RunResult", "Script"]
+__all__ = [
+    "Cluster",
+    "FineTune",
+    "LocalPods",
+    "Pod",
+    "PodSpec",
+    "Run",
+    "RunResult",
+    "Script",
+    "compare",
+    "compare_predictions",
+    "history",
+]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -27,6 +42,9 @@ _HOME = {
     "Run": "workbench.runs.run",
     "RunResult": "workbench.runs.result",
     "Script": "workbench.spec.job",
+    "compare": "workbench.results.compare",
+    "compare_predictions": "workbench.results.answers",
+    "history": "workbench.runs.store",
 }
 
 

@@ -6,9 +6,10 @@ It reads the run directory and nothing else, so any process may hold one; only `
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.errors import RunError, WorkbenchError
 from workbench.runs.events import MARK, Event, read_events
@@ -18,6 +19,10 @@ from workbench.runs.result import RunResult
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import RunState, is_alive, read_json
 from workbench.runs.wire import ask
+
+if TYPE_CHECKING:
+    from workbench.results.answers import Answers
+    from workbench.results.questions import RowLike
 
 __all__ = ["Detached", "Run"]
 
@@ -121,6 +126,24 @@ class Run:
         lines = [line for line in text.split("\n") if line and not line.startswith(MARK)]
         return "\n".join(lines if tail is None else lines[-tail:])
 
+    def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
+        """Let the trained model answer rows, greedily and in batches; blocks until it has.
+
+        The model is loaded once, in a process of its own that ends with this one or after ten idle minutes.
+
+        Args:
+            rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: those of the evaluation
+                that the run itself answered.
+            before: Also ask the model as it was before training.
+
+        Raises:
+            RunError: The run left no model, or the model's process failed; carries its words.
+            ConfigError: A row is of no known form.
+        """
+        from workbench.results.answers import predict
+
+        return predict(self, rows, before=before)
+
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
         """Block until the run has ended, with a line of progress, and return its result.
 
@@ -192,7 +215,7 @@ class Run:
         return f"Run({self.id}, {self.state}, {self.path})"
 
     def show(self) -> None:
-        """Display the panel, live while the run is: where widgets are, with its buttons, also for one that has ended."""
+        """Display the panel, live while the run is; its buttons come with it, also for a run that has ended."""
         from workbench.display.panel import show_run
         from workbench.display.show import has_widgets
 
@@ -203,7 +226,7 @@ class Run:
 
         show_run(self)
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
         from workbench.display.panel import run_bundle
 
         return run_bundle(self)
