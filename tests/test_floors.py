@@ -18,7 +18,8 @@ FLOORS = (
     {"spec", "pods"},
     {"planner", "runs"},
     {"cluster", "jobs"},
-    {"results", "display"},
+    {"results"},
+    {"display"},  # draws the records of all rooms below, those of results/ among them
     {"cli"},
 )
 RECORD_VIEWS = {"display", "results"}  # a record shows and reads itself by a lazy import upwards, the one exception
