@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from workbench.display.format import UNKNOWN, count, duration, percent
 from workbench.display.tables import Cell, Grid, Marked, html_table, text_table
-from workbench.results.answers import Answer, AnsweredRow, Answers
 from workbench.spec.rows import PREFIX
+
+if TYPE_CHECKING:
+    from workbench.results.answers import Answer, AnsweredRow, Answers
 
 __all__ = ["answers_grids", "answers_html", "answers_text", "marked_words", "said", "verdict"]
 

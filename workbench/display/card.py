@@ -7,6 +7,7 @@ import html
 import shlex
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from workbench.display.format import UNKNOWN, count
 from workbench.display.logs import clean
@@ -14,8 +15,9 @@ from workbench.display.profile import profile_html
 from workbench.display.result import result_html
 from workbench.display.runview import run_page
 from workbench.display.tables import facts, html_table
-from workbench.results.card import Card
-from workbench.results.reproduce import zipped
+
+if TYPE_CHECKING:
+    from workbench.results.card import Card
 
 __all__ = ["card_html"]
 
@@ -92,8 +94,8 @@ def _started(card: Card) -> str:
 
 
 def _recipe(card: Card) -> str:
-    recipe, archive = card.recipe, zipped(card.recipe.files)
-    packed = base64.b64encode(archive).decode()
+    recipe = card.recipe
+    packed = base64.b64encode(recipe.archive).decode()
     # The pattern stands at the start of a line with a tag, which no escaped text can forge.
     unpack = (
         f'sed -n \'s/^<a id="files".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(card.name)} | base64 -d > repeat.zip\n'
@@ -110,8 +112,7 @@ def _recipe(card: Card) -> str:
         f"{_list(recipe.differs)}<p>Unpack the files that this card carries:</p><pre>{_esc(unpack)}</pre>"
         f"<p>Then:</p><pre>{_esc(recipe.commands)}</pre><p class='quiet'>{_esc(named)}</p>\n"
         f'<a id="files" download="repeat.zip" href="data:application/zip;base64,{packed}">'
-        "Save the files as repeat.zip</a>\n"
-        + "".join(shown)
+        "Save the files as repeat.zip</a>\n" + "".join(shown)
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from workbench.display.format import UNKNOWN, count, duration, number, percent, plain, scaled
 from workbench.display.tables import Grid, html_table, text_table
-from workbench.results.compare import ProfileComparison
-from workbench.results.modules import ModuleProfile
-from workbench.results.profile import Profile
+
+if TYPE_CHECKING:
+    from workbench.results.compare import ProfileComparison
+    from workbench.results.modules import ModuleProfile
+    from workbench.results.profile import Profile
 
 __all__ = ["modules_of_two", "profile_html", "profile_text", "ratio", "summary_of_two"]
 

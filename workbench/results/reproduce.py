@@ -20,7 +20,7 @@ from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunResult
 from workbench.runs.state import read_json
 
-__all__ = ["Recipe", "recipe_of", "zipped"]
+__all__ = ["Recipe", "recipe_of"]
 
 _MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
 _SECRET = re.compile(r"\$\{(\w+)\}")
@@ -40,6 +40,11 @@ class Recipe:
     differs: Sequence[str]
     """What is not, and what must be had from elsewhere."""
 
+    @property
+    def archive(self) -> bytes:
+        """The files as a zip; the same files give the same bytes."""
+        return _zipped(self.files)
+
 
 def recipe_of(result: RunResult) -> Recipe:
     """Make the recipe of a run."""
@@ -48,15 +53,6 @@ def recipe_of(result: RunResult) -> Recipe:
     if isinstance(job, dict) and job.get("kind") == "script":
         return _script(result, paths, job)
     return _finetune(result, paths)
-
-
-def zipped(files: Mapping[str, bytes]) -> bytes:
-    """Pack files; the same files give the same bytes."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, content in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name), content, compress_type=zipfile.ZIP_DEFLATED)
-    return out.getvalue()
 
 
 def _finetune(result: RunResult, paths: RunPaths) -> Recipe:
@@ -131,7 +127,7 @@ def _add_rows(
         )
         return []
     rows = {source.name: source.read_bytes() for source in sources}
-    if len(zipped(rows)) <= _MOST_DATA:
+    if len(_zipped(rows)) <= _MOST_DATA:
         files |= rows
         return []
     differs.append(f"the rows are too many for this card; they are in {paths.inputs} where the run was started")
@@ -149,6 +145,14 @@ def _add_tokenizer(files: dict[str, bytes], differs: list[str], paths: RunPaths,
     files |= {f"tokenizer/{path.name}": path.read_bytes() for path in found}
     if not found:
         differs.append("the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so")
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, content in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), content, compress_type=zipfile.ZIP_DEFLATED)
+    return out.getvalue()
 
 
 def _install(result: RunResult) -> Sequence[str]:
