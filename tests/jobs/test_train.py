@@ -114,11 +114,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
                 profile_step=3,
                 predict_rows=7 if name in ("single", "zero1", "zero3", "offload") and optimizer == "adamw" else 0,
             )
-    short = {"max_steps": 3, "per_device_train_batch_size": 4}
-    plan.add("bf16", 2, technique="zero3", precision="bf16", profile_step=0, eval_steps=2, **short)
-    plan.add("bf16-single", 1, technique="single", precision="bf16", gradient_checkpointing=True, **short)
-    plan.add("nan", 2, technique="zero1", learning_rate=1e30, optimizer="sgd", **{**short, "max_steps": 8})
-    plan.add("not-asked-for", 2, technique="zero1", patch=stage_three, **short)
+    return plan.run()
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    plan = Plan(tmp_path_factory.mktemp("short"))
+    few = {"max_steps": 3, "per_device_train_batch_size": 4}
+    plan.add("bf16", 2, technique="zero3", precision="bf16", profile_step=0, eval_steps=2, **few)
+    plan.add("bf16-single", 1, technique="single", precision="bf16", gradient_checkpointing=True, **few)
+    plan.add("nan", 2, technique="zero1", learning_rate=1e30, optimizer="sgd", **{**few, "max_steps": 8})
+    plan.add("not-asked-for", 2, technique="zero1", patch=stage_three, **few)
     plan.add(
         "epochs", 2, technique="zero1", max_steps=None, epochs=0.5, per_device_train_batch_size=16, logging_steps=2
     )
@@ -173,9 +179,11 @@ def test_every_rank_tells_its_phases_and_memory(ran: dict[str, Ran]) -> None:
         assert len(ran["zero1-adamw"].data("first_step", rank)) == 1
 
 
-def test_evaluations_come_before_the_first_step_after_the_last_and_between(ran: dict[str, Ran]) -> None:
+def test_evaluations_come_before_the_first_step_after_the_last_and_between(
+    ran: dict[str, Ran], short: dict[str, Ran]
+) -> None:
     assert [e["step"] for e in ran["single-adamw"].data("eval")] == [0, STEPS]
-    assert [e["step"] for e in ran["bf16"].data("eval")] == [0, 2, 3]
+    assert [e["step"] for e in short["bf16"].data("eval")] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["single-adamw", "zero1-adamw", "zero3-gas4-adamw", "offload-adamw"])
@@ -194,9 +202,9 @@ def test_the_profile_is_deepspeed_s_with_whole_parameters_and_all_three_times(ra
     assert [s["step"] for s in ran[name].data("step") if s.get("profiled")] == [3]
 
 
-def test_a_run_shorter_than_the_profiled_step_profiles_its_last_one(ran: dict[str, Ran]) -> None:
-    assert "at step 3:" in (ran["bf16-single"].folder / "out" / "profile.txt").read_text()
-    assert not (ran["bf16"].folder / "out" / "profile.txt").exists()  # asked for none
+def test_a_run_shorter_than_the_profiled_step_profiles_its_last_one(short: dict[str, Ran]) -> None:
+    assert "at step 3:" in (short["bf16-single"].folder / "out" / "profile.txt").read_text()
+    assert not (short["bf16"].folder / "out" / "profile.txt").exists()  # asked for none
 
 
 @pytest.mark.parametrize("name", ["single", "zero1", "zero3", "offload"])
@@ -228,18 +236,18 @@ def test_the_saved_model_loads_plainly_and_gives_the_loss_and_the_answers_of_the
     assert total / tokens == pytest.approx(run.data("end")[0]["eval_loss"], rel=1e-3)
 
 
-def test_bf16_trains_under_zero3_and_alone_with_recomputed_activations(ran: dict[str, Ran]) -> None:
+def test_bf16_trains_under_zero3_and_alone_with_recomputed_activations(short: dict[str, Ran]) -> None:
     for name in ("bf16", "bf16-single"):
-        assert set(ran[name].exit_codes.values()) == {0}, ran[name].stderr()
-        assert ran[name].data("start")[0]["precision"] == "bf16"
-        assert ran[name].curve("loss")[-1] < ran[name].curve("loss")[0]
+        assert set(short[name].exit_codes.values()) == {0}, short[name].stderr()
+        assert short[name].data("start")[0]["precision"] == "bf16"
+        assert short[name].curve("loss")[-1] < short[name].curve("loss")[0]
 
 
-def test_epochs_make_the_steps(ran: dict[str, Ran]) -> None:
-    (end,) = ran["epochs"].data("end")
+def test_epochs_make_the_steps(short: dict[str, Ran]) -> None:
+    (end,) = short["epochs"].data("end")
     assert end["steps"] == 4  # half of ceil(240 / 32)
-    assert ran["epochs"].data("start")[0]["max_steps"] == 4
-    assert [s["step"] for s in ran["epochs"].data("step")] == [2, 4]
+    assert short["epochs"].data("start")[0]["max_steps"] == 4
+    assert [s["step"] for s in short["epochs"].data("step")] == [2, 4]
 
 
 def test_a_finished_rank_leaves_a_done_record_and_no_error(ran: dict[str, Ran]) -> None:
@@ -248,8 +256,8 @@ def test_a_finished_rank_leaves_a_done_record_and_no_error(ran: dict[str, Ran]) 
         assert not (ran["zero1-adamw"].folder / f"rank-{rank}" / "error.json").exists()
 
 
-def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(ran: dict[str, Ran]) -> None:
-    run = ran["nan"]
+def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(short: dict[str, Ran]) -> None:
+    run = short["nan"]
     assert set(run.exit_codes.values()) == {1}
     records = [run.record(rank, "error.json") for rank in range(2)]
     cause = min(records, key=lambda record: float(str(record["time_s"])))
@@ -260,8 +268,8 @@ def test_a_loss_that_is_no_number_fails_the_run_and_names_the_step(ran: dict[str
     assert not (run.folder / "out" / "model").exists()
 
 
-def test_another_technique_than_asked_for_is_a_failure(ran: dict[str, Ran]) -> None:
-    run = ran["not-asked-for"]
+def test_another_technique_than_asked_for_is_a_failure(short: dict[str, Ran]) -> None:
+    run = short["not-asked-for"]
     assert set(run.exit_codes.values()) == {1}
     record = run.record(0, "error.json")
     assert "ZeRO stage 1 on 2 ranks), but this ran: ZeRO stage 3 on 2 ranks" in str(record["message"])
