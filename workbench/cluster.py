@@ -10,6 +10,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 
@@ -251,12 +252,16 @@ class Cluster:
         return True
 
     def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
-        while not ready():
-            if keeper.poll() is not None and not ready():
-                raise PodError(f"the keeper ended with {keeper.returncode}; see {self._paths.keeper_log}")
-            if time.monotonic() > deadline:
-                raise PodError(f"the cluster is still starting: {self.message}; see {self._paths.keeper_log}")
-            time.sleep(_LOOK_S)
+        from workbench.display.follow import follow_start
+
+        with closing(follow_start(self)) as shown:
+            while not ready():
+                next(shown, None)
+                if keeper.poll() is not None and not ready():
+                    raise PodError(f"the keeper ended with {keeper.returncode}; see {self._paths.keeper_log}")
+                if time.monotonic() > deadline:
+                    raise PodError(f"the cluster is still starting: {self.message}; see {self._paths.keeper_log}")
+                time.sleep(_LOOK_S)
 
     def __repr__(self) -> str:
         """Say the phase, the pods and the directory."""
@@ -264,14 +269,24 @@ class Cluster:
 
     def __str__(self) -> str:
         """Give the pods as a text table."""
-        from workbench.display.cluster import cluster_text
+        from workbench.display.clusterpanel import cluster_words, look_at
 
-        return cluster_text(self.phase, self.message, self.pods)
+        return cluster_words(look_at(self))
+
+    def _ipython_display_(self) -> None:
+        from workbench.display.clusterpanel import show_cluster
+
+        show_cluster(self)
+
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
+        from workbench.display.clusterpanel import cluster_bundle
+
+        return cluster_bundle(self)
 
     def _repr_html_(self) -> str:
-        from workbench.display.cluster import cluster_html
+        from workbench.display.clusterpanel import cluster_page, look_at
 
-        return cluster_html(self.phase, self.message, self.pods)
+        return cluster_page(look_at(self))
 
 
 def _without_env(pods: PodSpec) -> dict[str, object]:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from writtenrun import T0, WrittenRun
 
-from workbench.display import show
-from workbench.display.panel import RunPanel
+from workbench.display import panel as panels
+from workbench.display.panel import RunPanel, run_bundle
 from workbench.display.panelbuttons import AskOnce, stacks_html
 from workbench.runs.run import Run
 
@@ -198,13 +198,13 @@ def test_the_panels_share_of_a_core_at_a_thousand_lines_a_second(written: Writte
 
 def test_where_there_are_no_widgets_there_is_text_and_html(written: WrittenRun) -> None:
     written.step(3)
-    bundle = show.run_bundle(Run.load(written.paths.root))
+    bundle = run_bundle(Run.load(written.paths.root))
     assert sorted(bundle) == ["text/html", "text/plain"]
-    live = show.run_bundle(Run.load(written.paths.root), live=True)
+    live = run_bundle(Run.load(written.paths.root), live=True)
     assert "application/vnd.jupyter.widget-view+json" in live
-    again = show.run_bundle(Run.load(written.paths.root), live=True)
+    again = run_bundle(Run.load(written.paths.root), live=True)
     assert again["application/vnd.jupyter.widget-view+json"] == live["application/vnd.jupyter.widget-view+json"]
-    show._panels.pop(written.paths.root).close()
+    panels._LIVE._panels.pop(written.paths.root).close()  # type: ignore[attr-defined]
 
 
 def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: WrittenRun) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.display.cluster import cluster_html, cluster_text
+from workbench.display.cluster import cluster_grid
 from workbench.display.result import result_html, result_text
 from workbench.pods.pod import Phase, Pod
 from workbench.runs.result import HostSlots, RunFault, RunResult
@@ -60,8 +60,17 @@ def test_a_cluster_shows_its_pods() -> None:
         Pod(name="pod-0", phase=Phase.RUNNING, address="127.0.0.2", ssh_port=2222, versions={"torch": "2.13.0"}),
         Pod(name="pod-1", phase=Phase.FAILED, message="<script>died</script>"),
     ]
-    text, page = cluster_text("ready", "2 of 2 pods are up", pods), cluster_html("ready", "2 of 2 pods are up", pods)
-    for word in ("Cluster ready: 2 of 2 pods are up", "pod-0", "127.0.0.2:2222", "Running", "2.13.0", "Failed"):
+    grid = cluster_grid("ready", "2 of 2 pods are up", pods, {"127.0.0.2": 0.5})
+    text, page = str(grid), grid._repr_html_()
+    for word in (
+        "Cluster ready: 2 of 2 pods are up",
+        "pod-0",
+        "127.0.0.2:2222",
+        "Running",
+        "2.13.0",
+        "0.50 GiB",
+        "Failed",
+    ):
         assert word in text
         assert word in page
     assert "<script>" not in page

@@ -1,41 +1,43 @@
-"""A cluster for the eye: its phase and its pods."""
+"""The table of a cluster's pods, from which text and HTML are drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from workbench.display.tables import Grid, html_table, text_table
+from workbench.display.format import UNKNOWN, gib
+from workbench.display.tables import Grid
 from workbench.pods.pod import Pod
 
-__all__ = ["cluster_html", "cluster_text"]
-
-
-def cluster_text(phase: str, message: str, pods: Sequence[Pod]) -> str:
-    """Draw the pods as text."""
-    return text_table(_grid(phase, message, pods))
-
-
-def cluster_html(phase: str, message: str, pods: Sequence[Pod]) -> str:
-    """Draw the pods as HTML."""
-    return html_table(_grid(phase, message, pods))
+__all__ = ["cluster_grid"]
 
 
 _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 
 
-def _grid(phase: str, message: str, pods: Sequence[Pod]) -> Grid:
+def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapping[str, float] | None = None) -> Grid:
+    """Make the table of the pods.
+
+    Args:
+        phase: Where the cluster is in its life.
+        message: One line on that.
+        pods: Its pods.
+        memory_gib: Memory in use by address, where it is known.
+    """
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []
+    memory = ["memory in use"] if memory_gib else []
     rows = [
         (
             pod.name, f"{pod.address}:{pod.ssh_port}" if pod.address else "", str(pod.slots), str(pod.phase),
-            *(pod.versions.get(name, "") for name in shown), *([pod.message] if notes else []),
+            *(pod.versions.get(name, "") for name in shown),
+            *([gib(used) if (used := (memory_gib or {}).get(pod.address)) else UNKNOWN] if memory else []),
+            *([pod.message] if notes else []),
         )
         for pod in pods
     ]  # fmt: skip
     return Grid(
-        columns=("pod", "address", "slots", "phase", *shown, *notes),
+        columns=("pod", "address", "slots", "phase", *shown, *memory, *notes),
         rows=rows,
-        right={"slots"},
+        right={"slots", *memory},
         caption=f"Cluster {phase}: {message}" if message else f"Cluster {phase}",
     )

@@ -1,19 +1,21 @@
-"""Draw a run's progress while someone waits for it."""
+"""Draw how far a run, or the start of a cluster, is while someone waits for it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Protocol
 
 from workbench.display.progress import ProgressLine
 from workbench.runs.progress import Progress
+from workbench.runs.state import RunState
 
-__all__ = ["follow"]
+__all__ = ["follow", "follow_start"]
 
 # Working out the progress reads all events: it may take this part of the waiter's time, no more.
 _SHARE = 0.05
 _LEAST_S = 0.25
+_PATIENCE_S = 2.0  # a start that is over by then needs no words
 
 
 class _Followed(Protocol):
@@ -38,4 +40,24 @@ def follow(run: _Followed) -> Iterator[None]:
                     return
                 took = time.monotonic() - began
                 due = began + max(_LEAST_S, took / _SHARE)
+            yield
+
+
+class _Started(Protocol):
+    @property
+    def message(self) -> str: ...
+
+
+def follow_start(cluster: _Started) -> Generator[None, None, None]:
+    """Draw what the start of a cluster waits for, once it takes long; close the iterator when it is over.
+
+    Yields:
+        Nothing, whenever the caller may sleep.
+    """
+    begun = time.monotonic()
+    while time.monotonic() - begun < _PATIENCE_S:
+        yield
+    with ProgressLine() as line:
+        while True:
+            line.update(Progress(state=RunState.STARTING, message=cluster.message))
             yield

@@ -16,14 +16,24 @@ from workbench.display.facts import facts_of
 from workbench.display.logs import fold, lines_html, ranks_word
 from workbench.display.panelbuttons import Buttons
 from workbench.display.plots import CURVE_TITLES, curves_svg, warm
-from workbench.display.runview import bar_html, card_html, figures_html, head_html, memory_html, receipt_html
+from workbench.display.runview import (
+    bar_html,
+    card_html,
+    figures_html,
+    head_html,
+    memory_html,
+    receipt_html,
+    run_page,
+    run_text,
+)  # fmt: skip
+from workbench.display.show import Live, has_widgets
 from workbench.display.style import framed, styled
 from workbench.runs.view import RunView
 
 if TYPE_CHECKING:
     from workbench.runs.run import Run
 
-__all__ = ["RunPanel"]
+__all__ = ["RunPanel", "run_bundle", "show_run"]
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
@@ -40,10 +50,38 @@ _TABS = 8
 _ALL = "all ranks"
 
 
+_LIVE = Live(lambda path: {"text/plain": run_text(RunView(path)), "text/html": run_page(RunView(path))})
+
+
+def run_bundle(run: Run, *, live: bool | None = None) -> dict[str, object]:
+    """Give a run as a display bundle: text and HTML always, the panel where it makes sense.
+
+    Args:
+        run: The run.
+        live: Whether to add the panel. Default None: where there are widgets and the run has not ended.
+    """
+    return _LIVE.bundle(run.path, _maker(run, live))
+
+
+def show_run(run: Run, *, live: bool | None = None) -> None:
+    """Display a run; its panel turns into plain HTML when the run has ended.
+
+    Args:
+        run: The run.
+        live: As for `run_bundle`; True gives a finished run its buttons too, and keeps them.
+    """
+    _LIVE.show(run.path, _maker(run, live), keep=bool(live))
+
+
+def _maker(run: Run, live: bool | None) -> Callable[[], RunPanel] | None:
+    wanted = has_widgets() and not run.state.is_terminal if live is None else live
+    return (lambda: RunPanel(run, ended=lambda: _LIVE.settle(run.path))) if wanted else None
+
+
 class RunPanel:
     """The widgets of one run; `widget` is what to display. It draws itself until closed or all is over."""
 
-    def __init__(self, run: Run, ended: Callable[[RunPanel], None] = lambda _panel: None):
+    def __init__(self, run: Run, ended: Callable[[], None] = lambda: None):
         """Read the run and build the widgets; `start` keeps them up to date.
 
         Args:
@@ -91,6 +129,11 @@ class RunPanel:
         """Whether nothing more is to come: the run has ended, and its cluster too."""
         return self.view.state.is_terminal and self.view.cluster_phase in ("closed", "failed", "")
 
+    @property
+    def in_use(self) -> bool:
+        """Whether stacks or TensorBoard are open in it."""
+        return self.buttons.showing
+
     def draw(self, *, at_once: bool = False) -> None:
         """Read what is new and draw what has changed.
 
@@ -126,7 +169,7 @@ class RunPanel:
                 logger.exception("drawing the panel of %s", self.view.run.id)
             if self.view.state.is_terminal and told != self.view.cluster_phase:
                 told = self.view.cluster_phase
-                self._ended(self)
+                self._ended()
             if self.over:
                 return
             least_s = _ENDED_TICK_S if self.view.state.is_terminal else _TICK_S

@@ -1,18 +1,14 @@
-"""A run for the eye: its facts when it has ended, its progress before."""
+"""The facts of a run that has ended, for the eye."""
 
 from __future__ import annotations
 
 import html
-from typing import Protocol
 
 from workbench.display.format import UNKNOWN, count, duration, gib, number, percent
-from workbench.display.progress import progress_text
 from workbench.display.tables import Grid, facts, html_table, text_table
-from workbench.runs.progress import Progress
 from workbench.runs.result import RunResult
-from workbench.runs.state import RunState
 
-__all__ = ["result_html", "result_text", "run_html"]
+__all__ = ["result_html", "result_text"]
 
 
 def result_text(result: RunResult) -> str:
@@ -25,26 +21,6 @@ def result_html(result: RunResult) -> str:
     """Draw the facts of a run as HTML, everything escaped."""
     error = f'<pre style="{_ERROR}">{html.escape(_printable(str(result.error)))}</pre>' if result.error else ""
     return html_table(_grid(result)) + error
-
-
-class _Run(Protocol):
-    @property
-    def id(self) -> str: ...
-    @property
-    def state(self) -> RunState: ...
-    @property
-    def progress(self) -> Progress: ...
-    @property
-    def result(self) -> RunResult: ...
-
-
-def run_html(run: _Run) -> str:
-    """Draw a run as HTML: the facts of one that has left a result, else how far it is."""
-    state = run.state
-    # A lost run has ended, but nobody was left to write its result.
-    if state.is_terminal and state is not RunState.LOST:
-        return result_html(run.result)
-    return f"<pre>run {html.escape(run.id)}: {html.escape(progress_text(run.progress))}</pre>"
 
 
 _ERROR = "color: var(--jp-error-color1, #d32f2f); white-space: pre-wrap"

@@ -1,7 +1,7 @@
-"""Put a run or a cluster before the user's eyes: widgets where there are any, else HTML, else text.
+"""Put live objects before the user's eyes: widgets where there are any, else HTML, else text.
 
-Live objects come as widgets, which a saved notebook cannot show again; so what was displayed is replaced by plain HTML
-once there is nothing live about it any more.
+A saved notebook cannot show widgets again, so what was displayed as one is replaced by plain HTML once there is
+nothing live about it any more.
 """
 
 from __future__ import annotations
@@ -10,23 +10,38 @@ import importlib.util
 import logging
 import threading
 import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from workbench.display.runview import run_page, run_text
-from workbench.runs.view import RunView
-
-if TYPE_CHECKING:
-    from workbench.display.panel import RunPanel
-    from workbench.runs.run import Run
-
-__all__ = ["has_widgets", "run_bundle", "show_run"]
+__all__ = ["WIDGET", "Live", "LivePanel", "has_widgets"]
 
 logger = logging.getLogger(__name__)
-_WIDGET = "application/vnd.jupyter.widget-view+json"
-_panels: dict[Path, RunPanel] = {}
-_displays: dict[Path, list[str]] = {}
-_lock = threading.Lock()
+WIDGET = "application/vnd.jupyter.widget-view+json"
+"""The media type of a widget in a display bundle."""
+
+Bundle = Mapping[str, object]
+
+
+class LivePanel(Protocol):
+    """Widgets that keep themselves up to date in a thread of their own."""
+
+    widget: Any
+    """What to display."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come."""
+        ...
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the user has something open in it that plain HTML would take away."""
+        ...
+
+    def start(self) -> object:
+        """Begin to follow, unless that is done already."""
+        ...
 
 
 def has_widgets() -> bool:
@@ -38,65 +53,68 @@ def has_widgets() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def run_bundle(run: Run, *, live: bool | None = None) -> dict[str, object]:
-    """Give a run as a display bundle: text and HTML always, the panel where it makes sense.
+class Live:
+    """The panels of one kind of object: one for each directory, however often it is displayed."""
 
-    Args:
-        run: The run.
-        live: Whether to add the panel. Default None: where there are widgets and the run has not ended.
-    """
-    view = RunView(run.path)
-    bundle: dict[str, object] = {"text/plain": run_text(view), "text/html": run_page(view)}
-    if live if live is not None else has_widgets() and not view.state.is_terminal:
-        panel = _panel(run)
-        bundle[_WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": panel.widget.model_id}
-    return bundle
+    def __init__(self, plain: Callable[[Path], Bundle]):
+        """Start without panels.
 
+        Args:
+            plain: Gives what is in a directory as text and HTML.
+        """
+        self._plain = plain
+        self._panels: dict[Path, LivePanel] = {}
+        self._displays: dict[Path, list[str]] = {}
+        self._lock = threading.Lock()
 
-def show_run(run: Run, *, live: bool | None = None) -> None:
-    """Display a run; its panel turns into plain HTML when the run has ended.
+    def bundle(self, path: Path, make: Callable[[], LivePanel] | None) -> dict[str, object]:
+        """Give a display bundle: text and HTML always, and the panel where one is wanted.
 
-    Args:
-        run: The run.
-        live: As for `run_bundle`; True gives a finished run its buttons too, and keeps them.
-    """
-    from IPython.display import display
+        Args:
+            path: The directory of the object.
+            make: Makes its panel, where it has none yet; None for a bundle without.
+        """
+        bundle = dict(self._plain(path))
+        if make is not None:
+            with self._lock:
+                panel = self._panels.get(path) or make()
+                self._panels[path] = panel
+            panel.start()
+            bundle[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": panel.widget.model_id}
+        return bundle
 
-    bundle = run_bundle(run, live=live)
-    name = uuid.uuid4().hex
-    if _WIDGET in bundle and live is None:
-        with _lock:
-            _displays.setdefault(run.path, []).append(name)
-    display(bundle, raw=True, display_id=name)  # type: ignore[no-untyped-call]
+    def show(self, path: Path, make: Callable[[], LivePanel] | None, *, keep: bool = False) -> None:
+        """Display an object.
 
+        Args:
+            path: Its directory.
+            make: As for `bundle`.
+            keep: Whether the widgets stay when there is nothing live about them any more.
+        """
+        from IPython.display import display
 
-def _panel(run: Run) -> RunPanel:
-    """Give the one panel of a run, made and started when first asked for."""
-    from workbench.display.panel import RunPanel
+        name = uuid.uuid4().hex
+        bundle = self.bundle(path, make)
+        if WIDGET in bundle and not keep:
+            with self._lock:
+                self._displays.setdefault(path, []).append(name)
+        display(bundle, raw=True, display_id=name)  # type: ignore[no-untyped-call]
 
-    with _lock:
-        known = _panels.get(run.path)
-        if known is None:
-            known = _panels[run.path] = RunPanel(run, ended=_settle)
-    return known.start()
+    def settle(self, path: Path) -> None:
+        """Replace the displays of an object that has ended by plain HTML, unless the user has something open there."""
+        from IPython.display import display
 
-
-def _settle(panel: RunPanel) -> None:
-    """Replace the displays of a panel by plain HTML, unless the user has something open in it."""
-    from IPython.display import display
-
-    path = panel.view.run.path
-    with _lock:
-        names = list(_displays.get(path, ()))
-        if panel.over:
-            _panels.pop(path, None)
-            _displays.pop(path, None)
-    if panel.buttons.showing:
-        return
-    try:
-        view = RunView(path)
-        for name in names:
-            bundle = {"text/plain": run_text(view), "text/html": run_page(view)}
-            display(bundle, raw=True, display_id=name, update=True)  # type: ignore[no-untyped-call]
-    except Exception:  # the border of the panel's thread: the widget stays as it is
-        logger.exception("settling the display of %s", path)
+        with self._lock:
+            panel, names = self._panels.get(path), list(self._displays.get(path, ()))
+            if panel is None:
+                return
+            if panel.over:
+                del self._panels[path]
+                self._displays.pop(path, None)
+        if panel.in_use:
+            return
+        try:
+            for name in names:
+                display(dict(self._plain(path)), raw=True, display_id=name, update=True)  # type: ignore[no-untyped-call]
+        except Exception:  # the border of a panel's thread: the widgets stay as they are
+            logger.exception("settling the display of %s", path)

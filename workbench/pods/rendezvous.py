@@ -200,7 +200,9 @@ class Rendezvous:
                 )
         if before is None:
             self._came[pod.name] = pod
-            report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}")
+            missing = [name for name in self.names if name not in self._came]
+            waits = f"; waiting for {', '.join(missing)}" if missing else ""
+            report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
         return ""
 
     def _answer(self, guest: _Guest, nonce: str, text: str, error: str) -> None:

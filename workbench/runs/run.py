@@ -21,6 +21,7 @@ from workbench.runs.state import RunState, is_alive, read_json
 from workbench.runs.wire import ask
 
 if TYPE_CHECKING:
+    from workbench.display.tensorboard import Board
     from workbench.results.answers import Answers
     from workbench.results.questions import RowLike
 
@@ -200,6 +201,18 @@ class Run:
         except WorkbenchError:
             if not self.state.is_terminal:
                 raise
+
+    def tensorboard(self) -> Board:
+        """Give TensorBoard of this run; a cell that ends with it shows the page.
+
+        One server serves a folder, listens on the loopback address alone, and ends with this kernel.
+
+        Raises:
+            BackendError: It did not start.
+        """
+        from workbench.display.tensorboard import show_tensorboard
+
+        return show_tensorboard(self.paths.tensorboard)
 
     @property
     def _cluster(self) -> ClusterPaths:

@@ -1,0 +1,152 @@
+"""Text and HTML of every view state the same facts."""
+
+from __future__ import annotations
+
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+from writtenrun import T0, WrittenRun
+
+from workbench.display.clusterpanel import ClusterView, cluster_page, cluster_words
+from workbench.display.facts import RunFacts, facts_of
+from workbench.display.faultcard import fault_card
+from workbench.display.runview import run_page, run_text
+from workbench.pods.pod import Phase, Pod
+from workbench.runs.result import RunFault
+from workbench.runs.view import RunView
+from workbench.spec.job import FineTune
+
+EVIL = "<img src=x onerror=alert(1)>&\"'"
+
+
+class Seen(HTMLParser):
+    """What a reader sees of a page: its text, blanks folded; and its tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self._hidden = 0
+        self._parts: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page)
+        self.text = folded(" ".join(self._parts))
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+        self._hidden += tag in ("style", "script")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden -= tag in ("style", "script")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self._parts.append(data)
+
+
+def folded(text: str) -> str:
+    return " ".join(text.split())
+
+
+def stated(facts: RunFacts) -> list[str]:
+    pairs = [*facts.head, *facts.figures, *facts.memory]
+    card = facts.card
+    said = [card.advice.title, card.where, card.said, *card.advice.fixes] if card else []
+    return [text for _, text in pairs] + [facts.run_id, str(facts.state), facts.bar, *facts.receipt, *said]
+
+
+def filled(written: WrittenRun) -> None:
+    written.state("running", "training", hint="no step for 31 s")
+    written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, parameters=1_033_984)
+    written.event("eval", step=0, eval_loss=9.5)
+    for step in range(1, 31):
+        written.step(step)
+    written.event("eval", step=30, eval_loss=3.25)
+    for rank in range(3):
+        written.event("memory", T0 + rank, rank=rank, step=1, rss_gib=0.5 + rank, peak_rss_gib=0.75 + rank)
+        written.log(rank, f"[Rank {rank}] ready {EVIL}\n")
+
+
+def succeeded(written: WrittenRun) -> None:
+    filled(written)
+    peaks = {f"127.0.0.{n}": 0.51 for n in (2, 3, 4)}
+    written.end(steps=30, exact_match=0.453, train_samples_per_s=131.2, peak_memory_gib=peaks, time_to_first_step_s=3.2)
+
+
+def failed(written: WrittenRun) -> None:
+    filled(written)
+    message = f"CUDA out of memory. Tried to allocate 2.50 GiB {EVIL}"
+    fault = {"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "OutOfMemoryError", "message": message}
+    written.end("failed", message, error={**fault, "traceback": f"Traceback\n  {EVIL}\n", "others": "2 ranks lost"})
+
+
+def lost(written: WrittenRun) -> None:
+    filled(written)
+    written.keeper(alive=False)
+
+
+def queued(written: WrittenRun) -> None:
+    written.state("queued", f"waits for {EVIL}")
+
+
+@pytest.mark.parametrize("fill", [queued, filled, succeeded, failed, lost])
+def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    monkeypatch.setattr("workbench.runs.view.time.time", lambda: now)
+    fill(written)  # type: ignore[operator]
+    view = RunView(written.paths.root)
+    text, page = run_text(view), Seen(run_page(view))
+    text = folded(text)
+    facts = facts_of(view)
+    assert len(stated(facts)) >= 5
+    for fact in stated(facts):
+        assert folded(fact) in page.text
+        assert folded(fact) in text
+    for name in [name for name, _ in (*facts.head, *facts.figures)]:
+        assert name in page.text
+        assert name in text
+    if view.ranks and fill is not queued:
+        assert folded(f"[Rank 0] ready {EVIL}") in page.text
+        assert folded(f"all | [Rank 0] ready {EVIL}") in text
+    assert "img" not in page.tags
+    if view.hint:
+        assert view.hint in text
+        assert view.hint in page.text
+
+
+def test_a_fault_card() -> None:
+    fault = RunFault(
+        host="127.0.0.3", pod="pod-1", rank=1, kind="OutOfMemoryError", others="2 ranks lost their peer (ranks 0, 2)",
+        message=f"CUDA out of memory. Tried to allocate 2.50 GiB. 1.23 GiB free {EVIL}",
+        traceback="\n".join(f"line {n} {EVIL}" for n in range(50)),
+    )  # fmt: skip
+    card = fault_card(fault, FineTune())
+    text, page = folded(str(card)), Seen(card._repr_html_())
+    facts = [card.advice.title, card.where, card.said, fault.others, *card.advice.fixes, folded(card.traceback)]
+    for fact in [*facts, *(f"{size} {name}" for name, size in card.memory)]:
+        assert fact in text
+        assert fact in page.text
+    assert card.memory == [("asked for", "2.50 GiB"), ("free", "1.23 GiB")]
+    assert "… 20 lines before" in text
+    assert "img" not in page.tags
+
+
+@pytest.mark.parametrize("phase", ["starting", "ready", "failed"])
+def test_a_cluster(phase: str) -> None:
+    pods = [
+        Pod(
+            name="pod-0", phase=Phase.RUNNING, address="127.0.0.2", ssh_port=2222, slots=2, versions={"torch": "2.13.0"}
+        ),
+        Pod(name="pod-1", phase=Phase.PENDING, message=f"waits for an image {EVIL}"),
+    ]
+    view = ClusterView(
+        phase=phase, message=f"1 of 2 pods is up {EVIL}", path="/runs/c1", count=2, pods=pods,
+        memory={"127.0.0.2": 0.512}, running="20261121-zero1",
+    )  # fmt: skip
+    text, page = folded(cluster_words(view)), Seen(cluster_page(view))
+    for fact in (phase, f"1 of 2 pods is up {EVIL}", "pod-0", "127.0.0.2:2222", "Running", "Pending", "2.13.0",
+                 f"waits for an image {EVIL}", "0.51 GiB", "20261121-zero1", "/runs/c1"):  # fmt: skip
+        assert fact in text
+        assert fact in page.text
+    assert "img" not in page.tags
+    assert re.search(r"pod-0 127\.0\.0\.2:2222 2", text)
