@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from workbench.cluster import Cluster
+    from workbench.display.compose import compose
     from workbench.pods.local import LocalPods
     from workbench.pods.pod import Pod, PodSpec
     from workbench.results.answers import compare_predictions
@@ -29,6 +30,7 @@ __all__ = [
     "Script",
     "compare",
     "compare_predictions",
+    "compose",
     "history",
 ]
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ _HOME = {
     "Script": "workbench.spec.job",
     "compare": "workbench.results.compare",
     "compare_predictions": "workbench.results.answers",
+    "compose": "workbench.display.compose",
     "history": "workbench.runs.store",
 }
 

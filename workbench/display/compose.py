@@ -204,8 +204,7 @@ class _FormView:
         else:
             done.set()
             self._say(f"Run {run.id} in {run.path}", _TEXT)
-            self._panel.outputs = ()
-            self._panel.append_display_data(run)
+            self._panel.outputs = ({"output_type": "display_data", "data": run._repr_mimebundle_(), "metadata": {}},)
             self._stop.layout.display = ""
         self._lock(False)
         self._button.disabled = bool(self._form.outlook.problems)
