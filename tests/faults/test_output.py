@@ -60,7 +60,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
     disk, end = tmp_path / "disk", tmp_path / "end"
     with small_disk(disk, "1m"):
         run = world.submit("beat.py", "--until", str(end), "--pause-s", "0.002", into=disk / "run")
-        world.until(lambda: " line 3" in world.log(run, 0), 60)
+        world.beats(run)
         with (disk / "ballast").open("wb", buffering=0) as ballast:
             while fill(ballast.fileno()):
                 pass
