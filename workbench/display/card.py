@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["card_html"]
 
-_ANSWERS = 50
+_ANSWERS = 12
+_MOST_ANSWERS = 500
 _TEXT_FILES = 200_000  # bytes of a file above which its text is only in the archive
 
 # What JupyterLab would set, so that tables and panels fit a page of their own.
@@ -37,7 +38,7 @@ body { font: 14px/1.5 system-ui, sans-serif; color: var(--jp-ui-font-color1); ba
 section { overflow-x: auto; } table { overflow-wrap: normal; }
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 6px; }
 pre { background: var(--jp-layout-color2); padding: 8px 10px; border-radius: 4px; white-space: pre-wrap;
-  font-size: 12px; } summary { cursor: pointer; } .quiet { color: var(--jp-ui-font-color2); }
+  font-size: 12px; } summary { cursor: pointer; } .answers td:nth-child(-n+3) { min-width: 15em; } .quiet { color: var(--jp-ui-font-color2); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -52,7 +53,7 @@ def card_html(card: Card) -> str:
         "".join(f"<p>{_esc(line)}</p>" for line in card.missing),
         _section("What happened", run_page(card.view) if card.view else ""),
         _section("Facts", result_html(result) + _versions(card)),
-        _section("Answers", html_table(card.predictions.table(_ANSWERS)) if card.predictions else ""),
+        _section("Answers", _answers(card)),
         _section("FLOPS profile", profile_html(card.profile) if card.profile else ""),
         _section("How it was started", _started(card)),
         _section("Repeat it without DeepSpeed Workbench", _recipe(card)),
@@ -78,6 +79,16 @@ def _moment(seconds: float | None) -> str:
         return UNKNOWN if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
     except (OverflowError, ValueError, OSError):
         return UNKNOWN
+
+
+def _answers(card: Card) -> str:
+    if card.predictions is None:
+        return ""
+    first = html_table(card.predictions.table(_ANSWERS))
+    if len(card.predictions) > _ANSWERS:
+        more = html_table(card.predictions.table(_MOST_ANSWERS))
+        first += f"<details><summary>more of the {count(len(card.predictions))} answers</summary>{more}</details>"
+    return f'<div class="answers">{first}</div>'
 
 
 def _versions(card: Card) -> str:

@@ -148,7 +148,7 @@ def arguments_of(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, gp
         seed=job["seed"],
         bf16=job["precision"] == "bf16",
         tf32=job["precision"] == "tf32" if gpus else None,
-        gradient_checkpointing=job["gradient_checkpointing"],
+        **({"gradient_checkpointing": True} if job["gradient_checkpointing"] else {}),
         logging_steps=job["logging_steps"],
         eval_strategy="steps" if job["eval_steps"] else "no",
         eval_steps=job["eval_steps"],
