@@ -38,7 +38,8 @@ body { font: 14px/1.5 system-ui, sans-serif; color: var(--jp-ui-font-color1); ba
 section { overflow-x: auto; } table { overflow-wrap: normal; }
 h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 6px; }
 pre { background: var(--jp-layout-color2); padding: 8px 10px; border-radius: 4px; white-space: pre-wrap;
-  font-size: 12px; } summary { cursor: pointer; } .answers td:nth-child(-n+3) { min-width: 15em; } .quiet { color: var(--jp-ui-font-color2); }
+  font-size: 12px; } summary { cursor: pointer; }
+.answers td:nth-child(-n+3) { min-width: 15em; } .quiet { color: var(--jp-ui-font-color2); }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
