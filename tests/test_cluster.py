@@ -224,6 +224,8 @@ def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
     assert "step 3" in _log(run)
     _until(lambda: _processes_below(cluster.path) == [], 20)
     assert cluster.phase == "lost"
+    cluster.close()
+    assert not (cluster.path / "identity").exists()
 
 
 def _log(run: Run) -> str:

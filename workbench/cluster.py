@@ -17,6 +17,7 @@ from types import TracebackType
 from workbench import errors
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
 from workbench.pods.hostfile import Hostfile
+from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod, PodBackend, PodSpec
 from workbench.runs.launch import LaunchCommand
 from workbench.runs.paths import ClusterPaths
@@ -232,6 +233,7 @@ class Cluster:
         state = read_json(self._paths.state)
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):
+            Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
             return
         deadline = time.monotonic() + _CLOSE_S
         asked = False
