@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.results.reproduce import recipe_of
+from workbench.runs.events import parse_event
+from workbench.runs.paths import RunPaths
+from workbench.runs.result import HostSlots, RunResult
+from workbench.runs.state import RunState
+from workbench.spec.dataset import Mini, prepare
+from workbench.spec.job import FineTune, Script
+
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
+ZERO1 = {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
+         "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 1000000}  # fmt: skip
+
+
+def make_run(root: Path, job: FineTune | Script, env: Mapping[str, str] | None = None, rows: int = 40) -> RunResult:
+    paths = RunPaths(root)
+    paths.inputs.mkdir(parents=True)
+    spec = {"cluster": {"pods": {"env": {"NCCL_DEBUG": "a b"}}}, "job": {**job.to_dict(), "env": dict(env or {})}}
+    paths.spec.write_text(json.dumps(spec))
+    paths.hostfile.write_text("10.0.0.1 slots=1\n10.0.0.2 slots=1\n")
+    hosts = (HostSlots(address="10.0.0.1", slots=1), HostSlots(address="10.0.0.2", slots=1))
+    if isinstance(job, FineTune):
+        prepare(Mini(train_rows=rows, eval_rows=10), paths.inputs)
+        deepspeed = None if job.technique == "single" else ZERO1
+        told = {"job": job.to_dict(), "train": "train.jsonl", "eval": "eval.jsonl", "hub": None, "deepspeed": deepspeed}
+        paths.job.write_text(json.dumps(told))
+        paths.deepspeed.write_text(json.dumps(deepspeed))
+    return RunResult(path=root, state=RunState.SUCCEEDED, hosts=hosts, world_size=2, versions=VERSIONS)
+
+
+def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
+    result = make_run(tmp_path, FineTune())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    recipe = recipe_of(result)
+    assert set(recipe.files) == {
+        "train.py", "job.json", "deepspeed.json", "hostfile", "requirements.txt", "train.jsonl", "eval.jsonl",
+        "tokenizer/tokenizer.json",
+    }  # fmt: skip
+    assert recipe.files["requirements.txt"] == b"torch==2.13.0\ndeepspeed==0.19.8\ntransformers==5.23.0\n"
+    assert b"import workbench" not in recipe.files["train.py"]
+    assert b"from workbench" not in recipe.files["train.py"]
+    with zipfile.ZipFile(io.BytesIO(recipe.archive)) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == dict(recipe.files)
+    assert recipe.archive == recipe_of(result).archive
+    for line in (
+        "python3.11 -m venv .venv",
+        ".venv/bin/pip install -r requirements.txt --extra-index-url https://download.pytorch.org/whl/cpu",
+        ".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank train.py",
+        ".venv/bin/torchrun --nproc-per-node 2 train.py",
+        "export NCCL_DEBUG='a b'",
+    ):
+        assert line in recipe.commands.splitlines()
+
+
+def test_the_commands_are_shell_and_name_no_secret(tmp_path: Path) -> None:
+    recipe = recipe_of(make_run(tmp_path, FineTune(), env={"HF_TOKEN": "${HF_TOKEN}", "A": "x'; rm -rf /; '"}))
+    assert ': "${HF_TOKEN:?' in recipe.commands
+    subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
+    exports = "\n".join(line for line in recipe.commands.splitlines() if line.startswith("export"))
+    run = subprocess.run(["sh", "-c", f'{exports}\nprintf %s "$A"'], capture_output=True, text=True, check=True)
+    assert run.stdout == "x'; rm -rf /; '"
+
+
+def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "tiny", FineTune())
+    assert any("tokenizer" in line for line in recipe_of(result).differs)
+    (RunPaths(result.path).inputs / "train.jsonl").unlink()
+    (RunPaths(result.path).inputs / "eval.jsonl").unlink()
+    assert any("from a hub" in line for line in recipe_of(result).differs)
+    folder = tmp_path / "a model"
+    result = make_run(tmp_path / "folder", FineTune(model=str(folder)))
+    assert any(f"the model {folder} is loaded from a folder" in line for line in recipe_of(result).differs)
+    local = replace(result, hosts=(HostSlots(address="127.0.0.2", slots=2),))
+    assert any("are gone" in line for line in recipe_of(local).differs)
+
+
+def test_many_rows_are_fetched_and_checked(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "a run", FineTune())
+    paths = RunPaths(result.path)
+    (paths.inputs / "train.jsonl").write_bytes(os.urandom(4 << 20))
+    recipe = recipe_of(result)
+    assert "train.jsonl" not in recipe.files
+    assert len(recipe.archive) < 1 << 20
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "rows.sha256").write_bytes(recipe.files["rows.sha256"])
+    fetch = [line for line in recipe.commands.splitlines() if line.startswith(("cp ", "sha256sum "))]
+    subprocess.run(["sh", "-ec", "\n".join(fetch)], cwd=tmp_path / "here", check=True, capture_output=True)
+
+
+def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
+    result = replace(make_run(tmp_path, FineTune(technique="single")), world_size=1)
+    assert recipe_of(result).commands.endswith("# the one rank\n.venv/bin/python train.py")
+
+
+def test_a_script_is_carried_with_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "ring.py"
+    script.write_text("print('ring')\n")
+    recipe = recipe_of(make_run(tmp_path / "run", Script(path=str(script), args=["--name", "a b"])))
+    assert recipe.files["ring.py"] == b"print('ring')\n"
+    assert ".venv/bin/torchrun --nproc-per-node 2 ring.py --name 'a b'" in recipe.commands
+    script.unlink()
+    recipe = recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
+    assert "ring.py" not in recipe.files
+    assert any("no longer there" in line for line in recipe.differs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("technique", "ranks"), [("zero1", 2), ("single", 1)])
+def test_the_recipe_repeats_the_run_to_the_last_digit(tmp_path: Path, technique: str, ranks: int) -> None:
+    job = FineTune(technique=technique, max_steps=4, eval_steps=2, per_device_train_batch_size=4, profile_step=0)
+    result = replace(make_run(tmp_path / "run", job), world_size=ranks)
+    paths = RunPaths(result.path)
+    told = json.loads(paths.job.read_text())
+    told |= {name: str(paths.inputs / f"{name}.jsonl") for name in ("train", "eval")}
+    (result.path / "job.json").write_text(json.dumps(told))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WORKBENCH_RUN_DIR": str(result.path)}
+    ran = subprocess.run(
+        [*torchrun, "-m", "workbench.jobs.train"], env=env, capture_output=True, text=True, timeout=240, check=True
+    )
+    events = [event for line in ran.stdout.splitlines() if (event := parse_event(line))]
+    losses = {e.data["step"]: e.data["eval_loss"] for e in events if e.kind == "eval"}
+    (result.path / "out" / "model").rename(paths.model)
+
+    recipe = recipe_of(replace(result, first_eval_loss=losses[0], eval_loss=losses[4]))  # type: ignore[arg-type]
+    folder = tmp_path / "repeated"
+    with zipfile.ZipFile(io.BytesIO(recipe.archive)) as archive:
+        archive.extractall(folder)
+    run = subprocess.run(
+        [*torchrun, "train.py"], cwd=folder, env={**env, "PYTHONPATH": ""}, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+    assert f"{{'eval_loss here': {[losses[0], losses[4]]}, 'in the run': {[losses[0], losses[4]]}}}" in run.stdout
+    weights = "model.safetensors"
+    assert (folder / "model" / weights).read_bytes() == (paths.model / weights).read_bytes()
