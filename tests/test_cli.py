@@ -103,7 +103,7 @@ def test_a_missing_program_is_refused_with_the_line_that_installs_it(
     # A PATH with everything but the program; sshd is looked for in /usr/sbin too, so that is hidden by a variable.
     tools = tmp_path / "bin"
     tools.mkdir()
-    for folder in os.environ["PATH"].split(":") + ["/usr/sbin"]:
+    for folder in [*os.environ["PATH"].split(":"), "/usr/sbin"]:
         for tool in Path(folder).glob("*") if Path(folder).is_dir() else ():
             if tool.name != program and not (tools / tool.name).exists():
                 (tools / tool.name).symlink_to(tool)
