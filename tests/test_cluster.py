@@ -172,7 +172,7 @@ import sys, time
 from workbench import Cluster, LocalPods, PodSpec, Script
 cluster = Cluster(LocalPods(), PodSpec(), count=3, path=sys.argv[1], idle_timeout_s=10).start()
 run = cluster.submit(Script(path=sys.argv[2], args=["--steps", "40", "--pause-s", "0.1"]))
-print(run.path, flush=True)
+print("run", run.path, flush=True)
 time.sleep(600)
 """
 
@@ -183,7 +183,8 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
         [sys.executable, "-c", NOTEBOOK, str(root), RING], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert kernel.stdout is not None
-    run = Run.load(kernel.stdout.readline().strip())
+    # `start` says first what it waits for.
+    run = Run.load(next(line.split()[1] for line in kernel.stdout if line.startswith("run ")))
     _until(lambda: "step 3" in _log(run), 60)
     os.killpg(kernel.pid, signal.SIGKILL)
     kernel.wait()
