@@ -93,8 +93,13 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     elif isinstance(rows := view.start.get("global_batch_size"), int):
         pairs.append(("global batch", f"{count(rows)} rows"))
     if view.elapsed_s is not None:
-        pairs.append(("time", duration(view.elapsed_s if view.state.is_terminal else float(int(view.elapsed_s)))))
+        pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
     return [(name, plain(text)) for name, text in pairs if text]
+
+
+def _ticking(seconds: float) -> str:
+    """Write a length of time that changes under the reader's eyes: no fractions."""
+    return f"{int(seconds)} s" if seconds < 60 else duration(seconds)
 
 
 def _hosts(view: RunView) -> str:
@@ -115,7 +120,7 @@ def _bar(view: RunView, progress: Progress) -> str:
     elif progress.step is not None:
         parts.append(f"{count(progress.step)} steps")
     if progress.eta_s is not None:
-        parts.append(f"{duration(float(round(progress.eta_s)))} left")
+        parts.append(f"{_ticking(progress.eta_s)} left")
     doing = view.phases.get(0, "")
     if not view.state.is_terminal and doing and doing != "training":
         parts.append(doing)

@@ -233,10 +233,11 @@ class RunPanel:
         parts = self._parts
         plots = w.Box([w.VBox([self._curve, parts["curve"]], layout=half), w.VBox([parts["memory"]], layout=half)])
         plots.layout = row
-        below = [parts["receipt"], self.buttons.widget, self._tabs, parts["logs"]]
-        layout = w.Layout(max_width="1100px", overflow="hidden")
         sheet = w.HTML(styled(""), layout=w.Layout(margin="0", height="0"))
-        return w.VBox([sheet, parts["head"], parts["figures"], plots, *below], layout=layout)
+        above = [sheet, parts["head"], self.buttons.widget, parts["figures"]]
+        below = [parts["receipt"], self.buttons.extra, self._tabs, parts["logs"]]
+        layout = w.Layout(max_width="1100px", overflow="hidden")
+        return w.VBox([*above, plots, *below], layout=layout)
 
 
 def _tabs_of(world_size: int) -> list[tuple[str, object]]:

@@ -85,19 +85,21 @@ class Buttons:
         self._board = w.Button(
             description="TensorBoard", icon="line-chart", tooltip="Opens TensorBoard of this run here", **wide
         )
-        self._note, self._extra = w.HTML(), w.HTML(layout=w.Layout(width="auto"))
+        self._note = w.HTML()
+        self.extra = w.HTML(layout=w.Layout(width="auto"))
+        """What a button has brought up: stacks, TensorBoard."""
         self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", self._method("stop")))
         self._stacks.on_click(lambda _: self._do("", self._show_stacks))
         self._board.on_click(lambda _: self._do("", self._show_board))
         row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
         live = [self._stop, self._kill.widget, self._stacks, self._board, self._note]
-        self.widget = w.VBox([w.Box(live, layout=row), self._extra], layout=w.Layout(overflow="hidden"))
-        """The row, and what its buttons bring up."""
+        self.widget = w.Box(live, layout=row)
+        """The row."""
 
     @property
     def showing(self) -> bool:
         """Whether a button has brought something up that is still to be seen."""
-        return bool(self._extra.value)
+        return bool(self.extra.value)
 
     def update(self, facts: RunFacts) -> None:
         """Enable what makes sense now; offer the stacks where no step came for a while."""
@@ -136,14 +138,14 @@ class Buttons:
         self._say("asking every rank …")
         stacks = self._method("stacks")()
         assert isinstance(stacks, Mapping)
-        self._extra.value = framed(stacks_html(stacks))
+        self.extra.value = framed(stacks_html(stacks))
         self._say("")
 
     def _show_board(self) -> None:
         from workbench.display.tensorboard import show_tensorboard
 
         self._say("starting TensorBoard …")
-        self._extra.value = framed(show_tensorboard(self._run.paths.tensorboard)._repr_html_())
+        self.extra.value = framed(show_tensorboard(self._run.paths.tensorboard)._repr_html_())
         self._say("")
 
     def _say(self, text: str, *, bad: bool = False) -> None:

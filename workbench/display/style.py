@@ -49,7 +49,8 @@ _CSS = f"""
 .wb svg.wb-plot {{ display: block; width: 100%; height: auto; max-width: none; stroke-linejoin: round; }}
 .wb-card {{ border: 1px solid var(--wb-bad); border-left-width: 5px; border-radius: 4px; padding: 8px 12px;
   margin: 8px 0; }}
-.wb .wb-card h4 {{ color: var(--wb-bad); font-size: 15px; margin: 0 0 2px; padding: 0; }}
+.wb .wb-card h4 {{ color: var(--wb-bad); font-size: 15px; font-weight: 600; margin: 0 0 2px;
+  padding: 0; }}
 .wb-said {{ font-family: var(--jp-code-font-family, monospace); margin: 6px 0; white-space: pre-wrap; }}
 .wb-sizes span {{ margin-right: 16px; }}
 .wb ol {{ margin: 2px 0 6px; padding-left: 24px; }}
@@ -60,11 +61,11 @@ _CSS = f"""
 .wb-more {{ display: flex; flex-wrap: wrap; gap: 0 20px; }}
 .wb-more > details[open] {{ flex: 1 1 100%; }}
 .wb summary {{ cursor: pointer; color: var(--wb-quiet); }}
-.wb pre {{ font-family: var(--jp-code-font-family, monospace); font-size: 12px; line-height: 1.4; margin: 2px 0;
+.wb.wb pre {{ font-family: var(--jp-code-font-family, monospace); font-size: 12px; line-height: 1.4; margin: 2px 0;
   padding: 6px 8px; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 300px; overflow-y: auto;
   background: var(--wb-soft); color: inherit; border-radius: 4px; }}
 .wb-log {{ display: flex; flex-direction: column-reverse; max-height: 300px; overflow-y: auto; }}
-.wb .wb-log pre {{ max-height: none; overflow: visible; flex: none; }}
+.wb.wb .wb-log pre {{ max-height: none; overflow: visible; flex: none; }}
 .wb-who {{ display: inline-block; min-width: 3.2em; padding-right: 10px; color: var(--wb-busy); user-select: none; }}
 """
 
