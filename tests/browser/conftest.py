@@ -76,13 +76,21 @@ class Book:
     def output(self, index: int) -> Any:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-OutputArea").first
 
+    def said(self, index: int) -> str:
+        """The text of a cell's output by now; brought into sight, for what is out of sight is not rendered."""
+        area = self.output(index)
+        return (
+            str(area.evaluate("e => { e.scrollIntoView({block: 'nearest'}); return e.innerText; }"))
+            if area.count()
+            else ""
+        )
+
     def see(self, index: int, wanted: str, timeout_s: float = 60) -> str:
         """Wait until a cell's output holds a text, and give the whole of it."""
-        area = self.output(index)
         deadline = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < deadline:
-            said = area.inner_text() if area.count() else ""
+            said = self.said(index)
             if wanted in said:
                 return said
             time.sleep(0.1)

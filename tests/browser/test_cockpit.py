@@ -79,6 +79,8 @@ def test_the_form_explains_and_starts(lab: Any, open_book: Callable[[str], Any])
     stop.click()
     book.output(0).get_by_role("button", name="Stop, really?").click()
     book.see(0, "The pods are gone", 60)
+    book.output(0).get_by_role("button", name="Show the form").click()
+    book.output(0).get_by_label("Technique").wait_for()
 
 
 def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(lab: Any, open_book: Callable[[str], Any]) -> None:
@@ -121,7 +123,7 @@ def test_watch_restart_reattach_kill_and_explain(lab: Any, open_book: Callable[[
     book.run(1)
     said = book.see(1, "rank 1 on pod-1", 60)
     assert "no such column <img src=x onerror=alert(1)>" in said
-    assert 'File "' in book.output(1).inner_text()
+    assert 'File "' in book.said(1)
     assert book.page.locator("img[src=x]").count() == 0
     book.shoot(1, "failed")
 
@@ -148,6 +150,12 @@ def test_watch_restart_reattach_kill_and_explain(lab: Any, open_book: Callable[[
     assert book.output(3).locator("svg.wb-plot").count() >= 1
     book.shoot(3, "history")
 
+    book.run(4)
+    said = book.see(4, "failing", 30)
+    assert "watched" in said
+    assert "cancelled" in said
+    book.shoot(4, "runs")
+
 
 def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     book = nbformat.read(QUICKSTART, as_version=4)
@@ -172,8 +180,7 @@ def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[i
     deadline = time.monotonic() + timeout_s
     said = ""
     while time.monotonic() < deadline:
-        area = book.output(index)
-        said = area.inner_text() if area.count() else ""
+        said = book.said(index)
         found = re.findall(r"([\d,]+)(?:/| of )[\d,]+", said)
         if found and (step := int(found[-1].replace(",", ""))) not in steps:
             steps.append(step)

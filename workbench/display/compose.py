@@ -136,13 +136,15 @@ class _FormView:
         self._batch, self._status = w.HTML(), w.HTML()
         self._pages = {title: w.HTML() for title in ("Python cell", "Hostfile", "DeepSpeed JSON", "Launch command")}
         self._button = w.Button(description="Start", button_style="primary", icon="play")
-        self._stop = w.Button(description="Stop the pods", icon="stop", layout=w.Layout(display="none"))
-        self._panel = w.Output()
+        self._stop = w.Button(description="Stop the pods", icon="stop", layout=w.Layout(display="none", width="auto"))
+        self._again = w.Button(description="Show the form", icon="edit", layout=w.Layout(display="none", width="auto"))
+        self._panel, self._fields = w.Output(), w.HBox(layout=w.Layout(flex_flow="row wrap"))
         self.root = self._laid_out()
         for widget in self._inputs.values():
             widget.observe(self._chosen, names="value")
         self._button.on_click(lambda _button: self._begin())
         self._stop.on_click(lambda _button: self._end())
+        self._again.on_click(lambda _button: self._fold(False))
         self._draw(form.outlook)
 
     def _laid_out(self) -> Any:
@@ -155,11 +157,11 @@ class _FormView:
         half = {"flex": "1 1 360px", "min_width": "0", "margin": "0 16px 0 0"}
         tabs = w.Tab(list(self._pages.values()), titles=list(self._pages))
         right = [self._said[""], self._batch, tabs]
-        wide = w.HBox(
-            [w.VBox(column, layout=w.Layout(**half)), w.VBox(right, layout=w.Layout(**{**half, "flex": "2 1 380px"}))],
-            layout=w.Layout(flex_flow="row wrap"),
-        )
-        root = w.VBox([wide, w.HBox([self._button, self._stop, self._status]), self._panel])
+        right_half = w.VBox(right, layout=w.Layout(**{**half, "flex": "2 1 380px"}))
+        self._fields.children = [w.VBox(column, layout=w.Layout(**half)), right_half]
+        row = w.Layout(flex_flow="row wrap", align_items="center")
+        buttons = w.HBox([self._button, self._again, self._stop, self._status], layout=row)
+        root = w.VBox([self._fields, buttons, self._panel])
         return root.add_class("workbench-compose")
 
     def _chosen(self, _change: object) -> None:
@@ -203,9 +205,10 @@ class _FormView:
             self._say(f"{type(error).__name__}: {error}", _BAD)
         else:
             done.set()
-            self._say(f"Run {run.id} in {run.path}", _TEXT)
+            self._say("", _TEXT)
             self._panel.outputs = ({"output_type": "display_data", "data": run._repr_mimebundle_(), "metadata": {}},)
             self._stop.layout.display = ""
+            self._fold(True)
         self._lock(False)
         self._button.disabled = bool(self._form.outlook.problems)
 
@@ -232,6 +235,12 @@ class _FormView:
             return
         self._stop.layout.display = "none"
         self._say(f"The pods are gone ({time.monotonic() - started:.1f} s); the run directory stays.", _TEXT)
+
+    def _fold(self, folded: bool) -> None:
+        """Make way for the run's panel, or bring the fields back."""
+        self._fields.layout.display = "none" if folded else ""
+        self._button.layout.display = "none" if folded else ""
+        self._again.layout.display = "" if folded else "none"
 
     def _lock(self, locked: bool) -> None:
         for widget in self._inputs.values():
