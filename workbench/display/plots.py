@@ -57,7 +57,7 @@ def memory_svg(view: RunView) -> str:
         An `<svg>` element, or an empty text where no pod has told yet.
     """
     lines = [(view.pod_name(address), host.gib) for address, host in sorted(view.memory.items())]
-    what = "reserved GPU memory" if view.memory_kind == "cuda" else "resident memory"
+    what = "GPU memory" if view.memory_kind == "cuda" else "resident memory"
     begun = min((next(iter(curve))[0] for _, curve in lines), default=0.0)
     longest_s = max((xs[-1] for xs in (curve.thinned(2)[0] for _, curve in lines)), default=0.0) - begun
     unit, per = next((unit, per) for unit, per, most in _UNITS if longest_s < most)

@@ -82,7 +82,7 @@ def figures_html(facts: RunFacts) -> str:
 
 def memory_html(view: RunView, facts: RunFacts) -> str:
     """Draw the memory of each pod: its curve, and what it is and was at most."""
-    kind = "GPU memory reserved" if view.memory_kind == "cuda" else "memory"
+    kind = "GPU memory" if view.memory_kind == "cuda" else "memory"
     said = "".join(f"<span>{_esc(pod)} <b>{_esc(text)}</b></span>" for pod, text in facts.memory)
     title = f"<div class='wb-name'>{kind} per pod, GiB</div>" if facts.memory else ""
     return f"{title}{memory_svg(view)}<div class='wb-head wb-memory'>{said}</div>"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
 from workbench.pods.hostfile import Hostfile
 from workbench.runs.curve import Curve
+from workbench.runs.hostmemory import HostMemory, MemoryBook
 from workbench.runs.paths import ClusterPaths, RunPaths
 from workbench.runs.progress import Progress, ProgressMeter
 from workbench.runs.result import HostSlots, RunResult
@@ -23,7 +24,7 @@ from workbench.runs.state import RunState, is_alive, read_json
 from workbench.runs.tail import EventTail, LogTail
 from workbench.spec.job import FineTune
 
-__all__ = ["CURVES", "BatchSize", "HostMemory", "RankLog", "RunView"]
+__all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
 
 CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "samples_per_s")
 """Names of the curves of a training run."""
@@ -54,18 +55,6 @@ class BatchSize:
             '8 x 1 x 3 = 24'
         """
         return f"{self.micro} x {self.accumulation} x {self.world_size} = {self.rows}"
-
-
-@dataclass(slots=True)
-class HostMemory:
-    """Memory of one pod over time."""
-
-    gib: Curve = field(default_factory=Curve)
-    """(seconds since 1970, GiB): the sum over its ranks."""
-    peak_gib: float | None = None
-    """The most that its ranks told, each at its own peak, together."""
-    gpu_percent: float | None = None
-    """How busy its GPUs are now, 0 to 100, on average; None where it has none."""
 
 
 @dataclass(slots=True)
@@ -111,10 +100,6 @@ class RunView:
         """What each rank is doing, by its number."""
         self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
         """By name, over optimizer steps."""
-        self.memory: dict[str, HostMemory] = {}
-        """By the pod's address."""
-        self.memory_kind = "resident"
-        """What the memory counts: resident, or reserved on GPUs (cuda)."""
         self.result: RunResult | None = None
         """The facts of the finished run."""
         self.cluster_phase = ""
@@ -122,7 +107,7 @@ class RunView:
         self._events = EventTail(self.run.paths.events)
         self._meter = ProgressMeter()
         self._logs: dict[int, RankLog] = {}
-        self._ranks_gib: dict[str, dict[int, tuple[float, float]]] = {}
+        self._book = MemoryBook(self._place)
         self._hosts: Sequence[HostSlots] = ()
         self._last_s: float | None = None
         submitted = read_json(self.paths.info).get("submitted_s")
@@ -159,6 +144,16 @@ class RunView:
     def progress(self) -> Progress:
         """How far it is: step, loss, speed, time left."""
         return self._meter.progress(self.state, self.message)
+
+    @property
+    def memory(self) -> Mapping[str, HostMemory]:
+        """The memory of each pod over time, by its address."""
+        return self._book.hosts
+
+    @property
+    def memory_kind(self) -> str:
+        """What that counts: resident, or on GPUs (cuda)."""
+        return self._book.kind
 
     @property
     def hosts(self) -> Sequence[HostSlots]:
@@ -249,25 +244,22 @@ class RunView:
         elif kind == "start":
             self.start = raw
         elif kind == "memory" and isinstance(rank, int):
-            self._take_memory(rank, time_s, raw)
+            self._book.rank(rank, time_s, raw)
+        elif kind == "sample":
+            self._book.sample(time_s, raw)
         self._meter.see(kind, time_s, raw)
 
-    def _take_memory(self, rank: int, time_s: float, raw: Mapping[str, object]) -> None:
-        kind = "cuda" if isinstance(raw.get("cuda_reserved_gib"), int | float) else "resident"
-        now = raw.get("cuda_reserved_gib") if kind == "cuda" else raw.get("rss_gib")
-        peak = now if kind == "cuda" else raw.get("peak_rss_gib", now)
-        if not isinstance(now, int | float) or not isinstance(peak, int | float):
-            return
+    def _place(self, rank: int) -> tuple[str, int]:
+        """Give the address of the pod that a rank is on, and how many ranks that pod has."""
         if not self._hosts:
             self._look_at_cluster()
-        address, ranks = _place(self._hosts, rank, self.world_size)
-        told = self._ranks_gib.setdefault(address, {})
-        told[rank] = (now, max(peak, told[rank][1]) if rank in told else peak)
-        self.memory_kind = kind
-        if len(told) == ranks:  # a sum over some of its ranks only would look like a jump
-            host = self.memory.setdefault(address, HostMemory())
-            host.gib.add(time_s, sum(now for now, _ in told.values()))
-            host.peak_gib = sum(peak for _, peak in told.values())
+        first = 0
+        for host in self._hosts:
+            if first <= rank < first + host.slots:
+                # A job of technique single takes one slot of a pod that may have several.
+                return host.address, min(host.slots, max(1, self.world_size - first))
+            first += host.slots
+        return f"rank {rank}", 1
 
 
 def _spec(run: Run) -> RunSpec | None:
@@ -286,13 +278,3 @@ def _hosts(path: Path, pods: object) -> list[HostSlots]:
     raws = pods if isinstance(pods, list) else []
     names = {str(pod.get("address")): str(pod.get("name", "")) for pod in raws if isinstance(pod, dict)}
     return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]
-
-
-def _place(hosts: Sequence[HostSlots], rank: int, world_size: int) -> tuple[str, int]:
-    """Give the address of the pod that a rank is on, and how many ranks that pod has."""
-    first = 0
-    for host in hosts:
-        if first <= rank < first + host.slots:
-            return host.address, min(host.slots, max(1, world_size - first))  # technique single takes one slot
-        first += host.slots
-    return f"rank {rank}", 1

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workbench.errors import PodError, RemoteError
@@ -46,6 +46,8 @@ class PodReport:
     """Whether everything that its ranks wrote has been read."""
     answered: bool = True
     """Whether the agent answered; if not, ranks and processes are not known."""
+    gpus: Sequence[Mapping[str, float]] = ()
+    """Its GPUs, where it has any that can be watched: index, percent, used_gib, total_gib."""
     lost: str = ""
     """Why it will not answer again; empty while it may."""
     notes: Sequence[str] = field(default_factory=tuple)
@@ -140,6 +142,7 @@ class PodWatch:
                 left=int(str(answer.get("left") or 0)),
                 cut=bool(self._collector.cut),
                 drained=not chunks,
+                gpus=_gpus(answer.get("gpus")),
             )
         )
         return bool(chunks)
@@ -157,3 +160,8 @@ class PodWatch:
         lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
+
+
+def _gpus(told: object) -> list[dict[str, float]]:
+    raws = [raw for raw in told if isinstance(raw, dict)] if isinstance(told, list) else []
+    return [{str(name): float(x) for name, x in raw.items() if isinstance(x, int | float)} for raw in raws]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from . import network, proc
 from .chunks import size_of
+from .gpus import GpuWatch
 from .launching import Launcher
 from .request import RunRequest, check_run_id
 from .run import PodRun
@@ -56,6 +57,7 @@ class Agent:
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._runs: dict[str, PodRun] = {}
+        self._gpus = GpuWatch()
         self._sampled = 0.0
         self._table: tuple[float, dict[int, proc.Process]] = (-1.0, {})
         self._end_by: float | None = None
@@ -188,7 +190,7 @@ class Agent:
             raise ValueError("poll needs offsets by file name and max_bytes as a whole number")
         table = {} if run.settled else self._processes(fresh=run.hurried)
         answer = run.poll(table, offsets, max(0, min(cap, _POLL_BYTES_MAX)))
-        return {**answer, "warm": self.warm.state, "time_s": time.time()}
+        return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": time.time()}
 
     def _stop(self, message: Message) -> Reply:
         grace = message.get("grace_s", _GRACE_S)
