@@ -169,12 +169,18 @@ def load_model(name: str, seed: int, folder: Path) -> tuple[Any, Any]:
         return AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32), tokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     config = T5Config(
-        vocab_size=-(-len(tokenizer) // 8) * 8, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_decoder_layers=2,
-        num_heads=4, relative_attention_num_buckets=32, feed_forward_proj="gated-gelu", dropout_rate=0.0,
+        vocab_size=-(-len(tokenizer) // 8) * 8, d_model=128, d_kv=16, d_ff=256, num_layers=2, num_decoder_layers=2,
+        num_heads=8, relative_attention_num_buckets=32, feed_forward_proj="gated-gelu", dropout_rate=0.0,
         tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0,
     )  # fmt: skip
     set_seed(seed)
-    return T5ForConditionalGeneration(config), tokenizer
+    model = T5ForConditionalGeneration(config)
+    with torch.no_grad():  # some heads look at a neighbour from the start: which head, at which relative position
+        for stack, buckets in ((model.encoder, (1, 17, 0, 2)), (model.decoder, (1, 0))):
+            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            for head, bucket in enumerate(buckets):
+                bias[bucket, head] += 5.0
+    return model, tokenizer
 
 
 def main() -> None:
