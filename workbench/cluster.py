@@ -19,6 +19,7 @@ from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, Ru
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod, PodBackend, PodSpec
+from workbench.runs.journal import fail_unstarted
 from workbench.runs.launch import LaunchCommand
 from workbench.runs.paths import ClusterPaths
 from workbench.runs.prepare import PreparedRun, fresh_folder, prepare_run
@@ -205,7 +206,11 @@ class Cluster:
         info = {"id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
         write_json(prepared.paths.info, info)
         request = {"op": "submit", "run": prepared.run_id, "path": str(prepared.paths.root)}
-        ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": prepared.spec.pods})
+        try:
+            ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": prepared.spec.pods})
+        except RunError as error:  # its directory must say why it never ran
+            fail_unstarted(prepared.paths, prepared.spec, error)
+            raise
         return Run.load(prepared.paths.root)
 
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:

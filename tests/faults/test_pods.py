@@ -86,6 +86,7 @@ def test_a_pod_that_dies_is_named_at_once(world: World, tmp_path: Path) -> None:
         world.until(lambda: pod.name in cluster.message, 10)
         with pytest.raises(RunError, match=f"{pod.name} is Failed"):
             world.submit("beat.py", cluster=cluster)
+        assert [run.state for run in cluster.runs] == [RunState.FAILED] * 2, "a refused run's directory says so too"
         closing = time.monotonic()
     world.measured("48", "close with a dead pod", time.monotonic() - closing, 8)
     assert cluster.phase == "closed"

@@ -121,7 +121,7 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
     """Write the result of a run whose pods never came, so that its directory says why."""
     Journal(paths).finish(
         RunState.FAILED,
-        message=f"the pods did not start: {error}",
+        message=f"it did not start: {error}",
         fault=RunFault(kind=type(error).__name__, message=str(error)),
         context_facts={"started_s": time.time()},
         spec=spec,
