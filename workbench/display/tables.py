@@ -101,7 +101,8 @@ def html_table(grid: Grid) -> str:
 
 _TABLE = "color: var(--jp-ui-font-color1, inherit); border-collapse: collapse; margin: 0.5em 0"
 _CAPTION = "caption-side: top; text-align: left; font-weight: bold; padding: 2px 8px"
-_MARK = "background: var(--jp-warn-color3, #ffe0b2); color: var(--jp-ui-inverse-font-color0, #000); padding: 0 2px"
+# The ground is a pale orange in every theme, so the letters are dark in every theme.
+_MARK = "background: var(--jp-warn-color3, #ffe0b2); color: #000; padding: 0 2px"
 
 
 def _style(right: bool) -> str:
