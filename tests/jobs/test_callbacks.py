@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from workbench.errors import RunError  # transformers first: without it there is nothing to test
-from workbench.jobs.callbacks import EventCallback, StepClock, TechniqueCheck
+from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, TechniqueCheck
 from workbench.spec.technique import Technique
 
 
@@ -83,3 +84,23 @@ def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -
     state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
     with pytest.raises(RunError, match="is nan at step 7"):
         callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": 1.0, name: float("nan")})
+
+
+def test_training_stops_after_the_step_in_which_a_file_appeared(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = StopCallback(tmp_path / "stop")
+    control = SimpleNamespace(should_training_stop=False, should_log=False)
+    callback.on_step_end(None, SimpleNamespace(global_step=7), control)
+    assert (control.should_training_stop, control.should_log, callback.stopped) == (False, False, False)
+    (tmp_path / "stop").touch()
+    callback.on_step_end(None, SimpleNamespace(global_step=8), control)
+    assert (control.should_training_stop, control.should_log, callback.stopped) == (True, True, True)
+    assert '"step":8' in "".join(capfd.readouterr()).replace(" ", "")
+
+
+def test_a_run_that_came_to_its_last_step_was_not_stopped(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    callback = StopCallback(tmp_path / "stop")
+    callback.on_step_end(None, SimpleNamespace(global_step=9), SimpleNamespace(should_training_stop=True))
+    assert not callback.stopped

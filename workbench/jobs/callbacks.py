@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
@@ -14,7 +15,7 @@ from workbench.jobs.report import memory
 from workbench.runs.events import emit
 from workbench.spec.technique import Technique
 
-__all__ = ["EventCallback", "StepClock", "TechniqueCheck", "emit_memory", "phase"]
+__all__ = ["EventCallback", "StepClock", "StopCallback", "TechniqueCheck", "emit_memory", "phase"]
 
 
 def phase(name: str) -> None:
@@ -118,6 +119,26 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             samples_per_s=round(rate, 3),
             **({"profiled": True} if state.global_step == self.profile_step else {}),
         )
+
+
+class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """End training after the step in progress once a file is there; all ranks after the same one."""
+
+    def __init__(self, asked: Path) -> None:
+        """Keep where the file would be; it is enough that one rank sees it."""
+        self.asked = asked
+        self.stopped = False
+        """Whether training ended because of it."""
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Look, and agree: ranks that went on alone would wait for the others for ever."""
+        if control.should_training_stop:  # it was the last step anyway
+            return
+        if not ranks.sums([float(self.asked.exists())])[0]:
+            return
+        self.stopped = control.should_training_stop = control.should_log = True
+        if ranks.rank() == 0:
+            emit("stopped", step=state.global_step)
 
 
 class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

@@ -85,6 +85,11 @@ class Assignment:
         return self.folder / "out"
 
     @property
+    def stop(self) -> Path:
+        """An empty file whose presence asks to stop after the step in progress."""
+        return self.folder / "stop"
+
+    @property
     def technique(self) -> Technique:
         """The technique of the job."""
         return Technique(self.job.technique)

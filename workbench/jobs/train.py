@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.jobs import data, generate, model, ranks, report
-from workbench.jobs.callbacks import EventCallback, StepClock, TechniqueCheck, emit_memory, phase
+from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, TechniqueCheck, emit_memory, phase
 from workbench.jobs.data import Collator, Row, Rows
 from workbench.jobs.generate import Prediction
 from workbench.jobs.profile import StepProfiler
@@ -47,13 +47,15 @@ def _run(work: Assignment) -> None:
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
     loaded = model.load(work.job.model, rows.train, seed=work.job.seed)
+    stop = StopCallback(work.stop)
     trainer = _trainer(work, arguments, loaded, rows)
+    trainer.add_callback(stop)
     _start(work, trainer, rows)
     phase("training")
     _train(trainer)
     phase("saving")
     _save(work, trainer, loaded)
-    predictions = _predict(work, trainer, loaded, rows)
+    predictions = [] if stop.stopped else _predict(work, trainer, loaded, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
         _end(work, trainer, predictions)

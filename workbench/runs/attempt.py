@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from workbench.errors import WorkbenchError
+from workbench.errors import RunError, WorkbenchError
 from workbench.pods.pod import Pod
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.events import Event
@@ -24,14 +24,15 @@ from workbench.runs.launcher import LauncherProcess
 from workbench.runs.outcome import MemoryPeaks, first_cause, fold_failures, only_echoes
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunFault
+from workbench.runs.samples import Sampler
 from workbench.runs.sight import Sight
 from workbench.runs.specfile import RunSpec
-from workbench.runs.stage import rank_request, send_inputs
+from workbench.runs.stage import pod_paths, rank_request, send_inputs
 from workbench.runs.state import RunState
 from workbench.runs.watch import PodReport, PodWatch
 from workbench.spec.technique import Launcher
 
-__all__ = ["Attempt", "RunContext"]
+__all__ = ["Attempt", "RunContext", "Wishes"]
 
 logger = logging.getLogger(__name__)
 _GRACE_S = 3.0  # between asking ranks to end and killing them
@@ -40,6 +41,7 @@ _PATIENCE_S = 15.0  # for a pod that does not answer, when others failed because
 _LAUNCHER_S = 2.0  # for ranks to end after their launcher did
 _UNANSWERED_S = 1.0  # a pod that answers does so several times a second
 _SWEEP_S = 15.0
+_STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
 _GIVEN_UP_S = 12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
 _SILENCE_SHOWN_S = 15.0
 _STUCK_SHOWN_S = 30.0
@@ -67,10 +69,20 @@ class RunContext:
     """The agents' lease."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What people have asked of a run since it was submitted."""
+
+    cancel: threading.Event = field(default_factory=threading.Event)
+    """To end now."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """To end after the step in progress, with its model."""
+
+
 class Attempt:
     """Start the ranks of a run once and see them to their end."""
 
-    def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, cancel: threading.Event):
+    def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes):
         """Prepare; nothing starts yet."""
         self.sight = Sight(pods=[link.pod.name for link in context.links], world_size=len(context.places))
         """What is known of it."""
@@ -81,10 +93,11 @@ class Attempt:
         self._context = context
         self._journal = journal
         self._peaks = peaks
-        self._cancel = cancel
+        self._wishes = wishes
         self._reports: queue.Queue[PodReport] = queue.Queue()
         self._launcher: LauncherProcess | None = None
-        self._begun = False
+        self._sampler = Sampler()
+        self._begun = self._prepared = False
 
     @property
     def left_processes(self) -> int | None:
@@ -102,7 +115,7 @@ class Attempt:
         try:
             self._journal.state(RunState.STARTING, "sending inputs to the pods")
             self.prepare()
-            if self._cancel.is_set():
+            if self._wishes.cancel.is_set():
                 return None
             self._begun = True
             watches = self._watch()
@@ -115,6 +128,7 @@ class Attempt:
             self._end_ranks()
         for watch in watches:
             watch.close()
+        self._prepared = False
         return fault
 
     def prepare(self) -> None:
@@ -134,6 +148,44 @@ class Attempt:
         self._everywhere(one)
         self.command = build_command(c.plan(self.master_port))
         c.paths.command.write_text(f"{self.command}\n", encoding="utf-8")
+        self._prepared = True
+        if self._wishes.stop.is_set():
+            self.stop()
+
+    def stop(self) -> None:
+        """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent.
+
+        Raises:
+            WorkbenchError: The first rank's pod does not answer.
+        """
+        if self._prepared:
+            first = self._context.links[0]
+            first.write(b"", str(pod_paths(first.pod, self._context.run_id).stop))
+
+    def stacks(self) -> dict[int, str]:
+        """Ask every rank where it is.
+
+        Returns:
+            Its Python stacks by rank; "" for a rank that cannot tell, or whose pod does not answer.
+
+        Raises:
+            RunError: Its ranks have not been started yet.
+        """
+        if not self._begun:
+            raise RunError("its ranks have not been started yet")
+        texts = {place.rank: "" for place in self._context.places}
+
+        def one(link: AgentLink) -> None:
+            try:
+                found = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
+            except WorkbenchError as error:
+                logger.warning("%s", error)
+                return
+            if isinstance(found, dict):
+                texts.update({int(rank): str(text) for rank, text in found.items()})
+
+        self._everywhere(one)
+        return texts
 
     def _watch(self) -> list[PodWatch]:
         c = self._context
@@ -159,7 +211,7 @@ class Attempt:
             if first_cause(self.sight.ranks.values()) is not None:
                 self._settle()
                 return self._blame()
-            if self._cancel.is_set():
+            if self._wishes.cancel.is_set():
                 return None
             if self.sight.lost:
                 return self._lost_pod()
@@ -180,6 +232,8 @@ class Attempt:
             logger.warning("%s", note)
         self.sight.see(report)
         self._peaks.see(report.ranks)
+        if (sample := self._sampler.see(report)) is not None:
+            self._journal.event(sample)
         for event in report.events:
             self._take_event(event, report.pod.address)
 
@@ -243,6 +297,8 @@ class Attempt:
             hint = f"ranks {sorted(alone)} have ended; the others run on"
         elif self.sight.stuck_s >= _STUCK_SHOWN_S:
             hint = f"no step for {self.sight.stuck_s:.0f} s"
+        elif self._wishes.stop.is_set():
+            hint = "stopping after a checkpoint"
         else:
             hint = "the disk is full: logs here are incomplete" if self.sight.cut else ""
         self._journal.hint(hint)

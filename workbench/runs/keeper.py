@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -162,7 +162,11 @@ class Keeper:
             case "dry":
                 return self._runner_for(request).dry()
             case "cancel":
-                return self._cancel(str(request.get("run")))
+                return self._end(str(request.get("run")), Runner.cancel)
+            case "stop":
+                return self._end(str(request.get("run")), Runner.stop)
+            case "stacks":
+                return self._stacks(str(request.get("run")))
             case "close":
                 self.close("closed by the notebook")
                 return {}
@@ -202,17 +206,27 @@ class Keeper:
         )
         return Runner(context)
 
-    def _cancel(self, run_id: str) -> dict[str, object]:
+    def _end(self, run_id: str, ask: Callable[[Runner], None]) -> dict[str, object]:
         with self._turn:
-            runner = self._runners.get(run_id)
-            if runner is None:
-                raise RunError(f"this keeper has no run {run_id}")
-            if runner in self._waiting:
+            runner = self._known(run_id)
+            waiting = runner in self._waiting
+            if waiting:
                 self._waiting.remove(runner)
                 runner.abandon("cancelled before it started")
-            else:
-                runner.cancel()
+        if not waiting:
+            ask(runner)  # it may wait for a pod, and nobody should wait with it
         return {}
+
+    def _stacks(self, run_id: str) -> dict[str, object]:
+        runner = self._known(run_id)
+        if runner is not self._running:
+            raise RunError(f"run {run_id} is not running")
+        return {"stacks": runner.stacks()}
+
+    def _known(self, run_id: str) -> Runner:
+        if run_id not in self._runners:
+            raise RunError(f"this keeper has no run {run_id}")
+        return self._runners[run_id]
 
     def _report(self, line: str) -> None:
         if not self._closing.is_set():  # a launch that is being given up still reports

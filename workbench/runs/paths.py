@@ -180,6 +180,11 @@ class PodRunPaths:
         """What rank 0 leaves to be fetched: model/, predictions.jsonl, profile.txt."""
         return self.root / "out"
 
+    @property
+    def stop(self) -> PurePosixPath:
+        """An empty file whose presence asks the trainer to stop after the step in progress; rank 0's pod has it."""
+        return self.root / "stop"
+
     def rank(self, rank: int) -> PurePosixPath:
         """Give a rank's own folder: stdout.log, stderr.log, error.json, done.json."""
         return self.root / f"rank-{rank}"

@@ -1,6 +1,7 @@
 """`Run`: the handle on a live or finished run, like a Future.
 
-It reads the run directory and nothing else, so any process may hold one; only `cancel` speaks to the keeper.
+It reads the run directory and nothing else, so any process may hold one; only `cancel`, `stop` and `stacks` speak to
+the keeper.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from workbench.runs.result import RunResult
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import RunState, is_alive, read_json
 from workbench.runs.wire import ask
+from workbench.spec.job import Script
 
 if TYPE_CHECKING:
     from workbench.display.tensorboard import Board
@@ -194,10 +196,41 @@ class Run:
         Raises:
             RunError: Its keeper does not answer.
         """
+        self._ask_to_end("cancel")
+
+    def stop(self) -> None:
+        """Ask the run to stop after the step in progress, and to evaluate and save the model as it is then.
+
+        It ends as cancelled with the model and the figures reached, within a step and an evaluation or so. Returns
+        at once; a run that has ended stays so. `cancel` works after it.
+
+        Raises:
+            RunError: It runs a script, or its keeper or its first pod does not answer.
+        """
+        if isinstance(self.spec.job, Script):
+            raise RunError("a script knows no checkpoint to stop after; end the run with cancel()")
+        self._ask_to_end("stop")
+
+    def stacks(self) -> dict[int, str]:
+        """Ask every rank where it is: the answer to why a run is stuck. Takes up to some seconds.
+
+        Returns:
+            The Python stacks of all threads by rank; "" for a rank that cannot tell (a script's, a stopped one's, one
+            whose pod does not answer).
+
+        Raises:
+            RunError: The run is not running, or its keeper does not answer.
+        """
+        if self.state.is_terminal:
+            raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
+        found = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60).get("stacks")
+        return {int(rank): str(text) for rank, text in found.items()} if isinstance(found, dict) else {}
+
+    def _ask_to_end(self, how: str) -> None:
         if self.state.is_terminal:
             return
         try:
-            ask(self._cluster.socket, {"op": "cancel", "run": self.id})
+            ask(self._cluster.socket, {"op": how, "run": self.id})
         except WorkbenchError:
             if not self.state.is_terminal:
                 raise

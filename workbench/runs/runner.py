@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.errors import WorkbenchError
 from workbench.runs.agentlink import AgentLink
-from workbench.runs.attempt import Attempt, RunContext
+from workbench.runs.attempt import Attempt, RunContext, Wishes
 from workbench.runs.journal import Journal
 from workbench.runs.outcome import MemoryPeaks
 from workbench.runs.result import RunFault
@@ -36,7 +35,7 @@ class Runner:
         self._context = context
         self._journal = Journal(context.paths)
         self._peaks = MemoryPeaks()
-        self._cancel = threading.Event()
+        self._wishes = Wishes()
         self._attempt = self._new_attempt()
         self._started_s = time.time()
 
@@ -56,7 +55,24 @@ class Runner:
 
     def cancel(self) -> None:
         """Ask the run to stop; it ends as cancelled. Idempotent."""
-        self._cancel.set()
+        self._wishes.cancel.set()
+
+    def stop(self) -> None:
+        """Ask the run to stop after the step in progress and to leave its model; it ends as cancelled. Idempotent.
+
+        Raises:
+            WorkbenchError: The first rank's pod does not answer.
+        """
+        self._wishes.stop.set()
+        self._attempt.stop()
+
+    def stacks(self) -> dict[int, str]:
+        """Give the Python stacks of every rank; "" for one that cannot tell.
+
+        Raises:
+            RunError: Its ranks have not been started yet.
+        """
+        return self._attempt.stacks()
 
     def run(self) -> RunState:
         """Do all of it.
@@ -86,7 +102,7 @@ class Runner:
         self._write_result(RunState.CANCELLED, why, None)
 
     def _new_attempt(self) -> Attempt:
-        return Attempt(self._context, self._journal, self._peaks, self._cancel)
+        return Attempt(self._context, self._journal, self._peaks, self._wishes)
 
     def _port_was_taken(self, fault: RunFault) -> bool:
         """Tell whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
@@ -122,9 +138,13 @@ class Runner:
             notes += ["a pod does not answer; what is left there ends with its agent's lease"]
         if fault is not None:
             return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
-        done = sight.all_done
-        said = "every rank is done" if done else "stopped when asked"
-        return RunState.SUCCEEDED if done else RunState.CANCELLED, "; ".join([said, *notes])
+        if not sight.all_done:
+            state, said = RunState.CANCELLED, "stopped when asked"
+        elif sight.stopped_at is not None:
+            state, said = RunState.CANCELLED, f"stopped after a checkpoint at step {sight.stopped_at}"
+        else:
+            state, said = RunState.SUCCEEDED, "every rank is done"
+        return state, "; ".join([said, *notes])
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(

@@ -34,6 +34,8 @@ class Sight:
     """Processes of the run that were alive on a pod, by its name."""
     training: bool = False
     """Whether the first optimizer step is done."""
+    stopped_at: int | None = None
+    """The optimizer step after which the trainer stopped because it was asked to; None where it did not."""
     cut: bool = False
     """Whether logs here are incomplete, because the disk was full."""
     _drained: dict[str, bool] = field(default_factory=dict)
@@ -57,6 +59,8 @@ class Sight:
         """Take in an event; tell whether it was the first optimizer step."""
         self._progress_at = time.monotonic()
         first = event.kind == "first_step" and not self.training
+        if event.kind == "stopped":
+            self.stopped_at = int(str(event.data.get("step", 0)))
         self.training = self.training or first
         return first
 

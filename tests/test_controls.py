@@ -1,0 +1,101 @@
+"""What a user does to a run that is under way, over three local pods: look where its ranks are, and end it gently."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench.display.panelbuttons import Buttons
+from workbench.errors import RunError
+from workbench.runs.state import RunState
+
+pytestmark = pytest.mark.slow
+BEAT = str(Path(__file__).parent / "scripts" / "beat.py")
+ENDLESS = FineTune(
+    dataset={"kind": "wikisql-mini", "train_rows": 200, "eval_rows": 20},
+    max_steps=100_000,
+    predict_rows=6,
+    profile_step=0,
+    per_device_train_batch_size=4,
+    technique="zero1",
+    logging_steps=3,
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+        yield cluster
+
+
+def until(what: Callable[[], object], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(0.1)
+
+
+def trains(run: Run) -> bool:
+    assert not run.state.is_terminal, run.message
+    return any(event.kind == "step" for event in run.events())
+
+
+def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) -> None:
+    from safetensors import safe_open
+
+    run = cluster.submit(ENDLESS)
+    behind = cluster.submit(ENDLESS)
+    behind.stop()
+    with pytest.raises(RunError, match="only ranks that run"):
+        behind.stacks()
+    assert behind.result.message == "cancelled before it started"
+    until(lambda: trains(run))
+
+    stacks = run.stacks()
+    assert sorted(stacks) == [0, 1, 2]
+    assert all("trainer.py" in text and "_train" in text for text in stacks.values()), stacks
+
+    buttons = Buttons(run)
+    buttons._stacks.click()
+    until(lambda: "trainer.py" in buttons.extra.value)
+    buttons._stop.click()
+    until(lambda: run.state.is_terminal or "stopping after a checkpoint" in run.message)
+    run.stop()
+    result = run.wait(120, progress=False)
+    assert (result.state, result.error, result.left_processes) == (RunState.CANCELLED, None, 0)
+    assert result.message == f"stopped after a checkpoint at step {result.steps}"
+    assert 3 <= result.steps < 1000
+    assert result.predictions is None
+    told = [event.data for event in run.events() if event.kind in ("step", "eval")]
+    assert [data["step"] for data in told][-2:] == [result.steps] * 2, "the last step is logged and evaluated"
+    assert result.eval_loss == told[-1]["eval_loss"]
+    assert None not in (result.train_loss, result.train_samples_per_s, result.first_eval_loss)
+    with safe_open(run.paths.model / "model.safetensors", "pt") as weights:
+        assert list(weights.keys())
+    run.stop()
+    run.cancel()
+    assert run.state is RunState.CANCELLED
+
+
+def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -> None:
+    run = cluster.submit(ENDLESS)
+    until(lambda: run.state is not RunState.QUEUED)
+    run.stop()  # its ranks are not there yet: it is kept for them
+    until(lambda: "stopping after a checkpoint" in run.message)
+    run.cancel()
+    result = run.wait(60, progress=False)
+    assert (result.state, result.message, result.left_processes) == (RunState.CANCELLED, "stopped when asked", 0)
+
+
+def test_a_script_is_cancelled_and_not_stopped(cluster: Cluster) -> None:
+    run = cluster.submit(Script(path=BEAT))
+    with pytest.raises(RunError, match=r"a script knows no checkpoint.*cancel\(\)"):
+        run.stop()
+    until(lambda: run.state is RunState.RUNNING or run.message.startswith("starting ranks"))
+    assert set(run.stacks().values()) == {""}
+    run.cancel()
+    assert run.wait(60, progress=False).state is RunState.CANCELLED
