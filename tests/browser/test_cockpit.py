@@ -56,7 +56,7 @@ def notebook(*cells: str) -> dict[str, Any]:
     return book
 
 
-def test_the_form_explains_and_starts(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_the_form_explains_starts_and_kills(lab: Any, open_book: Callable[[str], Any]) -> None:
     cells = ("from workbench.display.compose import compose\nform = compose(count=1, max_steps=10)\nform",)
     book = open_book(lab.add(notebook(*cells), "form.ipynb"))
     book.run(0)
@@ -68,12 +68,15 @@ def test_the_form_explains_and_starts(lab: Any, open_book: Callable[[str], Any])
     book.output(0).get_by_label("Launcher").select_option("ssh")
     book.see(0, "1 rank = 16 rows")
     book.shoot(0, "compose")
-    for field, value in {"Steps": "20", "Rows a rank": "4"}.items():
+    for field, value in {"Steps": "2000", "Rows a rank": "4"}.items():
         book.output(0).get_by_label(field).fill(value)
         book.output(0).get_by_label(field).press("Tab")
-    book.see(0, "1 rank = 4 rows per optimizer step; 20 steps")
+    book.see(0, "1 rank = 4 rows per optimizer step; 2,000 steps")
     book.output(0).get_by_role("button", name="Start").click()
-    book.see(0, "Ranks: all gone", 120)
+    moving_steps(book, 0, 3, 120)
+    book.output(0).get_by_role("button", name="Kill").click()
+    book.output(0).get_by_role("button", name="Really kill").click()
+    book.see(0, "Ranks: all gone", 60)
     book.shoot(0, "composed")
     stop = book.output(0).get_by_role("button", name="Stop the pods")
     stop.click()
@@ -114,7 +117,7 @@ writer.close()
     assert not is_alive(pid, start_time)
 
 
-def test_watch_restart_reattach_kill_and_explain(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str], Any]) -> None:
     (lab.folder / "fail.py").write_text(FAILING)
     book = open_book(lab.add(notebook(START, FAIL, TRAIN, ATTACH, HISTORY), "scenes.ipynb"))
     book.run(0)
@@ -138,9 +141,10 @@ def test_watch_restart_reattach_kill_and_explain(lab: Any, open_book: Callable[[
     assert min(after) > max(before), "the run did not go on while the kernel was away"
     book.output(3).locator("svg.wb-plot").first.wait_for(timeout=30_000)
     book.shoot(3, "attached")
-    book.output(3).get_by_role("button", name="Kill").click()
-    book.output(3).get_by_role("button", name="Really kill").click()
-    book.see(3, "Ranks: all gone", 60)
+    book.output(3).get_by_role("button", name="Stop after a checkpoint").click()
+    said = book.see(3, "Ranks: all gone", 90)
+    assert "stopped after a checkpoint at step" in said
+    assert "model" in said.partition("Files:")[2]
     book.shoot(3, "receipt")
 
     book.restart()
