@@ -169,12 +169,15 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     waits = next(i for i, cell in enumerate(book.cells) if "run.wait()" in cell.source)
     page = open_book(lab.add(book, "00_quickstart.ipynb"))
     page.run_all()
-    steps = moving_steps(page, waits, 4, 180)
+    panel = waits - 1
+    steps = moving_steps(page, panel, 4, 180)
     assert steps == sorted(steps)
-    page.see(waits, "succeeded", 120)
+    page.output(panel).locator("svg.wb-plot").first.wait_for(timeout=60_000)
+    page.see(panel, "Ranks: all gone", 120)
+    page.see(waits, "succeeded", 30)
     page.see(waits + 1, "tiny-t5", 60)
     page.wait_idle(60)
-    page.shoot(waits, "quickstart-run")
+    page.shoot(panel, "quickstart-run")
     page.shoot(waits + 1, "quickstart-result")
 
 
