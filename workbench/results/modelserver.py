@@ -28,6 +28,7 @@ __all__ = ["Answered", "ModelServer", "close_all", "server_of"]
 _IDLE_S = 600.0
 _ANSWER_S = 600.0
 _END_S = 2.0
+_DYING_S = 15.0  # Python goes on for a while after its last word
 _KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
 _TAIL_LINES = 15
 
@@ -175,7 +176,7 @@ class ModelServer:
     def _ended(self) -> RunError:
         assert self._process is not None and self._words is not None
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self._process.wait(_DYING_S)
         code = self._process.returncode
         self._words.seek(0)
         said = self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
