@@ -106,8 +106,9 @@ def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
     cells: list[Cell] = [row.source.removeprefix(PREFIX)]
     first = row.answers[0]
     cells.append(marked_words(row.expected, first.text)[0] if alone and row.expected else row.expected or UNKNOWN)
-    # Where nobody knows the answer, the models are compared with the first of them.
-    right = first.text if row.expected is None else row.expected
+    # Where nobody knows the answer, the models are compared with the first of them that gave one.
+    given = (answer.text for answer in row.answers if answer.text.strip())
+    right = next(given, "") if row.expected is None else row.expected
     for answer in row.answers:
         cells.append(marked_words(right, answer.text)[1] if answer.text.strip() else _EMPTY)
         cells += [] if alone else [_best(answer)]
