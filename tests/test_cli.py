@@ -170,8 +170,10 @@ def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path, launch
         "dataset": data,
         "technique": "zero1",
         "launcher": launcher,
-        "max_steps": 200 if launcher == "ssh" else 60,
+        "max_steps": 250,
+        "per_device_train_batch_size": 12,
         "per_device_eval_batch_size": 64,
+        "learning_rate": 3e-3,
         "predict_rows": 12,
     }
     out = tmp_path / "out"

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from workbench.errors import RunError, WorkbenchError
-from workbench.pods.pod import Pod
 from workbench.runs.agentlink import AgentLink
+from workbench.runs.context import RunContext, Wishes
 from workbench.runs.events import Event
 from workbench.runs.journal import Journal
-from workbench.runs.launch import LaunchCommand, LaunchPlan, RankPlace, build_command
+from workbench.runs.launch import LaunchCommand, build_command
 from workbench.runs.launcher import LauncherProcess
 from workbench.runs.outcome import MemoryPeaks, first_cause, fold_failures, only_echoes
-from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunFault
 from workbench.runs.samples import Sampler
 from workbench.runs.sight import Sight
-from workbench.runs.specfile import RunSpec
 from workbench.runs.stage import pod_paths, rank_request, send_inputs
 from workbench.runs.state import RunState
 from workbench.runs.watch import PodReport, PodWatch
 from workbench.spec.technique import Launcher
 
-__all__ = ["Attempt", "RunContext", "Wishes"]
+__all__ = ["Attempt"]
 
 logger = logging.getLogger(__name__)
 _GRACE_S = 3.0  # between asking ranks to end and killing them
@@ -45,38 +42,6 @@ _STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
 _GIVEN_UP_S = 12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
 _SILENCE_SHOWN_S = 15.0
 _STUCK_SHOWN_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunContext:
-    """What the keeper hands to a run."""
-
-    run_id: str
-    """Id of the run."""
-    paths: RunPaths
-    """Its directory."""
-    spec: RunSpec
-    """What was asked."""
-    links: Sequence[AgentLink]
-    """Open links to the pods of this run, in rank order."""
-    places: Sequence[RankPlace]
-    """All ranks."""
-    plan: Callable[[int], LaunchPlan]
-    """Gives the launch plan for a master port."""
-    look: Callable[[], Sequence[Pod]]
-    """Asks the backend for the pods as they are now."""
-    lease_s: float = 120.0
-    """The agents' lease."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wishes:
-    """What people have asked of a run since it was submitted."""
-
-    cancel: threading.Event = field(default_factory=threading.Event)
-    """To end now."""
-    stop: threading.Event = field(default_factory=threading.Event)
-    """To end after the step in progress, with its model."""
 
 
 class Attempt:

@@ -24,11 +24,12 @@ from pathlib import Path
 from workbench.errors import RunError, WorkbenchError
 from workbench.pods.hostfile import Hostfile
 from workbench.runs.agentlink import AgentLink
+from workbench.runs.context import RunContext
 from workbench.runs.fleet import Fleet
 from workbench.runs.launch import place_ranks
 from workbench.runs.paths import ClusterPaths, RunPaths
 from workbench.runs.planning import launch_plan
-from workbench.runs.runner import RunContext, Runner
+from workbench.runs.runner import Runner
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import process_start_time, write_json
 from workbench.runs.wire import listen, read_request

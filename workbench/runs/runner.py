@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from workbench.errors import WorkbenchError
 from workbench.runs.agentlink import AgentLink
-from workbench.runs.attempt import Attempt, RunContext, Wishes
+from workbench.runs.attempt import Attempt
+from workbench.runs.context import RunContext, Wishes
 from workbench.runs.journal import Journal
 from workbench.runs.outcome import MemoryPeaks
 from workbench.runs.result import RunFault
