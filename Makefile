@@ -36,7 +36,8 @@ lab: setup ## Open JupyterLab on the notebooks
 test: setup ## Run every check: lint, types, tests, notebooks
 	@$(MAKE) --no-print-directory lint types
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
-	@$(BIN)/python -m pytest tests $(DOCTESTS) notebooks --doctest-modules --nbmake --durations=15
+	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
+	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25
 
 lint: setup
 	@$(BIN)/ruff check .
