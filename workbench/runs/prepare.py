@@ -21,7 +21,8 @@ from workbench.runs.state import write_json
 from workbench.spec.dataset import dataset_from, prepare
 from workbench.spec.dsconfig import resolve
 from workbench.spec.job import FineTune, Job, Script
-from workbench.spec.technique import Launcher
+from workbench.spec.model import model_kind
+from workbench.spec.technique import Launcher, Technique
 
 __all__ = ["PreparedRun", "fresh_folder", "prepare_run"]
 
@@ -59,7 +60,7 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
     try:
         paths.inputs.mkdir()
         if isinstance(spec.job, FineTune):
-            _prepare_finetune(spec.job, paths, spec.cluster.pods.gpus)
+            _prepare_finetune(spec.job, spec, paths)
         elif not Path(spec.job.path).is_file():
             raise ConfigError(f"the script {spec.job.path} does not exist")
         write_json(paths.spec, spec.to_dict())
@@ -92,9 +93,11 @@ def _new_run_id(job: Job) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
 
 
-def _prepare_finetune(job: FineTune, paths: RunPaths, gpus: int) -> None:
-    _check_model(job.model)
-    deepspeed = resolve(job, gpus=gpus)
+def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths) -> None:
+    model_kind(job.model)
+    pods = spec.cluster.pods
+    world_size = pods.slots * (spec.pods or spec.cluster.count) if job.technique != Technique.SINGLE else 1
+    deepspeed = resolve(job, gpus=pods.gpus, world_size=world_size)
     data = prepare(dataset_from(job.dataset), paths.inputs)
     resolved: Mapping[str, object] = {
         "job": {**job.to_dict(), "env": {}},
@@ -106,16 +109,6 @@ def _prepare_finetune(job: FineTune, paths: RunPaths, gpus: int) -> None:
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:
         paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
-
-
-def _check_model(model: str) -> None:
-    """Refuse a model that looks like a folder and is none; whether a hub id exists only the hub can tell."""
-    folder = Path(model).expanduser()
-    looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1 or "\\" in model
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ConfigError(f"the model folder {model} holds no config.json; give a folder that `save_pretrained` wrote")
-    if looks_local and not folder.is_dir():
-        raise ConfigError(f"the model folder {model} does not exist; allowed are a folder, a hub id, or 'tiny-t5'")
 
 
 def _with_absolute_paths(job: Job) -> Job:
