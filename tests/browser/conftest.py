@@ -142,7 +142,7 @@ class Book:
         return bool(self.output(index).evaluate("e => e.scrollWidth > e.clientWidth + 2"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab with a token, a free port, and a home of its own."""
     home = tmp_path_factory.mktemp("lab")
@@ -180,7 +180,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Debian's Chromium, headless."""
     sync_api = pytest.importorskip("playwright.sync_api")

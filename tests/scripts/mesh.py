@@ -8,7 +8,8 @@ import time
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1_000_000)
-parser.add_argument("--leaver", type=int, default=-1, help="the rank that exits with 0 at step 20")
+parser.add_argument("--leaver", type=int, default=-1, help="the rank that exits with 0")
+parser.add_argument("--at", type=int, default=20, help="the step at which it does")
 args = parser.parse_args()
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -28,7 +29,7 @@ if rank == 0:
 else:
     peers = [connect()]
 for step in range(args.steps):
-    if rank == args.leaver and step == 20:
+    if rank == args.leaver and step == args.at:
         sys.exit(0)
     if rank:
         peers[0].sendall(b".")
