@@ -162,13 +162,11 @@ def _broken_model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
-def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path, launcher: str) -> None:
+def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> None:
     data = {"kind": "jsonl", "train": str(shared_data / "train.jsonl"), "eval": str(shared_data / "eval.jsonl")}
     job = {
         "dataset": data,
         "technique": "zero1",
-        "launcher": launcher,
         "max_steps": 250,
         "per_device_train_batch_size": 12,
         "per_device_eval_batch_size": 64,
