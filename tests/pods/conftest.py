@@ -18,6 +18,16 @@ from workbench.pods.ssh import SSHConnection
 BACKENDS: dict[str, Callable[[], PodBackend]] = {"local": LocalPods}
 
 
+_OTHERS: list[Process] = []
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Take note of what other tests keep running in this session: a model server, say, or a browser's driver."""
+    _OTHERS[:] = []
+    _OTHERS[:] = children()
+
+
 @pytest.fixture(params=sorted(BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Iterator[PodBackend]:
     """A backend that has launched nothing; the contract suite runs against each. Stopped afterwards."""
@@ -57,7 +67,7 @@ def launched(backend: PodBackend, identity: Identity, context: LaunchContext) ->
 
 
 def children() -> list[Process]:
-    """The live processes that this one started."""
+    """The live processes that this one started since the test began."""
     mine = f"PPid:\t{os.getpid()}\n"
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -66,7 +76,7 @@ def children() -> list[Process]:
                 found.append(process)
         except OSError:
             continue
-    return found
+    return [process for process in found if process not in _OTHERS]
 
 
 def on_pods(pods: Sequence[Pod]) -> list[Process]:
