@@ -118,7 +118,7 @@ class Journal:
 
 
 def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
-    """Write the result of a run whose pods never came, so that its directory says why."""
+    """Write the result of a run that never started, so that its directory says why."""
     Journal(paths).finish(
         RunState.FAILED,
         message=f"it did not start: {error}",
