@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,6 +14,10 @@ from writtenrun import WrittenRun, write_run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 15.0
+
+# A shell that starts this in the background has it ignore interrupts, and every child with it: tests that interrupt
+# a program would find it deaf.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

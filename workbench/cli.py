@@ -1,6 +1,6 @@
-"""The command line: `python -m workbench run SPEC.json [--out DIR]`.
+"""The command line: `python -m workbench run SPEC.json [--out DIR]` and `python -m workbench doctor SPEC.json`.
 
-Exit codes: 0 the run succeeded, 1 it failed, 2 what was asked is refused and nothing has started.
+Exit codes: 0 the run succeeded or the pods are well, 1 not, 2 what was asked is refused and nothing has started.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from workbench.cluster import Cluster
 from workbench.errors import ConfigError, WorkbenchError
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     try:
+        if args.command == "doctor":
+            return doctor_spec(Path(args.spec))
         return run_spec(Path(args.spec), Path(args.out) if args.out else None)
     except ConfigError as error:
         _say(f"refused: {error}")
@@ -73,6 +77,27 @@ def run_spec(spec_path: Path, out: Path | None) -> int:
         return _follow(cluster.submit_prepared(prepared))
 
 
+def doctor_spec(spec_path: Path) -> int:
+    """Start the pods of a `SPEC.json`, examine them, print what is found, and stop them; nothing stays.
+
+    Args:
+        spec_path: The file; its job is not looked at.
+
+    Returns:
+        0 where all is well, 1 where something is bad.
+
+    Raises:
+        ConfigError: Something asked for is refused.
+        WorkbenchError: The pods did not start.
+    """
+    spec = replace(RunSpec.load(spec_path).cluster, warm=False)
+    with TemporaryDirectory(prefix="workbench-doctor-") as folder:
+        with Cluster.from_spec(spec, path=Path(folder) / "cluster") as cluster:
+            diagnosis = cluster.doctor()
+        _say(str(diagnosis))
+    return 0 if diagnosis.ok else 1
+
+
 def _follow(run: Run) -> int:
     result = run.wait()
     _say(f"{result}\nrun directory: {run.path}")
@@ -84,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused")
     run.add_argument("spec", metavar="SPEC.json")
+    doctor = commands.add_parser("doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused")
+    doctor.add_argument("spec", metavar="SPEC.json")
     run.add_argument("--out", metavar="DIR", help="the run directory, new or empty")
     return parser
 

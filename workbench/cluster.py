@@ -9,13 +9,13 @@ from __future__ import annotations
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from workbench import errors
-from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, RunError, WorkbenchError
+from workbench.errors import PodError, RunError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod, PodBackend, PodSpec
@@ -24,11 +24,14 @@ from workbench.runs.launch import LaunchCommand
 from workbench.runs.paths import ClusterPaths
 from workbench.runs.prepare import PreparedRun, fresh_folder, prepare_run
 from workbench.runs.run import Run
-from workbench.runs.spawn import spawn_keeper
+from workbench.runs.spawn import spawn_keeper, start_error
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import is_alive, read_json, write_json
 from workbench.runs.wire import ask
 from workbench.spec.job import Job
+
+if TYPE_CHECKING:
+    from workbench.pods.doctor import Diagnosis
 
 __all__ = ["Cluster"]
 
@@ -130,7 +133,7 @@ class Cluster:
             self.close()  # an interrupted start must not leave pods behind
             raise
         if self.phase != "ready":
-            raise _start_error(read_json(self._paths.state), self._paths.keeper_log)
+            raise start_error(read_json(self._paths.state), self._paths.keeper_log)
         return self
 
     def __enter__(self) -> Cluster:
@@ -228,6 +231,20 @@ class Cluster:
         answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
         return LaunchCommand.from_dict(answer)
 
+    def doctor(self, *, bandwidth: bool = True) -> Diagnosis:
+        """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
+
+        Args:
+            bandwidth: Whether to measure the all-reduce between the pods too, which takes some seconds; it is left
+                out while a run is using them.
+
+        Raises:
+            RunError: There are no pods, or the keeper does not answer.
+        """
+        from workbench.runs.checkup import diagnose
+
+        return diagnose(self._paths, list(self.pods), self._spec.pods, bandwidth=bandwidth)
+
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
 
@@ -298,13 +315,3 @@ class Cluster:
 
 def _without_env(pods: PodSpec) -> dict[str, object]:
     return {**pods.to_dict(), "env": dict.fromkeys(pods.env, "…")}
-
-
-def _start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
-    """Make the error that ended the keeper's start, as it was raised there."""
-    kind = getattr(errors, str(state.get("error")), PodError)
-    message = str(state.get("message"))
-    if kind is ConfigError:
-        return ConfigError(message)
-    message += f"\nThe keeper's log is {log}"
-    return kind(message) if kind in (BackendError, PodTimeout) else PodError(message)

@@ -6,8 +6,6 @@ environment and `job.json`, and speaks by events and files.
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from workbench.jobs.generate import Prediction
 from workbench.jobs.profile import StepProfiler
 from workbench.jobs.settings import Assignment, prepare_process, training_arguments
 from workbench.jobs.trainer import FineTuner
+from workbench.pods.versions import installed_versions
 from workbench.runs.events import emit
 
 __all__ = ["main"]
@@ -132,7 +131,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
         technique=str(job.technique),
         precision=str(job.precision),
         device=str(trainer.args.device),
-        versions=_versions(),
+        versions=installed_versions(),
     )
 
 
@@ -187,17 +186,6 @@ def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction]
         exact_match=generate.exact_match(predictions),
         global_batch_size=work.global_batch,
     )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in ("torch", "deepspeed", "transformers", "accelerate"):
-        found[name] = importlib.metadata.version(name)
-    try:
-        found["workbench"] = importlib.metadata.version("deepspeed-workbench")
-    except importlib.metadata.PackageNotFoundError:
-        found["workbench"] = "unknown"  # runs from a zip or a checkout that is not installed
-    return found
 
 
 if __name__ == "__main__":

@@ -12,10 +12,8 @@ It starts no training and knows nothing of runs.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 import select
 import shutil
 import signal
@@ -33,13 +31,13 @@ from workbench.pods.pod import Phase, Pod
 from workbench.pods.processes import Process, adopt_orphans, descendants, die_with_parent, end_all
 from workbench.pods.registration import register
 from workbench.pods.sshd import Daemon, find_sshd, login_user
+from workbench.pods.versions import installed_versions
 
 __all__ = ["PORT_IN_USE", "WorkerConfig", "main"]
 
 PORT_IN_USE = 98
 """Exit code when another process has the port (EADDRINUSE)."""
 
-_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 _GRACE_S = 2.0
 _SSHD_START_S = 10.0
 
@@ -144,7 +142,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         host_key=daemon.host_key,
         root=config.root,
         python=sys.executable,
-        versions=_versions(),
+        versions=installed_versions(),
     )
     host, port = config.rendezvous
     register(host, port, bytes.fromhex(config.token), pod, timeout_s=config.timeout_s)
@@ -221,17 +219,6 @@ def _reap() -> dict[int, int]:
         if pid == 0:
             return ended
         ended[pid] = os.waitstatus_to_exitcode(status)
-
-
-def _versions() -> dict[str, str]:
-    """Look up what is installed, without importing it."""
-    found = {"python": platform.python_version()}
-    for package in (*_PACKAGES, "deepspeed-workbench"):
-        try:
-            found[package.removeprefix("deepspeed-")] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

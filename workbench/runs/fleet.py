@@ -57,6 +57,11 @@ class Fleet:
         assert self._identity is not None
         return self._identity
 
+    @property
+    def package(self) -> str:
+        """Path of this package on the pods; empty before there are any."""
+        return self._links[0].package if self._links else ""
+
     def launch(self) -> None:
         """Start the pods and an agent on each.
 

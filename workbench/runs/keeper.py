@@ -157,7 +157,7 @@ class Keeper:
         self._touched = time.monotonic()
         match request.get("op"):
             case "status":
-                return {"phase": self._phase, "message": self._message}
+                return self._status()
             case "submit":
                 return self._submit(request)
             case "dry":
@@ -173,6 +173,10 @@ class Keeper:
                 return {}
             case other:
                 raise RunError(f"the keeper does not know the request {other!r}")
+
+    def _status(self) -> dict[str, object]:
+        running = next((run_id for run_id, runner in self._runners.items() if runner is self._running), "")
+        return {"phase": self._phase, "message": self._message, "running": running, "package": self._fleet.package}
 
     def _submit(self, request: dict[str, object]) -> dict[str, object]:
         with self._turn:

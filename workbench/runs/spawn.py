@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
+from workbench import errors
+from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.runs.paths import ClusterPaths
 from workbench.runs.specfile import ClusterSpec
 from workbench.runs.state import process_start_time, write_json
 
-__all__ = ["spawn_keeper"]
+__all__ = ["spawn_keeper", "start_error"]
 
 
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
@@ -44,3 +47,13 @@ def _own_import_path() -> str:
     here = str(Path(__file__).resolve().parents[2])
     rest = os.environ.get("PYTHONPATH", "")
     return f"{here}{os.pathsep}{rest}" if rest else here
+
+
+def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:
+    """Make the error that ended the keeper's start, as it was raised there."""
+    kind = getattr(errors, str(state.get("error")), PodError)
+    message = str(state.get("message"))
+    if kind is ConfigError:
+        return ConfigError(message)
+    message += f"\nThe keeper's log is {log}"
+    return kind(message) if kind in (BackendError, PodTimeout) else PodError(message)

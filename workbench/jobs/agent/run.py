@@ -20,6 +20,7 @@ from .request import RunRequest
 __all__ = ["PodRun"]
 
 # Helpers of a program that just ended (multiprocessing's resource tracker) get this long to end by themselves.
+_OOM_COUNTED_S = 0.05
 _STRAGGLER_S = 0.5
 _STACKS_BYTES = 256 * 1024
 
@@ -83,7 +84,11 @@ class PodRun:
         if rank.process is not None:
             rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
-        rank.end(exit_code, oom_hint=self._oom.hint(rank.group))
+        hint = self._oom.hint(rank.group)
+        if exit_code == -signal.SIGKILL and not hint and not rank.stopped:
+            time.sleep(_OOM_COUNTED_S)  # the kernel counts a kill for memory after the kill itself
+            hint = self._oom.hint(rank.group)
+        rank.end(exit_code, oom_hint=hint)
 
     def stop(self, grace_s: float) -> None:
         """Ask every rank and what is under it to end now, and see to it after the grace. Idempotent.

@@ -1,0 +1,259 @@
+"""The doctor: how it judges, what it says on real pods, and what an all-reduce between them gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.pods.conftest import Launched, on_pods
+from workbench.jobs.examine import compile_locks
+from workbench.pods.doctor import Diagnosis, HostReport, examine_pods, judge_visit
+from workbench.pods.exchange import Exchange, measure_exchange
+from workbench.pods.identity import fingerprint
+from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.verdicts import CHECKS, Finding, Verdict
+from workbench.pods.versions import installed_versions
+from workbench.pods.visit import Visit, visit
+
+PACKAGE = str(Path(__file__).resolve().parents[2])
+POD = Pod(name="pod-1", address="127.0.0.3", ssh_port=2222, user="me", root="/data/pod-1", python="/opt/python")
+HERE = {
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+    "deepspeed": "0.19.8",
+    "transformers": "5.23.0",
+    "workbench": "0.1.0",
+}
+GOOD = {
+    "time_s": 1000.5,
+    "interface": "eth0",
+    "versions": {**HERE, "torch": "2.13.0+cu129"},
+    "gpus": [{"index": 0, "percent": 0.0, "used_gib": 0.5, "total_gib": 80.0}],
+    "memory_gib": 60.0,
+    "disk": {"free_gib": 200.0, "total_gib": 500.0},
+    "shm": {"free_gib": 8.0, "total_gib": 8.0},
+    "cores": 16,
+    "locks": [],
+}
+
+
+def judged(facts: Mapping[str, object] | None = None, words: str = "", **changes: object) -> dict[str, Finding]:
+    out = "" if facts is None else "welcome to this machine\n" + json.dumps({**facts, **changes}) + "\n"
+    code = 255 if facts is None else 0
+    seen = Visit(reached=code != 255, exit_code=code, out=out, words=words, began_s=1000.0, ended_s=1001.0)
+    report = judge_visit(seen, POD, PodSpec(gpus=1), HERE, [])
+    found = {finding.check: finding for finding in report.findings}
+    assert [check for check in CHECKS if check in found] == list(found)
+    assert all(bool(finding.fix) == (finding.verdict in (Verdict.BAD, Verdict.WARNING)) for finding in found.values())
+    return found
+
+
+def test_a_pod_that_is_well() -> None:
+    found = judged(GOOD)
+    assert list(found) == list(CHECKS)
+    assert {finding.verdict for finding in found.values()} == {Verdict.GOOD}
+    assert found["GPU memory"].found == "79.5 of 80.0 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "verdict", "said"),
+    [
+        ("torch", {"versions": {**HERE, "torch": "2.12.1"}}, "bad", "2.12.1 .*has 2.13.0.*pip install torch==2.13.0"),
+        ("deepspeed", {"versions": {"torch": "2.13.0"}}, "bad", "not installed .*pip install deepspeed==0.19.8"),
+        ("python", {"versions": {**HERE, "python": "3.11.9"}}, "warning", "3.11.9 .*has 3.11.7"),
+        ("python", {"versions": {**HERE, "python": "3.12.1"}}, "bad", "3.12.1 .*has 3.11.7"),
+        ("workbench", {"versions": {**HERE, "workbench": "0.0.9"}}, "bad", "0.0.9 .*has 0.1.0.*start it again"),
+        ("clock", {"time_s": 1031.0}, "warning", r"\+30.0 s .*clock"),
+        ("clock", {"time_s": 970.0}, "warning", "-30.0 s"),
+        ("GPUs", {"gpus": []}, "bad", "0 1 were asked for"),
+        ("GPU memory", {"gpus": [{"index": 0, "used_gib": 35.0, "total_gib": 40.0}]}, "warning", "5.0 of .*GPU 0"),
+        ("memory", {"memory_gib": 0.4}, "bad", "0.4 GiB free"),
+        ("memory", {"memory_gib": None}, "unknown", "unknown"),
+        ("disk", {"disk": {"free_gib": 0.02, "total_gib": 10.0}}, "bad", "20 MiB free .*/data/pod-1"),
+        ("disk", {"disk": {"free_gib": 5.0, "total_gib": 10.0}}, "warning", "5.0 GiB free"),
+        ("disk", {"disk": None}, "bad", "no folder"),
+        ("/dev/shm", {"shm": {"free_gib": 0.0625, "total_gib": 0.0625}}, "bad", "64 MiB free .*shm-size"),
+        ("/dev/shm", {"shm": None}, "bad", "missing"),
+        ("compiled ops", {"locks": [{"path": "/x y/lock", "age_s": 900.0, "busy": False}]}, "bad", "'/x y/lock'"),
+        ("compiled ops", {"locks": [{"path": "/x/lock", "age_s": 900.0, "busy": True}]}, "good", "being compiled"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_what_mends_it(
+    check: str, changes: dict[str, object], verdict: str, said: str
+) -> None:
+    finding = judged(GOOD, **changes)[check]
+    assert finding.verdict == verdict
+    assert re.search(said, f"{finding.found} {finding.fix}")
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("ssh: connect to host 127.0.0.3 port 2222: Connection refused", "nothing listens on 127.0.0.3:2222"),
+        ("ssh: connect to host 127.0.0.3 port 2222: Connection timed out", "firewall"),
+        ("me@127.0.0.3: Permission denied (publickey).", "does not know the cluster's key"),
+        ("ssh: Could not resolve hostname pod-1: Name or service not known", "DNS"),
+        ("something else", "look at the log of pod-1"),
+    ],
+)
+def test_ssh_that_fails_is_shown_in_its_own_words(words: str, fix: str) -> None:
+    found = judged(None, words)
+    assert found["ssh"].found == words
+    assert fix in found["ssh"].fix
+    assert {found[check].verdict for check in CHECKS[1:] if check in found} == {Verdict.UNKNOWN}
+
+
+def test_two_real_pods_are_well(launched: Launched) -> None:
+    hosts = examine_pods(launched.pods, launched.identity, PACKAGE, PodSpec())
+    for host, pod in zip(hosts, launched.pods, strict=True):
+        found = {finding.check: finding for finding in host.findings}
+        assert host.pod == pod.name
+        for check in ("ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench", "GPUs"):
+            assert found[check].verdict is Verdict.GOOD, found[check]
+        assert found["torch"].found == installed_versions()["torch"]
+        assert host.interface == "lo"
+    assert on_pods(launched.pods)  # the daemons are as they were
+
+
+def test_a_pod_that_is_gone_and_one_with_another_host_key(launched: Launched) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    gone = replace(launched.pods[0], address="127.0.0.1", ssh_port=free)
+    changed = replace(launched.pods[1], host_key=launched.identity.public_key)
+    launched.identity.pin([gone, changed])
+    first, second = examine_pods([gone, changed], launched.identity, PACKAGE, PodSpec())
+    refused = first.findings[0]
+    assert refused.verdict is Verdict.BAD
+    assert "Connection refused" in refused.found
+    key = second.findings[1]
+    assert (key.check, key.verdict) == ("host key", Verdict.BAD)
+    real = fingerprint(launched.pods[1].host_key)
+    assert key.found == f"expected {fingerprint(launched.identity.public_key)}, got {real}"
+    assert not first.reached
+    assert not second.reached
+
+
+def test_a_host_that_accepts_and_says_nothing_is_given_up(launched: Launched) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        pod = replace(launched.pods[0], address="127.0.0.1", ssh_port=silent.getsockname()[1])
+        launched.identity.pin([pod])
+        seen = visit(pod, launched.identity, ["true"], timeout_s=2.0)
+    assert not seen.reached
+    assert re.search("timed out|no answer", seen.words)
+    assert seen.ended_s - seen.began_s < 5
+
+
+def test_a_package_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -> None:
+    (host, _) = examine_pods(launched.pods, launched.identity, "/nowhere", PodSpec())
+    ssh = host.findings[0]
+    assert ssh.verdict is Verdict.BAD
+    assert "No module named" in ssh.found
+    assert "the cluster's package is gone" in ssh.fix
+    assert host.findings[1].verdict is Verdict.GOOD
+
+
+@pytest.mark.slow
+def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
+    before = {process.pid for process in on_pods(launched.pods)}
+    interfaces = {pod.name: "lo" for pod in launched.pods}
+    exchange = measure_exchange(launched.pods, launched.identity, PACKAGE, interfaces, {"WORKBENCH_CANARY": "seen"})
+    assert not exchange.problem
+    assert (exchange.pods, exchange.backend) == (2, "gloo")
+    assert exchange.latency_s is not None
+    assert exchange.sizes[0][0] == 1 << 20
+    assert [size for size, _ in exchange.sizes] == sorted(size for size, _ in exchange.sizes)
+    assert exchange.bandwidth_gb_per_s is not None
+    deadline = time.monotonic() + 5
+    while {p.pid for p in on_pods(launched.pods)} - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert {p.pid for p in on_pods(launched.pods)} <= before
+
+
+@pytest.mark.slow
+def test_an_exchange_that_cannot_be_names_the_pod(launched: Launched) -> None:
+    interfaces = {pod.name: "nosuchnet" for pod in launched.pods}
+    exchange = measure_exchange(launched.pods, launched.identity, PACKAGE, interfaces, {})
+    assert "pod-" in exchange.problem
+    assert exchange.bandwidth_gb_per_s is None
+
+
+@pytest.fixture
+def building(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which a process works, as a compiler does."""
+    folder = tmp_path / "py311_cpu" / "cpu_adam"
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        time.sleep(60)
+        os._exit(0)
+    yield folder
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+
+
+def test_locks_of_compiled_ops(tmp_path: Path, building: Path) -> None:
+    stale = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    stale.parent.mkdir()
+    stale.touch()
+    os.utime(stale, (time.time() - 600,) * 2)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        found = {str(lock["path"]): lock for lock in compile_locks(tmp_path)}
+        if found[str(building / "lock")]["busy"]:
+            break
+    assert found[str(building / "lock")]["busy"]
+    assert not found[str(stale)]["busy"]
+    assert float(str(found[str(stale)]["age_s"])) > 500
+
+
+class Seen(HTMLParser):
+    """The text and the tags of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page)
+        self.text = " ".join(" ".join(self.parts).split())
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+
+def test_text_and_html_state_the_same_and_escape() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    bad = Finding(check="torch", verdict=Verdict.BAD, found=f"2.12 {evil}", fix=f"pip install {evil}")
+    well = Finding(check="ssh", verdict=Verdict.GOOD, found="0.3 s")
+    diagnosis = Diagnosis(
+        hosts=(
+            HostReport(pod="pod-0", address="127.0.0.2", findings=(well, bad)),
+            HostReport(pod="pod-1", address="127.0.0.3", findings=(well, bad)),
+        ),
+        exchange=Exchange(pods=2, backend="gloo", latency_s=0.0002, sizes=((1 << 20, 0.002), (1 << 24, 0.02))),
+        hosts_s=0.8,
+    )
+    text, page = " ".join(str(diagnosis).split()), Seen(diagnosis._repr_html_())
+    said = ["pod-0 127.0.0.2", "2 of 2 hosts cannot be relied on", f"pod-0, pod-1, torch: 2.12 {evil}", "200 µs",
+            f"To mend: pip install {evil}", "0.84 GB/s", "over gloo", "t5-small"]  # fmt: skip
+    for fact in said:
+        assert fact in text
+        assert fact in page.text
+    assert "img" not in page.tags
+    assert not diagnosis.ok
+    assert len(diagnosis.problems) == 2
+    nothing = Diagnosis(hosts=diagnosis.hosts[:1], note="there is one pod", hosts_s=0.1)
+    assert "nothing was measured: there is one pod" in str(nothing)

@@ -1,0 +1,99 @@
+"""Say what a pod has, as one JSON object on standard output: `python -m workbench.jobs.examine ADDRESS [FOLDER]`.
+
+Run over SSH by `pods/doctor.py`, which judges. It imports nothing heavy, changes nothing and takes a blink.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from workbench.jobs.agent.gpus import GpuWatch
+from workbench.jobs.agent.network import interface_of
+from workbench.pods.versions import installed_versions
+
+__all__ = ["compile_locks", "examine", "main"]
+
+_GIB = 1024**3
+
+
+def examine(address: str, folder: Path) -> dict[str, object]:
+    """Look at this machine.
+
+    Args:
+        address: The address by which this pod is known.
+        folder: A folder on the disk that runs write to.
+
+    Returns:
+        `time_s` (epoch), `interface` of the address, `versions` by package, `gpus` (as `GpuWatch.latest`),
+        `memory_gib` that is available, `disk` and `shm` (`free_gib`, `total_gib`; `shm` is None where there is none),
+        `cores`, and `locks` of compiled ops (see `compile_locks`).
+    """
+    extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    return {
+        "time_s": time.time(),
+        "interface": interface_of(address),
+        "versions": installed_versions(),
+        "gpus": GpuWatch().latest(),
+        "memory_gib": _available_gib(),
+        "disk": _room(folder),
+        "shm": _room(Path("/dev/shm")),
+        "cores": len(os.sched_getaffinity(0)),
+        "locks": list(compile_locks(Path(extensions))),
+    }
+
+
+def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
+    """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go.
+
+    Yields:
+        `path`, `age_s`, and `busy`: whether some process works in its folder, as a compiler does.
+    """
+    locks = [path for path in folder.glob("**/lock") if path.is_file()]
+    busy = _working_folders() if locks else set()
+    for path in locks:
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+        yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
+
+
+def _working_folders() -> set[str]:
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            found.add(str(process.readlink()))
+        except OSError:
+            continue  # another user's, or gone
+    return found
+
+
+def _room(folder: Path) -> dict[str, float] | None:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return {"free_gib": usage.free / _GIB, "total_gib": usage.total / _GIB}
+
+
+def _available_gib() -> float | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines)
+    return int(sizes["MemAvailable"].split()[0]) * 1024 / _GIB
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what is found."""
+    address, *folder = sys.argv[1:] if argv is None else argv
+    sys.stdout.write(json.dumps(examine(address, Path(folder[0] if folder else "."))) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Judge what was found on a pod: how each check stands, and for what is wrong the thing to do. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from workbench.pods.pod import Pod, PodSpec
+
+__all__ = ["CHECKS", "Finding", "Verdict", "judge_facts"]
+
+CHECKS = (
+    "ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench",
+    "GPUs", "GPU memory", "memory", "disk", "/dev/shm", "compiled ops",
+)  # fmt: skip
+"""The checks of a host, in the order in which they are shown."""
+
+_SKEW_S = 1.0
+_DISK_GIB = 10.0
+_DISK_LEAST_GIB = 2.0
+_SHM_GIB = 1.0  # NCCL's and DataLoader's need; a container's own default is 64 MiB
+_SHM_LEAST_GIB = 0.25
+_MEMORY_LEAST_GIB = 1.0
+_GPU_TAKEN_GIB = 1.0
+_LOCK_S = 60.0
+
+
+class Verdict(StrEnum):
+    """How a check stands."""
+
+    GOOD = "good"
+    WARNING = "warning"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One check of one host."""
+
+    check: str
+    """Which; one of `CHECKS`."""
+    verdict: Verdict
+    """How it stands."""
+    found: str
+    """What was found, for people."""
+    fix: str = ""
+    """What to do; empty where nothing is wrong."""
+
+
+def judge_facts(
+    facts: Mapping[str, object], pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
+) -> Iterator[Finding]:
+    """Judge what `jobs/examine.py` printed on a pod.
+
+    Args:
+        facts: What it printed.
+        pod: The pod.
+        spec: What was asked for.
+        here: Versions of the notebook's own process, by package.
+        skew_s: Seconds by which the pod's clock is certainly wrong; 0 if it agrees as well as could be measured.
+
+    Yields:
+        The findings of all checks behind the SSH ones, in the order of `CHECKS`.
+    """
+    yield _clock(skew_s)
+    versions = _table(facts.get("versions"))
+    for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
+        yield _version(package, str(versions.get(package, "")), here.get(package, ""))
+    yield from _gpus([_table(gpu) for gpu in _rows(facts.get("gpus"))], pod, spec)
+    yield _memory(facts.get("memory_gib"))
+    yield _disk(_table(facts.get("disk")), pod)
+    yield _shm(_table(facts.get("shm")), bool(spec.gpus))
+    yield _locks([_table(lock) for lock in _rows(facts.get("locks"))])
+
+
+def _clock(skew_s: float) -> Finding:
+    if abs(skew_s) <= _SKEW_S:
+        return Finding(check="clock", verdict=Verdict.GOOD, found="agrees" if not skew_s else f"{skew_s:+.2f} s")
+    fix = "set the pod's clock (chrony or systemd-timesyncd): times in its logs are not comparable"
+    return Finding(check="clock", verdict=Verdict.WARNING, found=f"{skew_s:+.1f} s", fix=fix)
+
+
+def _version(package: str, there: str, here: str) -> Finding:
+    def finding(verdict: Verdict, fix: str = "") -> Finding:
+        return Finding(check=package, verdict=verdict, found=there or "not installed", fix=fix)
+
+    if not there:
+        wanted = f"{package}=={here}" if here else package
+        return finding(Verdict.BAD, f"install it for the pod's Python: pip install {wanted}")
+    if not here or _public(there) == _public(here):
+        return finding(Verdict.GOOD)
+    if package == "workbench":
+        return finding(Verdict.BAD, f"the notebook has {here}: close the cluster and start it again")
+    if package == "python":
+        close = there.split(".")[:2] == here.split(".")[:2]
+        fix = f"the notebook has {here}: use the same Python in the image"
+        return finding(Verdict.WARNING if close else Verdict.BAD, fix)
+    return finding(Verdict.BAD, f"the notebook has {here}: pip install {package}=={_public(here)} on the pod")
+
+
+def _public(version: str) -> str:
+    """Leave out the part that names a build: 2.13.0+cpu and 2.13.0+cu129 are the same code."""
+    return version.partition("+")[0]
+
+
+def _gpus(gpus: Sequence[Mapping[str, object]], pod: Pod, spec: PodSpec) -> Iterator[Finding]:
+    wanted = spec.gpus
+    verdict, fix = Verdict.GOOD, ""
+    if len(gpus) < wanted:
+        verdict = Verdict.BAD
+        fix = f"{wanted} were asked for: look at nvidia-smi on {pod.name}, its driver and CUDA_VISIBLE_DEVICES"
+    yield Finding(check="GPUs", verdict=verdict, found=str(len(gpus)) if gpus or wanted else "none", fix=fix)
+    if not gpus:
+        return
+    sizes = [(float(str(gpu["total_gib"])), float(str(gpu["used_gib"]))) for gpu in gpus]
+    taken = [f"GPU {gpu['index']}" for gpu, (_, used) in zip(gpus, sizes, strict=True) if used > _GPU_TAKEN_GIB]
+    yield Finding(
+        check="GPU memory",
+        verdict=Verdict.WARNING if taken else Verdict.GOOD,
+        found=f"{sum(total - used for total, used in sizes):.1f} of {sum(total for total, _ in sizes):.1f} GiB free",
+        fix=f"something holds memory of {', '.join(taken)}: nvidia-smi on {pod.name} names it" if taken else "",
+    )
+
+
+def _memory(available: object) -> Finding:
+    if not isinstance(available, int | float):
+        return Finding(check="memory", verdict=Verdict.UNKNOWN, found="unknown")
+    tight = available < _MEMORY_LEAST_GIB
+    return Finding(
+        check="memory",
+        verdict=Verdict.BAD if tight else Verdict.GOOD,
+        found=_free(available),
+        fix="less than a rank needs to start: end what else runs there, or take a larger pod" if tight else "",
+    )
+
+
+def _disk(disk: Mapping[str, object], pod: Pod) -> Finding:
+    if not disk:
+        fix = f"the pod's folder {pod.root} is gone: close the cluster and start it again"
+        return Finding(check="disk", verdict=Verdict.BAD, found="no folder", fix=fix)
+    free = float(str(disk["free_gib"]))
+    verdict = Verdict.BAD if free < _DISK_LEAST_GIB else Verdict.WARNING if free < _DISK_GIB else Verdict.GOOD
+    fix = f"make room where {pod.root} lies: a checkpoint needs some 16 bytes a parameter (AdamW, FP32)"
+    return Finding(check="disk", verdict=verdict, found=_free(free), fix="" if verdict is Verdict.GOOD else fix)
+
+
+def _shm(shm: Mapping[str, object], gpus: bool) -> Finding:
+    if not shm:
+        fix = "mount a memory file system at /dev/shm: NCCL and the DataLoader's workers share memory there"
+        return Finding(check="/dev/shm", verdict=Verdict.BAD, found="missing", fix=fix)
+    free = float(str(shm["free_gib"]))
+    verdict = Verdict.GOOD
+    if free < _SHM_GIB:
+        verdict = Verdict.BAD if gpus or free < _SHM_LEAST_GIB else Verdict.WARNING
+    fix = "make it larger: a volume of medium Memory at /dev/shm on Kubernetes, --shm-size=8g with docker"
+    found = f"{_free(free)} of {float(str(shm['total_gib'])):.1f}"
+    return Finding(check="/dev/shm", verdict=verdict, found=found, fix="" if verdict is Verdict.GOOD else fix)
+
+
+def _locks(locks: Sequence[Mapping[str, object]]) -> Finding:
+    stale = [str(lock["path"]) for lock in locks if not lock["busy"] and float(str(lock["age_s"])) > _LOCK_S]
+    if not stale:
+        found = "one is being compiled" if locks else "no locks"
+        return Finding(check="compiled ops", verdict=Verdict.GOOD, found=found)
+    fix = "the next run that compiles waits for it without a word; on the pod: rm " + shlex.join(stale)
+    found = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
+    return Finding(check="compiled ops", verdict=Verdict.BAD, found=found, fix=fix)
+
+
+def _free(gib: float) -> str:
+    return f"{gib:.1f} GiB free" if gib >= 0.1 else f"{gib * 1024:.0f} MiB free"
+
+
+def _table(raw: object) -> Mapping[str, object]:
+    return raw if isinstance(raw, Mapping) else {}
+
+
+def _rows(raw: object) -> Sequence[object]:
+    return raw if isinstance(raw, Sequence) else []
