@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
 from workbench.errors import RunError
@@ -31,6 +32,13 @@ SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
     "docmanager-extension/plugin": {"autosave": False},
 }
+
+
+def notebook(*cells: str) -> dict[str, Any]:
+    """Give a notebook of these cells."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    return book
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from tests.browser.conftest import notebook
 from workbench.runs.state import is_alive
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
@@ -48,12 +49,6 @@ HISTORY = """
 import workbench
 workbench.history(".")
 """
-
-
-def notebook(*cells: str) -> dict[str, Any]:
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    return book
 
 
 def test_the_form_explains_starts_and_kills(lab: Any, open_book: Callable[[str], Any]) -> None:

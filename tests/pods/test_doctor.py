@@ -121,7 +121,6 @@ def test_two_real_pods_are_well(launched: Launched) -> None:
             assert found[check].verdict is Verdict.GOOD, found[check]
         assert found["torch"].found == installed_versions()["torch"]
         assert host.interface == "lo"
-    assert on_pods(launched.pods)  # the daemons are as they were
 
 
 def test_a_pod_that_is_gone_and_one_with_another_host_key(launched: Launched) -> None:
@@ -152,13 +151,13 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up(launched: Launched) ->
     assert seen.ended_s - seen.began_s < 5
 
 
-def test_a_package_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -> None:
-    (host, _) = examine_pods(launched.pods, launched.identity, "/nowhere", PodSpec())
-    ssh = host.findings[0]
-    assert ssh.verdict is Verdict.BAD
-    assert "No module named" in ssh.found
-    assert "the cluster's package is gone" in ssh.fix
-    assert host.findings[1].verdict is Verdict.GOOD
+def test_a_python_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -> None:
+    pods = [replace(launched.pods[0], python="/nowhere/python")]
+    (host,) = examine_pods(pods, launched.identity, PACKAGE, PodSpec())
+    ssh, key = host.findings[:2]
+    assert (ssh.verdict, key.verdict) == (Verdict.BAD, Verdict.GOOD)
+    assert "No such file" in ssh.found
+    assert "/nowhere/python is not there any more" in ssh.fix
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
     kind = str(block.get("type", "")).lower()
     if kind in REMOVED_OPTIMIZERS:
         raise ConfigError(f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'")
-    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}[Optimizer(job.optimizer)]
+    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(Optimizer(job.optimizer), ())
     if kind not in fitting:
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, and the job's optimizer is '{job.optimizer}'; "

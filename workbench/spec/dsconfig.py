@@ -17,7 +17,8 @@ from typing import Any
 from workbench.errors import ConfigError
 from workbench.spec.dscheck import check
 from workbench.spec.job import FineTune
-from workbench.spec.technique import Optimizer, Precision, Technique
+from workbench.spec.refusals import check_hardware
+from workbench.spec.technique import Optimizer, Technique
 
 __all__ = ["load", "resolve"]
 
@@ -41,8 +42,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
         >>> resolve(FineTune(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
         1
     """
-    if job.precision == Precision.TF32 and not gpus:
-        raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+    check_hardware(job, gpus=gpus)
     technique = Technique(job.technique)
     if not technique.uses_deepspeed:
         return None

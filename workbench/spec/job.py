@@ -11,23 +11,35 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import ClassVar
 
 from workbench.errors import ConfigError, one_of
-from workbench.spec.technique import Launcher, Optimizer, Precision, Technique
+from workbench.spec.refusals import check_together
+from workbench.spec.technique import Launcher, LossOn, Optimizer, Peft, Precision, Technique
 
-__all__ = ["FineTune", "Job", "Script", "job_from_dict"]
+__all__ = ["PROMPTS", "TRACKERS", "FineTune", "Job", "Script", "job_from_dict"]
+
+PROMPTS = ("plain", "alpaca", "llama2-chat")
+"""The prompt forms that have names."""
+TRACKERS = ("wandb", "mlflow")
+"""The trackers that metrics can be handed to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FineTune:
-    """Fine-tune an encoder-decoder model with the project's own trainer."""
+    """Fine-tune an encoder-decoder or a causal model with the project's own trainer."""
 
     kind: ClassVar[str] = "finetune"
 
     model: str = "tiny-t5"
-    """A hub id, a local folder, or the built-in `tiny-t5` that needs neither."""
+    """A hub id, a local folder, or one of the built-in `tiny-t5` and `tiny-llama` that need neither."""
     dataset: str | Mapping[str, object] = "wikisql-mini"
     """A name (`wikisql-mini`), a path, or an object with `kind` and its options."""
     technique: str = "zero1"
     """One of `Technique`."""
+    peft: str = "none"
+    """One of `Peft`: which weights are trained."""
+    lora: Mapping[str, object] = field(default_factory=dict)
+    """Options of the adapters, see `Lora`; only with `peft`."""
+    fsdp: Mapping[str, object] = field(default_factory=dict)
+    """Options of the sharding, see `Fsdp`; only with technique `fsdp`."""
     precision: str = "fp32"
     """One of `Precision`; fp16 is refused for T5, which overflows in it."""
     launcher: str = "ssh"
@@ -58,6 +70,18 @@ class FineTune:
     """Tokens after which an input is cut."""
     max_target_length: int = 128
     """Tokens after which an output is cut."""
+    prompt: str = "plain"
+    """How a causal model is asked: `plain`, `alpaca`, `llama2-chat`, or a template with {instruction} and {input}."""
+    system: str | None = None
+    """The system block of `llama2-chat`."""
+    loss_on: str = "answer"
+    """One of `LossOn`; an encoder-decoder model always learns from the answer."""
+    save_steps: int | None = None
+    """Steps between checkpoints to resume from. Default None: none."""
+    resume: str | None = None
+    """A run directory whose last good checkpoint this run goes on from."""
+    report_to: Sequence[str] = ()
+    """Trackers that get the metrics too, where they are installed: `wandb`, `mlflow`."""
     profile_step: int = 5
     """The optimizer step on which the FLOPS profiler looks; 0 for never."""
     predict_rows: int = 64
@@ -76,7 +100,7 @@ class FineTune:
             _at_least(name, getattr(self, name), 1)
         for name in ("profile_step", "predict_rows", "seed"):
             _at_least(name, getattr(self, name), 0)
-        for name in ("max_steps", "eval_steps"):
+        for name in ("max_steps", "eval_steps", "save_steps"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         for name in ("epochs", "learning_rate"):
@@ -87,20 +111,15 @@ class FineTune:
             raise ConfigError(f"gradient_checkpointing is {self.gradient_checkpointing!r}; it must be true or false")
         if not isinstance(self.model, str) or not self.model:
             raise ConfigError(f"model is {self.model!r}; give a hub id, a folder or 'tiny-t5'")
-        self._check_together()
+        if isinstance(self.report_to, str) or not all(name in TRACKERS for name in self.report_to):
+            raise ConfigError(f"report_to is {self.report_to!r}; give a list of {', '.join(TRACKERS)}")
+        _check_prompt(self.prompt, self.system)
+        check_together(self)
         _check_env(self.env)
-
-    def _check_together(self) -> None:
-        if self.precision == Precision.FP16:
-            raise ConfigError("precision 'fp16' overflows in T5: its activations leave the range; use 'bf16'")
-        if self.technique == Technique.SINGLE and self.deepspeed is not None:
-            raise ConfigError("technique 'single' runs without DeepSpeed: drop `deepspeed`, or choose zero1 or zero3")
-        if self.technique == Technique.SINGLE and self.launcher != Launcher.SSH:
-            raise ConfigError(f"technique 'single' is one rank; launcher {self.launcher!r} has no use, take 'ssh'")
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON form, with every default spelled out."""
-        return {"kind": self.kind, **asdict(self)}
+        return {"kind": self.kind, **asdict(self), "report_to": list(self.report_to)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +186,8 @@ _SETS: Mapping[str, Sequence[str]] = {
     "precision": list(Precision),
     "launcher": list(Launcher),
     "optimizer": list(Optimizer),
+    "peft": list(Peft),
+    "loss_on": list(LossOn),
 }
 _POSITIVE = (
     "logging_steps",
@@ -181,6 +202,14 @@ _POSITIVE = (
 def _at_least(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+
+
+def _check_prompt(prompt: object, system: object) -> None:
+    if not isinstance(prompt, str) or (prompt not in PROMPTS and "{instruction}" not in prompt):
+        allowed = ", ".join(PROMPTS)
+        raise ConfigError(f"prompt is {prompt!r}; allowed: {allowed}, or a template that holds {{instruction}}")
+    if system is not None and (not isinstance(system, str) or prompt != "llama2-chat"):
+        raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
 
 
 def _check_env(env: Mapping[str, str]) -> None:

@@ -1,16 +1,18 @@
-"""Which model a job names: the built-in one, a folder, or an id of the model hub. Loads nothing."""
+"""Which model a job names: a built-in one, a folder, or an id of the model hub; and its family. Loads nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 from enum import StrEnum
 from pathlib import Path
 
 from workbench.errors import ConfigError
 
-__all__ = ["TINY_T5", "ModelKind", "model_kind"]
+__all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "model_family", "model_kind"]
 
 TINY_T5 = "tiny-t5"
+TINY_LLAMA = "tiny-llama"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -23,6 +25,40 @@ class ModelKind(StrEnum):
     HUB = "hub"
 
 
+class Family(StrEnum):
+    """What a model is asked and how it answers."""
+
+    ENCODER_DECODER = "encoder-decoder"
+    """It reads a source and writes a target, as T5 does."""
+    CAUSAL = "causal"
+    """It goes on with a text, as Llama does."""
+
+
+def model_family(model: str) -> Family | None:
+    """Tell the family of the model that a job names, where that can be known without the hub.
+
+    Args:
+        model: The `model` of a job.
+
+    Returns:
+        The family; None for a hub id that does not say it by its name, and for what is no model.
+
+    Example:
+        >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
+        ('causal', 'encoder-decoder', None)
+    """
+    if model in (TINY_T5, TINY_LLAMA):
+        return Family.ENCODER_DECODER if model == TINY_T5 else Family.CAUSAL
+    try:
+        config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    if isinstance(config, dict) and config:
+        return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
+    words = set(re.split(r"[^a-z0-9]+", model.lower()))
+    return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None
+
+
 def model_kind(model: str) -> ModelKind:
     """Tell where the model that a job names comes from.
 
@@ -30,13 +66,13 @@ def model_kind(model: str) -> ModelKind:
         model: The `model` of a job. A folder that exists wins over a hub id of the same name.
 
     Raises:
-        ConfigError: When it is neither the built-in model, a model folder, nor a possible hub id.
+        ConfigError: When it is neither a built-in model, a model folder, nor a possible hub id.
 
     Example:
         >>> print(model_kind("tiny-t5"), model_kind("google/flan-t5-small"))
         builtin hub
     """
-    if model == TINY_T5:
+    if model in (TINY_T5, TINY_LLAMA):
         return ModelKind.BUILTIN
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -46,6 +82,6 @@ def model_kind(model: str) -> ModelKind:
     if _HUB_ID.fullmatch(model) and not folder.exists():
         return ModelKind.HUB
     raise ConfigError(
-        f"model {model!r} is no folder on this machine and no hub id; allowed: '{TINY_T5}', "
+        f"model {model!r} is no folder on this machine and no hub id; allowed: '{TINY_T5}', '{TINY_LLAMA}', "
         "a folder made by save_pretrained, or a hub id such as 't5-small' or 'google/flan-t5-small'"
     )

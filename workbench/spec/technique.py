@@ -1,10 +1,10 @@
-"""The closed sets a job chooses from: technique, precision, launcher, optimizer."""
+"""The closed sets a job chooses from: technique, adapter, precision, launcher, optimizer, and what FSDP shards."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Launcher", "Optimizer", "Precision", "Technique"]
+__all__ = ["Launcher", "LossOn", "Optimizer", "Peft", "Precision", "Shard", "Technique"]
 
 
 class Technique(StrEnum):
@@ -12,22 +12,58 @@ class Technique(StrEnum):
 
     SINGLE = "single"
     """One rank on the first pod, no DeepSpeed: the yardstick of all others."""
+    DDP = "ddp"
+    """torch's DistributedDataParallel: every rank holds everything, gradients are averaged."""
     ZERO1 = "zero1"
     """DeepSpeed ZeRO stage 1: optimizer states sharded."""
+    ZERO2 = "zero2"
+    """DeepSpeed ZeRO stage 2: gradients and optimizer states sharded."""
     ZERO3 = "zero3"
     """DeepSpeed ZeRO stage 3: parameters, gradients and optimizer states sharded."""
     ZERO3_OFFLOAD = "zero3-offload"
     """ZeRO stage 3 with optimizer states and parameters kept in host memory."""
+    FSDP = "fsdp"
+    """torch's own sharding (`fully_shard`) of parameters, gradients and optimizer states, layer by layer."""
 
     @property
     def uses_deepspeed(self) -> bool:
         """Tell whether a DeepSpeed engine runs it."""
-        return self is not Technique.SINGLE
+        return self.zero_stage > 0
 
     @property
     def zero_stage(self) -> int:
         """Give the ZeRO stage, 0 where there is none."""
-        return {Technique.SINGLE: 0, Technique.ZERO1: 1}.get(self, 3)
+        stages = {Technique.ZERO1: 1, Technique.ZERO2: 2, Technique.ZERO3: 3, Technique.ZERO3_OFFLOAD: 3}
+        return stages.get(self, 0)
+
+
+class Peft(StrEnum):
+    """Which weights are trained."""
+
+    NONE = "none"
+    """All of the model's own."""
+    LORA = "lora"
+    """Small matrices beside the model's own, which stay as they are."""
+    QLORA = "qlora"
+    """The same, with the model's own weights in 4 bits (NF4, double quantisation)."""
+
+
+class Shard(StrEnum):
+    """What `fsdp` spreads over the ranks."""
+
+    FULL = "full"
+    """Parameters, gradients and optimizer states."""
+    GRADS = "grads"
+    """Gradients and optimizer states; parameters stay whole between forward and backward."""
+    HYBRID = "hybrid"
+    """Everything within a pod, a replica on each pod."""
+
+
+class LossOn(StrEnum):
+    """Which tokens a causal model learns from."""
+
+    ANSWER = "answer"
+    ALL = "all"
 
 
 class Precision(StrEnum):
@@ -55,3 +91,14 @@ class Optimizer(StrEnum):
 
     ADAMW = "adamw"
     SGD = "sgd"
+    ADAMW_8BIT = "adamw-8bit"
+    """AdamW whose states are held in 8 bits (bitsandbytes)."""
+    PAGED_ADAMW = "paged-adamw"
+    """AdamW whose states move to host memory when the GPU's is short (bitsandbytes)."""
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
+    """Both."""
+
+    @property
+    def uses_bitsandbytes(self) -> bool:
+        """Tell whether it is bitsandbytes that updates."""
+        return self not in (Optimizer.ADAMW, Optimizer.SGD)

@@ -1,0 +1,99 @@
+"""Combinations of a job's options that cannot work, each refused with what to use instead.
+
+What needs the pods' hardware to be known is refused in `dsconfig.py` and by `check_hardware`; what needs the model's
+own files, by the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.errors import ConfigError
+from workbench.spec.adapters import fsdp_from, lora_from
+from workbench.spec.model import Family, model_family
+from workbench.spec.technique import Launcher, LossOn, Optimizer, Peft, Precision, Technique
+
+if TYPE_CHECKING:
+    from workbench.spec.job import FineTune
+
+__all__ = ["check_hardware", "check_together"]
+
+_SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
+
+
+def check_together(job: FineTune) -> None:
+    """Refuse options that contradict one another, before anything starts.
+
+    Raises:
+        ConfigError: Says which, why, and what to use instead.
+    """
+    _check_technique(job)
+    _check_peft(job)
+    _check_optimizer(job)
+    _check_family(job)
+
+
+def check_hardware(job: FineTune, *, gpus: int) -> None:
+    """Refuse what pods of this kind cannot do.
+
+    Args:
+        job: The job.
+        gpus: GPUs of a pod; 0 for CPUs.
+
+    Raises:
+        ConfigError: Says what, and what to use instead.
+    """
+    if gpus:
+        return
+    if job.precision == Precision.TF32:
+        raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+    if job.precision == Precision.FP16:
+        raise ConfigError("precision 'fp16' needs GPUs, for its loss scaling runs there only; use 'bf16' on CPUs")
+    if Optimizer(job.optimizer).uses_bitsandbytes:
+        raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
+
+
+def _check_technique(job: FineTune) -> None:
+    technique = Technique(job.technique)
+    if technique is Technique.SINGLE and job.launcher != Launcher.SSH:
+        raise ConfigError(f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'")
+    if job.deepspeed is not None and not technique.uses_deepspeed:
+        raise ConfigError(
+            f"technique '{technique}' runs without DeepSpeed: drop `deepspeed`, or choose zero1, zero2 or zero3"
+        )
+    if job.fsdp and technique is not Technique.FSDP:
+        raise ConfigError(f"fsdp has options, and the technique is '{technique}'; choose 'fsdp', or drop them")
+    fsdp_from(job.fsdp)
+
+
+def _check_peft(job: FineTune) -> None:
+    technique = Technique(job.technique)
+    if job.lora and job.peft == Peft.NONE:
+        raise ConfigError("lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them")
+    lora_from(job.lora)
+    if job.peft == Peft.QLORA and technique in _SHARDS_WEIGHTS:
+        raise ConfigError(
+            f"peft 'qlora' with technique '{technique}' would shard weights of 4 bits; "
+            "use 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
+        )
+    if job.peft == Peft.QLORA and job.precision == Precision.FP16:
+        raise ConfigError("peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'")
+
+
+def _check_optimizer(job: FineTune) -> None:
+    optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
+    if optimizer.uses_bitsandbytes and technique is Technique.ZERO3_OFFLOAD:
+        raise ConfigError(
+            f"optimizer '{optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use 'adamw', or 'zero3'"
+        )
+    if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
+        raise ConfigError(f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'")
+
+
+def _check_family(job: FineTune) -> None:
+    family = model_family(job.model)
+    if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
+        raise ConfigError("precision 'fp16' overflows in T5: its activations leave the range; use 'bf16'")
+    if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
+        key = "prompt" if job.prompt != "plain" else "loss_on"
+        raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
