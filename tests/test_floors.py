@@ -25,7 +25,7 @@ FLOORS = (
 RECORD_VIEWS = {"display", "results"}  # a record shows and reads itself by a lazy import upwards, the one exception
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ANYWHERE = {"__init__", "__main__"}  # the package's own door: re-exports and `python -m workbench`
-FRAMEWORKS = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "tokenizers", "peft"}
+FRAMEWORKS = {"torch", "transformers", "deepspeed", "datasets", "accelerate", "tokenizers", "peft", "bitsandbytes"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
