@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from measured import MEASURED
 from writtenrun import WrittenRun, write_run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -50,11 +51,40 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     os.environ.update([mark.split("=")])
     yield
     # What a login on a pod starts has a fresh environment: it is known by a path of this session's in its arguments.
-    marks = (mark, f"{tmp_path_factory.getbasetemp()}/", f"{REPOSITORY}/notebooks/runs/")
+    left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")
+    assert not left, "still running after the tests:\n" + "\n".join(left)
+
+
+def left_after(*marks: str) -> list[str]:
+    """Processes with one of the marks that do not end within some time, one line each."""
     deadline = time.monotonic() + LEFT_AFTER_S
     while (left := processes_with(*marks)) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not left, "still running after the tests:\n" + "\n".join(left)
+    return left
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand on what was measured; the process that gets it looks after the notebooks, which share one folder."""
+    worker = getattr(session.config, "workeroutput", None)
+    if worker is not None:
+        worker["measured"] = list(MEASURED)
+    elif left := left_after(f"{REPOSITORY}/notebooks/runs/"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        MEASURED.extend(["still running after the notebooks:", *left])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Gather what a process of pytest-xdist measured."""
+    MEASURED.extend(getattr(node, "workeroutput", {}).get("measured", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print it."""
+    if MEASURED:
+        terminalreporter.section("measured on the way")
+        for line in MEASURED:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

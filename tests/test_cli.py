@@ -28,7 +28,7 @@ def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ({"technique": "zero-1"}, "Allowed: single, zero1, zero3, zero3-offload"),
+        ({"technique": "zero-1"}, "Allowed: single, ddp, zero1, zero2, zero3, zero3-offload, fsdp"),
         ({"launcher": "slurm"}, "Allowed: ssh, pdsh, openmpi"),
         ({"dataset": {"kind": "csv"}}, "Allowed: wikisql-mini, jsonl, release, hub"),
         ({"model": "./no-such-model"}, "is no folder on this machine and no hub id; allowed: 'tiny-t5'"),
@@ -76,6 +76,16 @@ def test_a_missing_spec_and_no_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "bad.json").write_text("{")
     assert main(["run", str(tmp_path / "bad.json")]) == 2
     assert "no JSON" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_doctor_looks_at_the_pods_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", spec(tmp_path, {}, {**LOCAL, "count": 1})]) == 0
+    said = capsys.readouterr().out
+    assert "1 host: all well" in said
+    assert "nothing was measured: there is one pod" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["asked.json"]
+    assert main(["doctor", spec(tmp_path, {}, {**LOCAL, "count": 0})]) == 2
 
 
 def test_a_directory_with_another_run_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

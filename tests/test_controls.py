@@ -97,5 +97,18 @@ def test_a_script_is_cancelled_and_not_stopped(cluster: Cluster) -> None:
         run.stop()
     until(lambda: run.state is RunState.RUNNING or run.message.startswith("starting ranks"))
     assert set(run.stacks().values()) == {""}
+    during = cluster.doctor()
+    assert during.exchange is None
+    assert f"run {run.path.name} is using the pods" in str(during)
     run.cancel()
     assert run.wait(60, progress=False).state is RunState.CANCELLED
+
+
+def test_the_doctor_finds_three_pods_well_and_measures_between_them(cluster: Cluster) -> None:
+    diagnosis = cluster.doctor()
+    assert diagnosis.ok, str(diagnosis)
+    assert [host.pod for host in diagnosis.hosts] == ["pod-0", "pod-1", "pod-2"]
+    assert diagnosis.exchange is not None
+    assert (diagnosis.exchange.pods, diagnosis.exchange.backend) == (3, "gloo")
+    assert diagnosis.exchange.latency_s is not None
+    assert "3 hosts: all well" in str(diagnosis)

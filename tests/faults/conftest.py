@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from measured import MEASURED
 
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.runs.result import RunResult
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
-MEASURED: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,3 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     path = tmp_path_factory.mktemp("faults") / "cluster"
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=path, warm=False) as cluster:
         yield World(cluster)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if MEASURED:
-        terminalreporter.section("latencies after faults")
-        for line in MEASURED:
-            terminalreporter.write_line(line)

@@ -30,5 +30,7 @@ def test_a_model_folder_is_found_and_wins_over_a_hub_id(tmp_path: Path, monkeypa
     "model", ["./missing", "/no/such/folder", "~/nothing-here", "a/b/c", "two words", "../x", "a//b"]
 )
 def test_what_is_neither_folder_nor_hub_id_is_refused_with_what_is_allowed(model: str) -> None:
-    with pytest.raises(ConfigError, match="allowed: 'tiny-t5', 'tiny-llama', a folder made by save_pretrained, or a hub id"):
+    with pytest.raises(
+        ConfigError, match="allowed: 'tiny-t5', 'tiny-llama', a folder made by save_pretrained, or a hub id"
+    ):
         model_kind(model)

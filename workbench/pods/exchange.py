@@ -160,6 +160,8 @@ def _end(processes: Sequence[Popen[str]]) -> None:
         except TimeoutExpired:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 class _LastWords:
