@@ -16,13 +16,22 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.errors import ConfigError, RunError
 from workbench.spec.job import FineTune, job_from_dict
-from workbench.spec.technique import Precision, Technique
+from workbench.spec.technique import Optimizer, Precision, Technique
 
 __all__ = ["Assignment", "prepare_process", "training_arguments"]
 
 # Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
 # that starts from random weights are all sign and no size.
 _WARMUP = 0.1
+
+# The Trainer's names of the update rules.
+_OPTIM = {
+    Optimizer.ADAMW: "adamw_torch",
+    Optimizer.SGD: "sgd",
+    Optimizer.ADAMW_8BIT: "adamw_bnb_8bit",
+    Optimizer.PAGED_ADAMW: "paged_adamw_32bit",
+    Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,8 +130,7 @@ def prepare_process(work: Assignment) -> None:
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     elif not work.gpus:
-        _skip_shm_op()
-        _open_on_cpu()
+        _open_on_cpu(with_deepspeed=work.technique.uses_deepspeed)
 
 
 def training_arguments(work: Assignment) -> Any:
@@ -138,10 +146,12 @@ def training_arguments(work: Assignment) -> Any:
         max_steps=job.max_steps or -1,
         learning_rate=job.learning_rate,
         lr_scheduler_type="linear",
-        optim={"adamw": "adamw_torch", "sgd": "sgd"}[job.optimizer],
+        optim=_OPTIM[Optimizer(job.optimizer)],
         **_from_deepspeed(work.deepspeed or {}),
         seed=job.seed,
-        bf16=job.precision == Precision.BF16,
+        # Under FSDP the layers themselves are gathered in bf16; autocast would convert a second time.
+        bf16=job.precision == Precision.BF16 and work.technique is not Technique.FSDP,
+        fp16=job.precision == Precision.FP16,
         tf32=(job.precision == Precision.TF32) if not on_cpu else None,
         **({"gradient_checkpointing": True} if job.gradient_checkpointing else {}),
         logging_strategy="steps",
@@ -156,7 +166,9 @@ def training_arguments(work: Assignment) -> Any:
         use_cpu=on_cpu,
         remove_unused_columns=False,
         deepspeed=dict(work.deepspeed) if work.deepspeed is not None else None,
-        accelerator_config={"use_configured_state": on_cpu and work.deepspeed is not None},
+        accelerator_config={"use_configured_state": on_cpu and work.technique is not Technique.SINGLE},
+        # The Trainer would have DDP look for unused parameters in every step, and T5 and Llama have none.
+        ddp_find_unused_parameters=False,
     )
 
 
@@ -178,21 +190,25 @@ def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**ours, **{name: value for name, value in told.items() if value != "auto"}}
 
 
+def _open_on_cpu(*, with_deepspeed: bool) -> None:
+    from accelerate import PartialState
+
+    if not with_deepspeed:
+        PartialState(cpu=True, backend="gloo")
+        return
+    _skip_shm_op()
+    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
+    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
+    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
+    try:
+        PartialState(backend="gloo")
+    finally:
+        del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
+
+
 def _skip_shm_op() -> None:
     # DeepSpeed would compile it for a minute, and training uses gloo anyway; it also names its shared memory alike
     # for all runs of a machine. https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def _open_on_cpu() -> None:
-    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
-    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
-    from accelerate import PartialState
-
-    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
-    try:
-        PartialState(backend="gloo")
-    finally:
-        del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
