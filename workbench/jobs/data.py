@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 
 from workbench.errors import ConfigError
 
-__all__ = ["Collator", "Example", "GlobalBatchSampler", "Row", "Rows", "eval_batches", "load", "tokenize"]
+__all__ = ["Collator", "Example", "GlobalBatchSampler", "Row", "Rows", "aligned", "eval_batches", "load", "tokenize"]
 
 _IGNORED = -100  # torch's cross entropy leaves labels of this value out
 _MULTIPLE = 8  # tensor cores, and vector registers, like lengths that 8 divides
@@ -83,6 +83,20 @@ def tokenize(
     sources = encode([e.source for e in examples], truncation=True, max_length=max_source_length)["input_ids"]
     targets = encode([e.target for e in examples], truncation=True, max_length=max_target_length)["input_ids"]
     return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
+
+
+def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bring each label beside the logits that should give it.
+
+    Args:
+        logits: (batch, length, vocabulary).
+        labels: (batch, length).
+        causal: Whether the logits of a place say the token after it, as a causal model's do.
+
+    Returns:
+        Both; of a causal model the last logits and the first labels are left out.
+    """
+    return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
 
 
 class Collator:
