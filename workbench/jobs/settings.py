@@ -39,7 +39,9 @@ class Assignment:
     """The job as this rank reads it."""
 
     job: FineTune
-    """What is asked."""
+    """What is asked; a model folder is named as it lies on this pod."""
+    base: str
+    """The model as the user named it."""
     train: str | None
     """The training file; None for a hub dataset."""
     evaluation: str | None
@@ -77,6 +79,7 @@ class Assignment:
         rank = int(os.environ.get("RANK", "0"))
         return cls(
             job=job,
+            base=str(raw.get("base") or job.model),
             train=raw.get("train"),
             evaluation=raw.get("eval"),
             hub=raw.get("hub"),

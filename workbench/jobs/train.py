@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.jobs import data, generate, model, ranks, report
+from workbench.jobs import adapters, data, generate, model, ranks, report, sharding
 from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, TechniqueCheck, emit_memory, phase
 from workbench.jobs.data import Collator, Row, Rows
 from workbench.jobs.generate import Prediction
@@ -19,6 +19,8 @@ from workbench.jobs.settings import Assignment, prepare_process, training_argume
 from workbench.jobs.trainer import FineTuner
 from workbench.pods.versions import installed_versions
 from workbench.runs.events import emit
+from workbench.spec.adapters import fsdp_from
+from workbench.spec.technique import Peft, Technique
 
 __all__ = ["main"]
 
@@ -45,7 +47,8 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
-    loaded = model.load(work.job.model, rows.train, seed=work.job.seed)
+    options = adapters.load_options(work.job.peft, work.job.precision)
+    loaded = adapters.attached(model.load(work.job.model, rows.train, seed=work.job.seed, options=options), work.job)
     stop = StopCallback(work.stop)
     trainer = _trainer(work, arguments, loaded, rows)
     trainer.add_callback(stop)
@@ -63,6 +66,9 @@ def _run(work: Assignment) -> None:
 
 
 def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, rows: Rows) -> FineTuner:
+    if work.technique is Technique.FSDP:
+        options = fsdp_from(work.job.fsdp)
+        sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
     clock = StepClock()
     check = TechniqueCheck(work.technique, world_size=work.world_size)
     train = _tokens(work, loaded, rows.train)
@@ -118,10 +124,12 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
     if work.rank != 0:
         return
     job = work.job
+    trainable, parameters = adapters.counts(trainer.model)
     emit(
         "start",
-        model=job.model,
-        parameters=model.parameter_count(trainer.model),
+        model=work.base,
+        parameters=parameters,
+        trainable_parameters=trainable,
         world_size=work.world_size,
         global_batch_size=work.global_batch,
         max_steps=_steps(work, len(rows.train)),
@@ -145,8 +153,13 @@ def _train(trainer: FineTuner) -> None:
 
 
 def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
-    # Under ZeRO-3 each rank holds a part of every weight: all must take part, and rank 0 gets the whole.
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if work.job.peft != Peft.NONE:
+        adapters.save(loaded.model, work.out / "model", base=work.base)
+        if work.rank == 0:
+            loaded.tokenizer.save_pretrained(work.out / "model")
+        return
+    # Under ZeRO-3 and FSDP each rank holds a part of every weight: all must take part, and rank 0 gets the whole.
+    state = trainer.whole_state()
     if work.rank == 0:
         folder = work.out / "model"
         loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True)

@@ -90,6 +90,7 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
         if local:
             resolved[name] = link.put((paths.inputs / local).read_bytes(), ".jsonl")
     if Path(job.model).is_dir():
+        resolved["base"] = job.model
         resolved["job"]["model"] = _send_model(link, Path(job.model))
     resolved["gpus"] = gpus
     link.write(json.dumps(resolved).encode(), str(target.job))
