@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from workbench.jobs import ranks
-from workbench.jobs.data import Collator, Example, Row
+from workbench.jobs.data import Example, Row
+from workbench.jobs.encode import Encoder
 
 __all__ = ["Prediction", "answer", "exact_match", "judge", "predict", "write_predictions"]
 
@@ -30,34 +31,33 @@ class Prediction:
     """Whether the two are the same text, apart from white space."""
     table_id: str | None = None
     """The table that was asked, where there is one."""
+    input: str = ""
+    """What it was asked to do it with, where the row keeps that apart."""
 
 
-def predict(
-    trainer: Any, tokenizer: Any, examples: Sequence[Example], rows: Sequence[Row], *, batch_size: int, max_length: int
-) -> list[Prediction]:
+def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Prediction]:
     """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers.
 
     Args:
         trainer: The Trainer after training.
-        tokenizer: The model's tokenizer.
-        examples: The rows as text.
-        rows: The same rows as tokens.
-        batch_size: Rows that a rank answers at once.
-        max_length: Tokens after which an answer ends.
+        encoder: Makes the rows tokens; its job's sizes are read.
+        examples: The rows.
 
     Returns:
         On rank 0 the predictions in the order of the rows, elsewhere none.
     """
-    collate = trainer.data_collator
+    rows, size = encoder.questions(examples), encoder.job.per_device_eval_batch_size
     rank, world_size = ranks.rank(), ranks.world_size()
     mine = list(range(rank, len(rows), world_size))
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     answers: dict[int, str] = {}
-    # Under ZeRO-3 each forward pass is a collective: every rank makes the same number of calls, with a row of no
-    # use where it has run out of its own.
-    calls = -(-len(rows) // (world_size * batch_size))
+    # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
+    # of no use where it has run out of its own.
+    calls = -(-len(rows) // (world_size * size))
     for call in range(calls):
-        numbers = mine[call * batch_size : (call + 1) * batch_size]
-        texts = _generate(trainer, tokenizer, collate, [rows[n] for n in numbers] or [rows[0]], max_length)
+        numbers = mine[call * size : (call + 1) * size]
+        batch = [rows[n] for n in numbers] or [rows[0]]
+        texts = answer(model, encoder, batch, device=trainer.args.device, synced_gpus=trainer.forward_is_collective)
         answers.update(zip(numbers, texts, strict=False))
     parts = ranks.gather_bytes(json.dumps(answers).encode())
     everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
@@ -67,36 +67,35 @@ def predict(
 
 
 def answer(
-    model: Any,
-    tokenizer: Any,
-    batch: Mapping[str, torch.Tensor],
-    *,
-    device: torch.device,
-    max_length: int,
-    synced_gpus: bool = False,
+    model: Any, encoder: Encoder, rows: Sequence[Row], *, device: torch.device, synced_gpus: bool = False
 ) -> list[str]:
     """Let a model answer one batch, greedily.
 
     Args:
-        model: An encoder-decoder model.
-        tokenizer: Its tokenizer.
-        batch: `input_ids` and `attention_mask`, each (batch, source length).
+        model: The model.
+        encoder: Made the rows; pads them and reads the answers.
+        rows: What `encoder.questions` gave.
         device: Where the model is.
-        max_length: Tokens after which an answer ends.
         synced_gpus: Go on until every rank is done; needed where a forward pass is a collective.
+
+    Returns:
+        The answers alone: a causal model's begin where the prompt, with the opening of the answer, ends.
     """
+    batch = encoder.asking(rows)
     model.eval()
     with torch.no_grad():
         tokens = model.generate(
             input_ids=batch["input_ids"].to(device),
             attention_mask=batch["attention_mask"].to(device),
-            max_new_tokens=max_length,
+            max_new_tokens=encoder.job.max_target_length,
             do_sample=False,
             num_beams=1,
             use_cache=True,
+            pad_token_id=encoder.tokenizer.pad_token_id,
             synced_gpus=synced_gpus,
         )
-    return [str(text) for text in tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+    begin = batch["input_ids"].shape[1] if encoder.causal else 0
+    return [str(text) for text in encoder.tokenizer.batch_decode(tokens[:, begin:], skip_special_tokens=True)]
 
 
 def judge(example: Example, predicted: str) -> Prediction:
@@ -108,6 +107,7 @@ def judge(example: Example, predicted: str) -> Prediction:
         predicted=predicted,
         exact_match=same,
         table_id=example.table_id,
+        input=example.input,
     )
 
 
@@ -118,18 +118,6 @@ def exact_match(predictions: Sequence[Prediction]) -> float | None:
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write one JSON object a line."""
-    lines = [json.dumps(asdict(p), ensure_ascii=False) + "\n" for p in predictions]
+    records = [{k: v for k, v in asdict(p).items() if k != "input" or v} for p in predictions]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
     path.write_text("".join(lines), encoding="utf-8")
-
-
-def _generate(trainer: Any, tokenizer: Any, collate: Collator, rows: Sequence[Row], max_length: int) -> list[str]:
-    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    synced = ranks.world_size() > 1 and _is_zero3(trainer)
-    return answer(
-        model, tokenizer, collate(rows), device=trainer.args.device, max_length=max_length, synced_gpus=synced
-    )
-
-
-def _is_zero3(trainer: Any) -> bool:
-    engine = getattr(trainer, "deepspeed", None)
-    return engine is not None and int(engine.zero_optimization_stage()) == 3

@@ -24,6 +24,13 @@ __all__ = ["Assignment", "prepare_process", "training_arguments"]
 # that starts from random weights are all sign and no size.
 _WARMUP = 0.1
 
+# transformers 5.2x calls it by another name, and warns of the old one.
+_CHECKPOINTING = next(
+    name
+    for name in ("activation_checkpointing", "gradient_checkpointing")
+    if name in Seq2SeqTrainingArguments.__dataclass_fields__
+)
+
 # The Trainer's names of the update rules.
 _OPTIM = {
     Optimizer.ADAMW: "adamw_torch",
@@ -122,6 +129,10 @@ def prepare_process(work: Assignment) -> None:
     disable_progress_bar()
     # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    # T5's blocks give their position bias on as a view, and change it nowhere in place.
+    warnings.filterwarnings(
+        "ignore", message=r"FSDP2-wrapped module \(FSDPT5Block\) returned a view", category=UserWarning
+    )
     if work.gpus and not torch.cuda.is_available():
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
     if work.job.precision == Precision.TF32 and not work.gpus:
@@ -156,7 +167,7 @@ def training_arguments(work: Assignment) -> Any:
         bf16=job.precision == Precision.BF16 and work.technique is not Technique.FSDP,
         fp16=job.precision == Precision.FP16,
         tf32=(job.precision == Precision.TF32) if not on_cpu else None,
-        **({"gradient_checkpointing": True} if job.gradient_checkpointing else {}),
+        **({_CHECKPOINTING: True} if job.gradient_checkpointing else {}),
         logging_strategy="steps",
         logging_steps=job.logging_steps,
         # It would put the last average in place of a NaN; FineTuner stops there instead.

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer
 
 from workbench.errors import RunError
-from workbench.jobs import ranks
+from workbench.jobs import ranks, sharding
 from workbench.jobs.callbacks import StepClock, emit_memory, phase
-from workbench.jobs.data import GlobalBatchSampler, Row, eval_batches
+from workbench.jobs.data import GlobalBatchSampler, Row, aligned, eval_batches
 from workbench.jobs.profile import StepProfiler
 from workbench.runs.events import emit
 
@@ -38,18 +39,34 @@ def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Ten
 class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no types
     """Train, evaluate and profile alike under every technique."""
 
-    def __init__(self, *, rows: Sequence[Row], eval_rows: Sequence[Row], clock: StepClock, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        rows: Sequence[Row],
+        eval_rows: Sequence[Row],
+        clock: StepClock,
+        causal: bool = False,
+        **options: Any,
+    ) -> None:
         """Make the Trainer.
 
         Args:
             rows: The training rows.
             eval_rows: The evaluation rows; may be empty.
             clock: Is paused during evaluations.
-            options: What the Trainer itself takes.
+            causal: Whether the model goes on with a text, so that each logits foretell the next place's label.
+            options: What the Trainer itself takes; a sharded model as `model` is left as it is.
         """
+        self.causal = causal
+        self.sharded = isinstance(options.get("model"), FSDPModule)
         super().__init__(
-            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=token_loss, **options
+            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=self._token_loss, **options
         )
+        # Which labels the Trainer counts: those that have logits before them, as `aligned` pairs them.
+        self._loss_shifts_labels = causal
+        if self.sharded:
+            # accelerate would refuse the shards, or wrap them in DDP; they are where and what they should be.
+            self.accelerator.prepare_model = lambda model, **_: model
         self.remove_callback(PrinterCallback)
         self.clock = clock
         self.profiler: StepProfiler | None = None
@@ -70,6 +87,19 @@ class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no typ
             collate_fn=self.data_collator,
             pin_memory=self.args.device.type == "cuda",
         )
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether a forward pass needs every rank, because each holds but a part of the weights."""
+        engine = getattr(self, "deepspeed", None)
+        zero3 = engine is not None and int(engine.zero_optimization_stage()) == 3
+        return ranks.world_size() > 1 and (self.sharded or zero3)
+
+    def whole_state(self) -> dict[str, Any]:
+        """Give all weights by name, in main memory; every rank must call it, and rank 0's is the one that is whole."""
+        if self.sharded:
+            return sharding.whole_state(self.model)
+        return dict(self.accelerator.get_state_dict(self.model_wrapped))
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
@@ -128,13 +158,21 @@ class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no typ
             ):
                 batch = self._prepare_inputs(self.data_collator(rows))
                 labels = batch.pop("labels")
-                loss = token_loss(model(**batch), labels)
+                loss = self._token_loss(model(**batch), labels)
                 if counts:
                     total += float(loss.item())
-                    tokens += int((labels != -100).sum().item())
+                    tokens += int((labels[:, int(self.causal) :] != -100).sum().item())
         model.train()
         total, count = ranks.sums([total, tokens])
         return total / count
+
+    def _token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+        logits, told = aligned(outputs["logits"], labels, self.causal)
+        return token_loss({"logits": logits}, told, num_items_in_batch)
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved
+            super()._move_model_to_device(model, device)
 
     def _is_profiled(self) -> bool:
         return (
