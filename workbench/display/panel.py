@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.display.facts import facts_of
@@ -50,7 +51,12 @@ _TABS = 8
 _ALL = "all ranks"
 
 
-_LIVE = Live(lambda path: {"text/plain": run_text(RunView(path)), "text/html": run_page(RunView(path))})
+def _plain(path: Path) -> dict[str, object]:
+    view = RunView(path)
+    return {"text/plain": run_text(view), "text/html": run_page(view)}
+
+
+_LIVE = Live(_plain)
 
 
 def run_bundle(run: Run, *, live: bool | None = None) -> dict[str, object]:

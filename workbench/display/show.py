@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["WIDGET", "Live", "LivePanel", "has_widgets"]
+__all__ = ["WIDGET", "Live", "LivePanel", "has_widgets", "heard_at_once"]
 
 logger = logging.getLogger(__name__)
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -53,6 +53,20 @@ def has_widgets() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
+def heard_at_once(widget: Any) -> Any:
+    """Let clicks on a widget and those inside it be heard while a cell runs, a waiting one above all; return it.
+
+    JupyterLab 4.4 and later sends them to a subshell of the kernel for that; ipykernel 7.4 then brings them back to
+    the main one, where they wait for the cell, as it is there that the widgets were made. Elsewhere nothing changes.
+    """
+    comm = getattr(widget, "comm", None)
+    if comm is not None and hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda _data, asked: asked
+    for child in getattr(widget, "children", ()):
+        heard_at_once(child)
+    return widget
+
+
 class Live:
     """The panels of one kind of object: one for each directory, however often it is displayed."""
 
@@ -79,6 +93,7 @@ class Live:
             with self._lock:
                 panel = self._panels.get(path) or make()
                 self._panels[path] = panel
+            heard_at_once(panel.widget)
             panel.start()
             bundle[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": panel.widget.model_id}
         return bundle
