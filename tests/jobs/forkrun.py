@@ -1,6 +1,7 @@
 """Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
 
-`python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size"}; each folder holds a job.json.
+`python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share
+a pod (1), and "path", a folder that the ranks import from first; each run's folder holds a job.json.
 Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
 needs.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import socket
 import sys
 import time
@@ -30,15 +32,19 @@ def main() -> None:
     torch.set_num_threads(1)
     for run in plan:
         began = time.monotonic()
-        codes = run_one(Path(run["folder"]), run["world_size"])
+        if "path" in run:
+            sys.path.insert(0, run["path"])
+        codes = run_one(Path(run["folder"]), run["world_size"], run.get("on_pod", 1))
+        if "path" in run:
+            sys.path.remove(run["path"])
         (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(Path(run["folder"]).name, codes, round(time.monotonic() - began, 1), "s", round(cpu.ru_utime), flush=True)
 
 
-def run_one(folder: Path, world_size: int) -> dict[int, int]:
+def run_one(folder: Path, world_size: int, on_pod: int) -> dict[int, int]:
     port = free_port()
-    pids = {fork_rank(folder, rank, world_size, port): rank for rank in range(world_size)}
+    pids = {fork_rank(folder, rank, world_size, on_pod, port): rank for rank in range(world_size)}
     codes: dict[int, int] = {}
     deadline = time.monotonic() + LIMIT_S
     while len(codes) < world_size:
@@ -55,7 +61,7 @@ def run_one(folder: Path, world_size: int) -> dict[int, int]:
     return codes
 
 
-def fork_rank(folder: Path, rank: int, world_size: int, port: int) -> int:
+def fork_rank(folder: Path, rank: int, world_size: int, on_pod: int, port: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -67,9 +73,9 @@ def fork_rank(folder: Path, rank: int, world_size: int, port: int) -> int:
             os.dup2(os.open(own / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         os.environ.update(
             RANK=str(rank),
-            LOCAL_RANK="0",
+            LOCAL_RANK=str(rank % on_pod),
             WORLD_SIZE=str(world_size),
-            LOCAL_WORLD_SIZE="1",
+            LOCAL_WORLD_SIZE=str(on_pod),
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=str(port),
             GLOO_SOCKET_IFNAME="lo",

@@ -71,7 +71,7 @@ class Plan:
             (root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def add(
-        self, name: str, ranks: int, *, env: dict[str, str] | None = None, patch: object = None, **job: object
+        self, name: str, ranks: int, *, on_pod: int = 1, path: Path | None = None, patch: object = None, **job: object
     ) -> None:
         folder = self.root / name
         folder.mkdir()
@@ -82,7 +82,8 @@ class Plan:
         files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
         raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
         (folder / "job.json").write_text(json.dumps(raw))
-        self.runs.append({"folder": str(folder), "world_size": ranks})
+        more = {} if path is None else {"path": str(path)}
+        self.runs.append({"folder": str(folder), "world_size": ranks, "on_pod": on_pod, **more})
 
     def run(self) -> dict[str, Ran]:
         (self.root / "plan.json").write_text(json.dumps(self.runs))

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer
+from transformers import PrinterCallback
 
 from workbench.errors import RunError
 from workbench.jobs import ranks, sharding
 from workbench.jobs.callbacks import StepClock, emit_memory, phase
+from workbench.jobs.checkpoints import ResumableTrainer
 from workbench.jobs.data import GlobalBatchSampler, Row, aligned, eval_batches
 from workbench.jobs.profile import StepProfiler
 from workbench.runs.events import emit
@@ -36,7 +37,7 @@ def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Ten
     return total if num_items_in_batch is None else total / num_items_in_batch
 
 
-class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no types
+class FineTuner(ResumableTrainer):
     """Train, evaluate and profile alike under every technique."""
 
     def __init__(
@@ -99,7 +100,7 @@ class FineTuner(Trainer):  # type: ignore[misc]  # transformers publishes no typ
         """Give all weights by name, in main memory; every rank must call it, and rank 0's is the one that is whole."""
         if self.sharded:
             return sharding.whole_state(self.model)
-        return dict(self.accelerator.get_state_dict(self.model_wrapped))
+        return dict(self.accelerator.get_state_dict(self.model_wrapped) or {})
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
