@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import shutil
+import shutil
 import socket
 import sys
 import time
@@ -31,6 +32,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     for run in plan:
+        if "checkpoint" in run:  # that an earlier run of the plan left
+            shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
         began = time.monotonic()
         if "path" in run:
             sys.path.insert(0, run["path"])
