@@ -25,13 +25,13 @@ from workbench.spec.adapters import lora_from
 from workbench.spec.job import FineTune
 from workbench.spec.technique import Peft, Precision
 
-__all__ = ["attached", "counts", "load_options", "load_with_adapter", "merge", "save", "without_repacking"]
+__all__ = ["attached", "counts", "load_options", "load_with_adapter", "merge", "save"]
 
 _WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
 def load_options(peft: str, precision: str) -> Mapping[str, Any]:
-    """Give what `from_pretrained` takes to load a model's own weights in 4 bits.
+    """Give what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded.
 
     NF4 with double quantisation, computing in the job's precision: https://arxiv.org/abs/2305.14314, section 3.
 
@@ -52,6 +52,7 @@ def load_options(peft: str, precision: str) -> Mapping[str, Any]:
             "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'deepspeed-workbench[qlora]', "
             "or choose peft 'lora'"
         )
+    _never_repack()
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -60,18 +61,6 @@ def load_options(peft: str, precision: str) -> Mapping[str, Any]:
     )
     device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
     return {"quantization_config": config, "device_map": {"": device}}
-
-
-def without_repacking(model: Any) -> None:
-    """Let a model in 4 bits be trained and asked in turn; any other is left as it is.
-
-    On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
-    have no gradient ever after; and training begins after the first evaluation.
-    https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def attached(loaded: Loaded, job: FineTune) -> Loaded:
@@ -93,7 +82,6 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     options = lora_from(job.lora)
     names = options.target_modules
     base = loaded.model
-    without_repacking(base)
     if job.gradient_checkpointing:
         # Nothing before the first adapter has a gradient: recomputing would cut the graph there.
         base.enable_input_require_grads()
@@ -182,6 +170,15 @@ def merge(folder: str | Path, base: Loaded, target: Path) -> None:
     model = load_with_adapter(folder, base).model.merge_and_unload()
     model.save_pretrained(target)
     base.tokenizer.save_pretrained(target)
+
+
+def _never_repack() -> None:
+    # On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
+    # pass no gradient on ever after; and training begins after the first evaluation. Held by a test.
+    # https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
+    from bitsandbytes.nn import modules
+
+    modules.has_avx512bf16 = lambda: False
 
 
 def _whole(parameter: Any) -> Iterator[torch.Tensor]:
