@@ -16,9 +16,20 @@ from torch.utils.data import Sampler
 
 from workbench.errors import ConfigError
 
-__all__ = ["Collator", "Example", "GlobalBatchSampler", "Row", "Rows", "aligned", "eval_batches", "load", "tokenize"]
+__all__ = [
+    "IGNORED",
+    "Collator",
+    "Example",
+    "GlobalBatchSampler",
+    "Row",
+    "Rows",
+    "aligned",
+    "eval_batches",
+    "load",
+    "tokenize",
+]
 
-_IGNORED = -100  # torch's cross entropy leaves labels of this value out
+IGNORED = -100  # torch's cross entropy leaves labels of this value out
 _MULTIPLE = 8  # tensor cores, and vector registers, like lengths that 8 divides
 
 
@@ -27,15 +38,19 @@ class Example:
     """One row of text."""
 
     source: str
-    """What the model reads."""
+    """What the model reads, or is asked to do; empty where the target is plain text to learn from."""
     target: str
     """What it should write."""
+    input: str = ""
+    """What it is asked to do it with, where the row keeps that apart."""
+    opening: str = ""
+    """How the answer begins, where the model is only asked to go on."""
     table_id: str | None = None
     """The table that it is asked of, where there is one."""
 
 
 Row = Mapping[str, Sequence[int]]
-"""A tokenized example: `input_ids` and `labels`."""
+"""A tokenized example: `input_ids` and, unless it is only asked, `labels`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,29 +117,41 @@ def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[t
 class Collator:
     """Pad rows to the longest of their batch, rounded up to a multiple of 8."""
 
-    def __init__(self, *, pad_id: int, start_id: int) -> None:
-        """Keep the ids of the padding token and of the token that starts the decoder."""
+    def __init__(self, *, pad_id: int, start_id: int | None = None, left: bool = False) -> None:
+        """Keep how to pad.
+
+        Args:
+            pad_id: The padding token.
+            start_id: The token that starts the decoder; None for a causal model, which has none.
+            left: Pad on the left, where the model is to go on at the right end.
+        """
         self.pad_id = pad_id
         self.start_id = start_id
+        self.left = left
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Make a batch.
 
         Returns:
-            `input_ids`, `attention_mask` (batch, source length) and `labels`, `decoder_input_ids`
-            (batch, target length). Padding is -100 in the labels, so that no loss counts it.
+            `input_ids`, `attention_mask` (batch, source length); `labels` where the rows have them and, with a start
+            token, `decoder_input_ids` (batch, target length). Padding is -100 in the labels, so that no loss counts it.
         """
         inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
         masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
-        labels = self._pad([row["labels"] for row in rows], _IGNORED)
-        shifted = labels.new_full(labels.shape, self.start_id)
-        shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == _IGNORED, self.pad_id)
-        return {"input_ids": inputs, "attention_mask": masks, "labels": labels, "decoder_input_ids": shifted}
+        batch = {"input_ids": inputs, "attention_mask": masks}
+        if all("labels" in row for row in rows):
+            batch["labels"] = labels = self._pad([row["labels"] for row in rows], IGNORED)
+            if self.start_id is not None:
+                shifted = labels.new_full(labels.shape, self.start_id)
+                shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)
+                batch["decoder_input_ids"] = shifted
+        return batch
 
-    @staticmethod
-    def _pad(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+    def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
         width = -(-max(len(row) for row in rows) // _MULTIPLE) * _MULTIPLE
-        return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long)
+        padding = [[value] * (width - len(row)) for row in rows]
+        padded = [[*pad, *row] if self.left else [*row, *pad] for row, pad in zip(rows, padding, strict=True)]
+        return torch.tensor(padded, dtype=torch.long)
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -190,11 +217,14 @@ def _read(path: Path) -> list[Example]:
         for number, line in enumerate(lines, 1):
             try:
                 raw = json.loads(line)
-                examples.append(Example(source=str(raw["source"]), target=str(raw["target"]), table_id=_id(raw)))
+                examples.append(_example(raw))
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{path} line {number}: {error!r}; a line is an object of source, target") from error
     return examples
 
 
-def _id(raw: Mapping[str, object]) -> str | None:
-    return None if raw.get("table_id") is None else str(raw["table_id"])
+def _example(raw: Mapping[str, object]) -> Example:
+    table_id = None if raw.get("table_id") is None else str(raw["table_id"])
+    return Example(
+        source=str(raw["source"]), target=str(raw["target"]), input=str(raw.get("input") or ""), table_id=table_id
+    )

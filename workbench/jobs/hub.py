@@ -32,4 +32,4 @@ def _split(options: Mapping[str, object], key: str) -> list[Example]:
     config, revision = options.get("config"), options.get("revision")
     loaded = load_dataset(str(options["name"]), name=config, revision=revision, split=split)
     rows = (row_from(raw, f"{options['name']}, split {split}, row {n}") for n, raw in enumerate(loaded))
-    return [Example(source=row.source, target=row.target, table_id=row.table_id) for row in rows]
+    return [Example(source=r.source, target=r.target, input=r.input, table_id=r.table_id) for r in rows]

@@ -5,7 +5,6 @@ Code that comes with a model is never run: `trust_remote_code` stays False.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from workbench.jobs import tiny
 from workbench.jobs.data import Example
 from workbench.spec.model import Family, ModelKind, model_kind
 
-__all__ = ["Loaded", "initial", "load", "parameter_count"]
+__all__ = ["Loaded", "initial", "load", "parameter_count", "weight_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +46,7 @@ def load(
         name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
         examples: The training rows, from whose text a built-in model's tokenizer is made.
         seed: Seed of a built-in model's weights.
-        options: What `from_pretrained` gets beside, such as a quantization. A built-in model is written to a
-            temporary folder and read from there where there are any.
+        options: What `from_pretrained` gets beside, such as a quantization.
         wording: Text around every row, which a built-in model's tokenizer learns too.
 
     Raises:
@@ -81,13 +79,27 @@ def parameter_count(model: torch.nn.Module) -> int:
     return sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
 
 
+def weight_bytes(place: str) -> int:
+    """Count the bytes of a model's weights in FP32 from its configuration alone.
+
+    Args:
+        place: A folder or a hub id.
+    """
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return 4 * parameter_count(auto.from_config(config, trust_remote_code=False))
+
+
 def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
     model = tiny.make(name, tokenizer, seed)
     if not options:
         return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return _from_pretrained(folder, tokenizer, options)
+    # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
+    read = type(model).from_pretrained(
+        None, config=model.config, state_dict=model.state_dict(), **{"dtype": torch.float32, **options}
+    )
+    return Loaded(model=read, tokenizer=tokenizer, family=_family(read.config))
 
 
 def _from_pretrained(place: str, tokenizer: Any, options: Mapping[str, Any] | None) -> Loaded:

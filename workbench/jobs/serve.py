@@ -20,94 +20,120 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from workbench.errors import ConfigError
-from workbench.jobs import model
-from workbench.jobs.data import Collator, Example, tokenize
+from workbench.jobs import adapters, model
+from workbench.jobs.data import Example
+from workbench.jobs.encode import Encoder
 from workbench.jobs.generate import answer
+from workbench.spec.job import FineTune, job_from_dict
+from workbench.spec.model import ModelKind, model_kind
+from workbench.spec.technique import Peft
 
-__all__ = ["Answerer", "main"]
+__all__ = ["Answerer", "main", "placement"]
 
 _IDLE_S = 600.0
 _LOOK_S = 1.0
 _SMALL = 20_000_000  # parameters
+_FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
 
 
 class Answerer:
     """The models of one run, each loaded when it is first asked."""
 
-    def __init__(self, folder: str, job: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str, job: FineTune) -> None:
         """Keep what is needed to load them.
 
         Args:
-            folder: The trained model, as `save_pretrained` left it.
-            job: The options of the job that trained it; `model`, `seed`, lengths and the batch size are read.
+            folder: The trained model, as `save_pretrained` left it, or its adapters.
+            job: The job that trained it.
         """
         self._folder = folder
         self._job = job
         self._loaded: dict[str, model.Loaded] = {}
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def answer(self, sources: Sequence[str], which: str = "after") -> dict[str, object]:
-        """Answer some texts.
+    def answer(self, questions: Sequence[Mapping[str, str]], which: str = "after") -> dict[str, object]:
+        """Answer some questions.
 
         Args:
-            sources: What the model reads, complete.
+            questions: What the model is asked, each an object of `source` and perhaps `input` and `opening`.
             which: `after` for the trained model, `before` for the same before its first step.
 
         Returns:
-            `answers` in the order of the texts, `load_s` (0 where the model was loaded already) and `answer_s`.
+            `answers` in the order of the questions, `load_s` (0 where the model was loaded already) and `answer_s`.
         """
         began = time.monotonic()
         loaded = self._model(which)
         load_s = time.monotonic() - began
-        texts = self._batched(loaded, sources)
+        texts = self._batched(loaded, [_example(question) for question in questions])
         return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
 
     def _model(self, which: str) -> model.Loaded:
-        if which in self._loaded:
-            return self._loaded[which]
-        if which == "after":
-            loaded = model.load(self._folder, (), seed=0)
-        else:
-            trained = self._model("after")
-            loaded = model.initial(str(self._job["model"]), trained.tokenizer, seed=int(self._job["seed"]))
-        # A small model's threads would wait for each other longer than they work: 11 times, on a busy machine.
-        if model.parameter_count(loaded.model) < _SMALL:
-            torch.set_num_threads(1)
-        loaded.model.to(self._device)
-        self._loaded[which] = loaded
+        if which not in self._loaded:
+            loaded = self._trained() if which == "after" else self._initial(self._model("after").tokenizer)
+            # A small model's threads would wait for each other longer than they work: 11 times, on a busy machine.
+            if model.parameter_count(loaded.model) < _SMALL:
+                torch.set_num_threads(1)
+            self._loaded[which] = loaded
+        return self._loaded[which]
+
+    def _trained(self) -> model.Loaded:
+        if self._job.peft == Peft.NONE:
+            return self._placed(model.load(self._folder, (), seed=0, options=placement(self._folder)))
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
+
+    def _initial(self, tokenizer: Any) -> model.Loaded:
+        job = self._job
+        options = {**placement(job.model), **adapters.load_options(job.peft, job.precision)}
+        return self._placed(model.initial(job.model, tokenizer, seed=job.seed, options=options))
+
+    def _placed(self, loaded: model.Loaded) -> model.Loaded:
+        if getattr(loaded.model, "hf_device_map", None) is None:
+            loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return loaded
 
-    def _batched(self, loaded: model.Loaded, sources: Sequence[str]) -> list[str]:
-        start, pad = loaded.model.config.decoder_start_token_id, loaded.tokenizer.pad_token_id
-        if start is None or pad is None:
-            raise ConfigError("the model names no decoder start token or no padding token; it cannot answer")
-        collate, size = Collator(pad_id=pad, start_id=start), int(self._job["per_device_eval_batch_size"])
-        longest = int(self._job["max_target_length"])
-        rows = tokenize(
-            loaded.tokenizer,
-            [Example(source=source, target="") for source in sources],
-            max_source_length=int(self._job["max_source_length"]),
-            max_target_length=longest,
-        )
+    def _batched(self, loaded: model.Loaded, examples: Sequence[Example]) -> list[str]:
+        encoder, size = Encoder(loaded, self._job), self._job.per_device_eval_batch_size
+        rows = encoder.questions(examples)
         # Rows of like length together need little padding.
         order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
         answers: dict[int, str] = {}
         for first in range(0, len(order), size):
             batch = order[first : first + size]
-            padded = collate([rows[n] for n in batch])
-            texts = answer(loaded.model, loaded.tokenizer, padded, device=self._device, max_length=longest)
+            texts = answer(loaded.model, encoder, [rows[n] for n in batch], device=loaded.model.device)
             answers.update(zip(batch, texts, strict=True))
         return [answers[n] for n in range(len(rows))]
+
+
+def placement(place: str) -> dict[str, object]:
+    """Give what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it.
+
+    Layers then lie on one GPU after another, of which one works at a time: a naive pipeline, that answers what no
+    single one could hold.
+
+    Args:
+        place: A built-in model, a folder or a hub id; its configuration is read, not its weights.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus < 2 or model_kind(place) is ModelKind.BUILTIN:
+        return {}
+    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(gpus)]
+    return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
+
+
+def _example(question: Mapping[str, str]) -> Example:
+    return Example(
+        source=question["source"], target="", input=question.get("input", ""), opening=question.get("opening", "")
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stdin closes, the parent is gone or nobody asked for a while.
 
-    A request is `{"id", "which": "after" | "before", "sources": [...]}`; its reply `{"id", "ok": true, "answers",
-    "load_s", "answer_s"}` or `{"id", "ok": false, "error"}`.
+    A request is `{"id", "which": "after" | "before", "questions": [{"source", …}, …]}`; its reply `{"id", "ok": true,
+    "answers", "load_s", "answer_s"}` or `{"id", "ok": false, "error"}`.
     """
     parser = argparse.ArgumentParser(prog="workbench.jobs.serve", description="Answer rows with a run's model.")
     parser.add_argument("model", help="the trained model's folder")
@@ -120,7 +146,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    job = json.loads(Path(options.job).read_text(encoding="utf-8"))["job"]
+    job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
+    assert isinstance(job, FineTune)  # a script leaves no model that is asked
     answerer = Answerer(options.model, job)
     while True:
         try:
@@ -157,7 +184,7 @@ def _reply(answerer: Answerer, line: str) -> dict[str, object]:
     try:
         request = json.loads(line)
         number = request["id"]
-        return {"id": number, "ok": True, **answerer.answer(request["sources"], request.get("which", "after"))}
+        return {"id": number, "ok": True, **answerer.answer(request["questions"], request.get("which", "after"))}
     except Exception as error:  # the border of the process: the caller is told, the traceback is on stderr
         traceback.print_exc()
         return {"id": number, "ok": False, "error": f"{type(error).__name__}: {error}"}

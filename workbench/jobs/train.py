@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from workbench.errors import ConfigError
 from workbench.jobs import adapters, data, generate, model, ranks, report, sharding
 from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, TechniqueCheck, emit_memory, phase
-from workbench.jobs.data import Collator, Row, Rows
+from workbench.jobs.data import Rows
+from workbench.jobs.encode import Encoder
 from workbench.jobs.generate import Prediction
 from workbench.jobs.profile import StepProfiler
 from workbench.jobs.settings import Assignment, prepare_process, training_arguments
@@ -20,6 +20,7 @@ from workbench.jobs.trainer import FineTuner
 from workbench.pods.versions import installed_versions
 from workbench.runs.events import emit
 from workbench.spec.adapters import fsdp_from
+from workbench.spec.prompts import wording
 from workbench.spec.technique import Peft, Technique
 
 __all__ = ["main"]
@@ -48,16 +49,20 @@ def _run(work: Assignment) -> None:
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
     options = adapters.load_options(work.job.peft, work.job.precision)
-    loaded = adapters.attached(model.load(work.job.model, rows.train, seed=work.job.seed, options=options), work.job)
+    words = wording(work.job.prompt, system=work.job.system)
+    base = model.load(work.job.model, rows.train, seed=work.job.seed, options=options, wording=words)
+    loaded = adapters.attached(base, work.job)
+    encoder = Encoder(loaded, work.job)
     stop = StopCallback(work.stop)
-    trainer = _trainer(work, arguments, loaded, rows)
+    trainer = _trainer(work, arguments, loaded, encoder, rows)
     trainer.add_callback(stop)
+    trainer.keep_checkpoints(work.folder, every=work.job.save_steps, resumes=work.job.resume is not None, stop=stop)
     _start(work, trainer, rows)
     phase("training")
     _train(trainer)
     phase("saving")
     _save(work, trainer, loaded)
-    predictions = [] if stop.stopped else _predict(work, trainer, loaded, rows)
+    predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
         _end(work, trainer, predictions)
@@ -65,21 +70,22 @@ def _run(work: Assignment) -> None:
     ranks.close()
 
 
-def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, rows: Rows) -> FineTuner:
+def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
     if work.technique is Technique.FSDP:
         options = fsdp_from(work.job.fsdp)
         sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
     clock = StepClock()
     check = TechniqueCheck(work.technique, world_size=work.world_size)
-    train = _tokens(work, loaded, rows.train)
+    train = encoder.rows(rows.train)
     trainer = FineTuner(
         rows=train,
-        eval_rows=_tokens(work, loaded, rows.eval),
+        eval_rows=encoder.rows(rows.eval),
         clock=clock,
+        causal=encoder.causal,
         model=loaded.model,
         args=arguments,
         processing_class=loaded.tokenizer,
-        data_collator=_collator(loaded),
+        data_collator=encoder.collator,
     )
     profile_step = min(work.job.profile_step, _steps(work, len(train)))
     check.trainer = trainer
@@ -95,24 +101,6 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, rows: Rows)
         )
         trainer.add_callback(trainer.profiler)
     return trainer
-
-
-def _tokens(work: Assignment, loaded: model.Loaded, examples: Sequence[data.Example]) -> list[Row]:
-    job = work.job
-    return data.tokenize(
-        loaded.tokenizer,
-        examples,
-        max_source_length=job.max_source_length,
-        max_target_length=job.max_target_length,
-    )
-
-
-def _collator(loaded: model.Loaded) -> Collator:
-    start = loaded.model.config.decoder_start_token_id
-    pad = loaded.tokenizer.pad_token_id
-    if start is None or pad is None:
-        raise ConfigError("the model names no decoder start token or no padding token; give an encoder-decoder model")
-    return Collator(pad_id=pad, start_id=start)
 
 
 def _steps(work: Assignment, rows: int) -> int:
@@ -132,7 +120,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
         trainable_parameters=trainable,
         world_size=work.world_size,
         global_batch_size=work.global_batch,
-        max_steps=_steps(work, len(rows.train)),
+        max_steps=_steps(work, len(trainer.train_dataset)),
         epochs=job.epochs,
         train_rows=len(rows.train),
         eval_rows=len(rows.eval),
@@ -166,19 +154,12 @@ def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
         loaded.tokenizer.save_pretrained(folder)
 
 
-def _predict(work: Assignment, trainer: FineTuner, loaded: model.Loaded, rows: Rows) -> list[Prediction]:
-    examples = rows.eval[: work.job.predict_rows]
+def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Prediction]:
+    examples = [e for e in rows.eval if e.source or e.input][: work.job.predict_rows]  # plain text asks nothing
     if not examples:
         return []
     phase("predicting")
-    predictions = generate.predict(
-        trainer,
-        loaded.tokenizer,
-        examples,
-        _tokens(work, loaded, examples),
-        batch_size=work.job.per_device_eval_batch_size,
-        max_length=work.job.max_target_length,
-    )
+    predictions = generate.predict(trainer, encoder, examples)
     if work.rank == 0:
         generate.write_predictions(work.out / "predictions.jsonl", predictions)
         emit("predictions", rows=len(predictions), exact_match=generate.exact_match(predictions))

@@ -127,7 +127,7 @@ def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = 
 
     Args:
         run: A run that left a model.
-        rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: of the run's evaluation.
+        rows: Texts, or objects in any form of a dataset's rows, the answer optional. Default: of the run's evaluation.
         before: Also ask the model as it was before training.
 
     Raises:
@@ -170,12 +170,12 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
         answers: list[Answer] = []
         for first in range(0, len(questions), _AT_ONCE):
             batch = questions[first : first + _AT_ONCE]
-            reply = server_of(run.paths).answer([question.source for question in batch], before=before)
+            reply = server_of(run.paths).answer(batch, before=before)
             answers += [_judged(q, text, tables) for q, text in zip(batch, reply.texts, strict=True)]
             load_s, answer_s = load_s + reply.load_s, answer_s + reply.answer_s
         by_model.append(answers)
     rows = [
-        AnsweredRow(source=q.source, expected=q.expected, table_id=q.table_id, answers=tuple(a[n] for a in by_model))
+        AnsweredRow(source=q.text, expected=q.expected, table_id=q.table_id, answers=tuple(a[n] for a in by_model))
         for n, q in enumerate(questions)
     ]
     return Answers(names=tuple(name for name, _, _ in models), rows=tuple(rows), load_s=load_s, answer_s=answer_s)
@@ -184,7 +184,7 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
 def _judged(question: Question, text: str, tables: dict[str, Table]) -> Answer:
     if question.expected is None:
         return Answer(text=text)
-    made = judge(question.source, question.expected, text, table=tables.get(question.table_id or ""))
+    made = judge(question.text, question.expected, text, table=tables.get(question.table_id or ""))
     return Answer(
         text=text,
         exact_match=made.exact_match,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from workbench.errors import RunError
+from workbench.results.questions import Question
 from workbench.runs.paths import RunPaths
 
 __all__ = ["Answered", "ModelServer", "close_all", "server_of"]
@@ -95,24 +96,25 @@ class ModelServer:
             start_new_session=True,  # the notebook's stop button sends a signal to the kernel's whole group
         )
 
-    def answer(self, sources: Sequence[str], *, before: bool = False, timeout_s: float = _ANSWER_S) -> Answered:
+    def answer(self, questions: Sequence[Question], *, before: bool = False, timeout_s: float = _ANSWER_S) -> Answered:
         """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question.
 
         Args:
-            sources: What the model reads, complete.
+            questions: What it is asked; what should be answered stays here.
             before: Ask the model as it was before its first step.
             timeout_s: Seconds to wait at most.
 
         Raises:
             RunError: The child ended, could not load the model or took too long; carries its own last words.
         """
-        question = {"which": "before" if before else "after", "sources": list(sources)}
+        asked = [{"source": q.source, "input": q.input, "opening": q.opening} for q in questions]
+        request = {"which": "before" if before else "after", "questions": asked}
         deadline = time.monotonic() + timeout_s
         with self._lock:
             try:
-                reply = self._asked(question, deadline)
+                reply = self._asked(request, deadline)
             except _EndedIdle:
-                reply = self._asked(question, deadline)
+                reply = self._asked(request, deadline)
         if not reply["ok"]:
             raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
@@ -134,10 +136,10 @@ class ModelServer:
         if self._words is not None:
             self._words.close()
 
-    def _asked(self, question: Mapping[str, object], deadline: float) -> dict[str, Any]:
+    def _asked(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
         self.start()
         self._number += 1
-        self._send({**question, "id": self._number})
+        self._send({**request, "id": self._number})
         return self._reply(deadline)
 
     def _send(self, request: Mapping[str, object]) -> None:
@@ -228,7 +230,7 @@ _servers: dict[Path, ModelServer] = {}
 def _check(paths: RunPaths) -> None:
     if not paths.root.is_dir():
         raise RunError(f"there is no run directory {paths.root}")
-    if not (paths.model / "config.json").is_file():
+    if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunError(f"the run in {paths.root} left no model that could answer: it has not ended, or failed")
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; it says how the model was trained")

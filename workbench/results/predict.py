@@ -187,7 +187,8 @@ class _Line:
 
     def __init__(self, data: object, where: str) -> None:
         fields = Fields(data, where)
-        self.source, self.expected = fields.text("source"), fields.text("expected")
+        self.source = " ".join([fields.text("source"), fields.words("input", fields.data.get("input", ""))]).strip()
+        self.expected = fields.words("expected", fields.get("expected"))
         self.predicted = fields.words("predicted", fields.get("predicted"))
         self.table_id = fields.text("table_id") if fields.data.get("table_id") else None
 

@@ -15,13 +15,14 @@ from workbench.runs.paths import RunPaths
 from workbench.runs.state import read_json
 from workbench.spec.convert import read_tables
 from workbench.spec.lines import Fields, read_lines
+from workbench.spec.prompts import source_text
 from workbench.spec.rows import PREFIX, row_from
 from workbench.spec.tables import Table
 
 __all__ = ["Question", "RowLike", "job_options", "questions_of", "tables_of"]
 
 RowLike = str | Mapping[str, object]
-"""A row to answer: a question's text, or an object of `source` and perhaps `target` and `table_id`."""
+"""A row to answer: a question's text, or an object in any form of a dataset's rows, the answer optional."""
 
 _DEFAULT_ROWS = 64
 
@@ -31,18 +32,27 @@ class Question:
     """One row to answer."""
 
     source: str
-    """What the model reads, complete."""
+    """What the model reads, or is told to do; empty where it only goes on."""
+    input: str = ""
+    """What it is told to do it with, where the row keeps that apart."""
+    opening: str = ""
+    """How its answer begins, from where it goes on."""
     expected: str | None = None
     """What it should write; None where nobody knows."""
     table_id: str | None = None
     """The table that is asked, where there is one."""
+
+    @property
+    def text(self) -> str:
+        """What a person reads of it."""
+        return self.opening or source_text(self.source, self.input)
 
 
 def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list[Question]:
     """Make questions of rows.
 
     A bare text gets the instruction that the run's own rows begin with, and the expected answer of the evaluation
-    row that asks the same.
+    row that asks the same. To a model of plain text it is the beginning of what is to go on.
 
     Args:
         paths: The run directory.
@@ -50,12 +60,14 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
 
     Raises:
         ConfigError: A row is of no known form; names it.
-        RunError: The run has no evaluation rows, and none were given.
+        RunError: The run has no evaluation rows that ask something, and none were given.
     """
     own = _OwnRows(paths)
     if rows is None:
         limit = job_options(paths).get("predict_rows")
         first = list(islice(own.evaluation(), limit if isinstance(limit, int) and limit > 0 else _DEFAULT_ROWS))
+        if not first and own.is_plain:
+            raise RunError(f"the run in {paths.root} learned from plain text; give texts for its model to go on with")
         if not first:
             raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")
         return first
@@ -96,23 +108,34 @@ class _OwnRows:
         self._prefix: str | None = None
 
     def evaluation(self) -> Iterator[Question]:
-        """Give the evaluation rows; those that the run answered where it has no others."""
+        """Give the evaluation rows that ask something; those that the run answered where it has no others."""
+        return (question for question in self._all() if question.text)
+
+    def _all(self) -> Iterator[Question]:
         file = self._paths.inputs / "eval.jsonl"
         for where, data in _lines(file if file.exists() else self._paths.predictions):
             row = Fields(data, where)
-            expected = row.text("target" if "target" in row.data else "expected")
             table_id = row.data.get("table_id")
             yield Question(
-                source=row.text("source"), expected=expected, table_id=None if table_id is None else str(table_id)
+                source=row.prose("source", needed=False),
+                input=row.prose("input", needed=False),
+                expected=row.prose("target" if "target" in row.data else "expected", needed=False),
+                table_id=None if table_id is None else str(table_id),
             )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows are text to go on with."""
+        first = next(self._all(), None)
+        return first is not None and not first.text
 
     def matching(self, text: str) -> Question | None:
         """Give the evaluation row that asks this; None where there is none, or several that differ."""
         if self._by_source is None:
             self._by_source = {}
             for question in self.evaluation():
-                twice = question.source in self._by_source and self._by_source[question.source] != question
-                self._by_source[question.source] = None if twice else question
+                twice = question.text in self._by_source and self._by_source[question.text] != question
+                self._by_source[question.text] = None if twice else question
         return self._by_source.get(text)
 
     @property
@@ -136,12 +159,24 @@ def _question(row: RowLike, number: int, own: _OwnRows) -> Question:
     if isinstance(row, str):
         if not row.strip():
             raise ConfigError(f"{where} is empty")
+        if own.is_plain:
+            return Question(source="", opening=row.strip())
         text = row if row.startswith(own.prefix) else own.prefix + row
         return own.matching(text) or Question(source=text)
     if not isinstance(row, Mapping):
         raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
-    if "source" in row and row.get("target") is None:
-        fields, table_id = Fields(dict(row), where), row.get("table_id")
-        return Question(source=fields.text("source"), table_id=None if table_id is None else str(table_id))
-    known = row_from(dict(row), where)
-    return Question(source=known.source, expected=known.target, table_id=known.table_id)
+    answer = next((answer for asked, answer in _ANSWERS.items() if asked in row), "")
+    unknown = bool(answer) and row.get(answer) is None
+    known = row_from({**row, answer: ""} if unknown else dict(row), where)
+    if known.is_plain:
+        return Question(source="", opening=known.target)
+    return Question(
+        source=known.source,
+        input=known.input,
+        expected=None if unknown else known.target,
+        table_id=known.table_id,
+    )
+
+
+# The key of a form that says what is asked, and the one that answers it.
+_ANSWERS = {"source": "target", "instruction": "output"}

@@ -21,7 +21,7 @@ from workbench.runs.state import write_json
 from workbench.spec.dataset import dataset_from, prepare
 from workbench.spec.dsconfig import resolve
 from workbench.spec.job import FineTune, Job, Script
-from workbench.spec.model import model_kind
+from workbench.spec.model import Family, model_family, model_kind
 from workbench.spec.technique import Launcher, Technique
 
 __all__ = ["PreparedRun", "fresh_folder", "prepare_run"]
@@ -98,7 +98,8 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths) -> None:
     pods = spec.cluster.pods
     world_size = pods.slots * (spec.pods or spec.cluster.count) if job.technique != Technique.SINGLE else 1
     deepspeed = resolve(job, gpus=pods.gpus, world_size=world_size)
-    data = prepare(dataset_from(job.dataset), paths.inputs)
+    plain_text = model_family(job.model) is not Family.ENCODER_DECODER
+    data = prepare(dataset_from(job.dataset), paths.inputs, plain_text=plain_text)
     resolved: Mapping[str, object] = {
         "job": {**job.to_dict(), "env": {}},
         "train": data.train.name if data.train else None,

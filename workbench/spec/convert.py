@@ -1,4 +1,4 @@
-"""Convert questions and tables into the files that the trainer and the predictions' reader take.
+"""Convert rows and tables into the files that the trainer and the predictions' reader take.
 
 Line by line, so that a file's size does not matter; a broken line is an error before anything starts. Each writer
 leaves train.jsonl, eval.jsonl and, where there are tables, tables.jsonl in a folder, and gives the rows of the first
@@ -43,7 +43,13 @@ def write_mini(folder: Path, *, seed: int, train: int, evaluation: int) -> tuple
 
 
 def write_files(
-    folder: Path, *, train: Path, evaluation: Path, tables: Sequence[Path], kept: Sequence[Path] | None = None
+    folder: Path,
+    *,
+    train: Path,
+    evaluation: Path,
+    tables: Sequence[Path],
+    kept: Sequence[Path] | None = None,
+    plain_text: bool = True,
 ) -> tuple[int, int]:
     """Convert files of questions and their tables.
 
@@ -53,14 +59,15 @@ def write_files(
         evaluation: Questions to evaluate on.
         tables: Files of tables that either asks of; none where columns go by name.
         kept: Those of them that go on. Default None: all.
+        plain_text: Whether rows pass that ask nothing.
 
     Raises:
-        ConfigError: A line is broken (names it and the field), or a file has no row.
+        ConfigError: A line is broken or does not pass (names it and the field), or a file has no row.
     """
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
     known = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
-    trained = _convert(train, folder / "train.jsonl", known)
-    evaluated = _convert(evaluation, folder / "eval.jsonl", known)
+    trained = _convert(train, folder / "train.jsonl", known, plain_text)
+    evaluated = _convert(evaluation, folder / "eval.jsonl", known, plain_text)
     if kept := tables if kept is None else kept:
         _write(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
     return trained, evaluated
@@ -84,8 +91,18 @@ def write_release(folder: Path, archive: Path) -> tuple[int, int]:
     )
 
 
-def _convert(source: Path, target: Path, tables: Mapping[str, Table] | None) -> int:
-    count = _write(target, (row_from(data, where, tables).to_json() for where, data in read_lines(source)))
+def _convert(source: Path, target: Path, tables: Mapping[str, Table] | None, plain_text: bool) -> int:
+    def lines() -> Iterator[str]:
+        for where, data in read_lines(source):
+            row = row_from(data, where, tables)
+            if row.is_plain and not plain_text:
+                raise ConfigError(
+                    f"{where} is plain text, and the model answers a source: "
+                    "use a causal model such as 'tiny-llama', or rows with a source"
+                )
+            yield row.to_json()
+
+    count = _write(target, lines())
     if count == 0:
         raise ConfigError(f"the dataset file {source} has no row; it needs one JSON object a line")
     return count

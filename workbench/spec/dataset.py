@@ -175,7 +175,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     return dataset
 
 
-def prepare(dataset: Dataset, folder: Path) -> Prepared:
+def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepared:
     """Write a dataset's files into a folder, checking every line.
 
     The files appear whole or not at all, and replace earlier ones; a dataset that is refused changes nothing.
@@ -183,9 +183,10 @@ def prepare(dataset: Dataset, folder: Path) -> Prepared:
     Args:
         dataset: What to prepare.
         folder: Where to; made if missing.
+        plain_text: Whether the model can learn from rows that ask nothing, as a causal one can.
 
     Raises:
-        ConfigError: A file is missing or broken; names it, the line and the field.
+        ConfigError: A file is missing or broken, or a row is none the model learns from; names it, line and field.
     """
     if isinstance(dataset, Hub):
         return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=asdict(dataset))
@@ -196,7 +197,8 @@ def prepare(dataset: Dataset, folder: Path) -> Prepared:
             counts = write_mini(made, seed=dataset.seed, train=dataset.train_rows, evaluation=dataset.eval_rows)
         elif isinstance(dataset, Jsonl):
             tables = [Path(path) for path in dataset.table_paths]
-            counts = write_files(made, train=Path(dataset.train), evaluation=Path(dataset.eval), tables=tables)
+            train, evaluation = Path(dataset.train), Path(dataset.eval)
+            counts = write_files(made, train=train, evaluation=evaluation, tables=tables, plain_text=plain_text)
         else:
             counts = write_release(made, Path(dataset.path))
         (folder / "tables.jsonl").unlink(missing_ok=True)

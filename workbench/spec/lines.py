@@ -92,6 +92,20 @@ class Fields:
             self.fail(key, f"is {short(value)}; half a surrogate pair is no letter")
         return " ".join(value.split())
 
+    def prose(self, key: str, *, needed: bool = True) -> str:
+        """Give a text with its blanks and lines as they are, but for those around it.
+
+        Args:
+            key: Its name.
+            needed: Whether it must say something; else it may be missing, null or empty.
+        """
+        value = self.get(key) if needed else self.data.get(key)
+        if value is None and not needed:
+            return ""
+        if not self.words(key, value) and needed:
+            self.fail(key, "is empty")
+        return str(value).replace("\r\n", "\n").strip()
+
     def constant(self, key: str, value: object) -> Value:
         """Check a condition's value: text, or a number that SQLite can hold."""
         if isinstance(value, str):

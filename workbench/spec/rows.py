@@ -1,8 +1,9 @@
-"""Rows of WikiSQL in the forms they come in, made into the one form that the trainer reads.
+"""Rows in the forms they come in, made into the one form that the trainer reads.
 
-Three forms are told apart by what `sql` holds: columns by name (the JSONL of corrected editions), columns by index
-with a tables file (the original release), and the hub's rows, which carry their table. A row that is `source` and
-`target` already passes as it is. Everything here is pure; each error names place and field.
+Instructions, dialogues with summaries, and plain text are told by their keys. Of WikiSQL three forms are told apart by
+what `sql` holds: columns by name (the JSONL of corrected editions), columns by index with a tables file (the original
+release), and the hub's rows, which carry their table. A row that is `source` and `target` already passes as it is.
+Everything here is pure; each error names place and field.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from workbench.spec.lines import Fields, short
 from workbench.spec.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.spec.tables import TYPES, Cell, Table, read_number
 
-__all__ = ["PREFIX", "Row", "row_from", "table_from"]
+__all__ = ["PREFIX", "SUMMARIZE", "Row", "row_from", "table_from"]
 
 PREFIX = "translate to SQL: "
 """What T5 is told to do, before every question."""
+SUMMARIZE = "Summarize this dialogue:"
+"""The instruction of a dialogue with its summary."""
+
+_FORMS = "A row is source and target, instruction and output, dialogue and summary, text alone, or question and sql"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,19 +32,31 @@ class Row:
     """One line of a prepared dataset."""
 
     source: str
-    """What the model reads."""
+    """What the model reads, or is told to do; empty where the target is plain text to learn from."""
     target: str
     """What it should answer."""
     table_id: str | None = None
     """The table that the question is asked of; None where there is none."""
+    input: str = ""
+    """What it is told to do it with, where the row keeps that apart."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is text to go on with, and nothing is asked."""
+        return not (self.source or self.input)
 
     def to_json(self) -> str:
         """Give the line of `train.jsonl` or `eval.jsonl`."""
-        return json.dumps({"source": self.source, "target": self.target, "table_id": self.table_id}, ensure_ascii=False)
+        apart = {"input": self.input} if self.input else {}
+        row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id}
+        return json.dumps(row, ensure_ascii=False)
 
 
 def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None) -> Row:
     """Make the trainer's row of a row in any known form.
+
+    The forms, told by their keys: `source` and `target`, perhaps `input`; `instruction`, `output` and perhaps `input`
+    (or `response` and `context`); `dialogue` and `summary`; `question` and `sql`; `text`.
 
     Args:
         data: The row as JSON gave it.
@@ -55,9 +72,11 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
         'SELECT Round FROM table WHERE Circuit = Assen'
     """
     row = Fields(data, where)
-    if "source" in row.data and "target" in row.data:
-        table_id = row.text("table_id") if row.data.get("table_id") is not None else None
-        return Row(source=row.text("source"), target=row.text("target"), table_id=table_id)
+    if "sql" not in row.data and (written := _written(row)) is not None:
+        return written
+    if "question" not in row.data:
+        known = ", ".join(map(str, row.data)) or "nothing"
+        raise ConfigError(f"{where}: the key 'question' is missing; there is: {known}. {_FORMS}")
     question, sql = row.text("question"), row.child("sql")
     if "table" in row.data:
         table = table_from(row.data["table"], f"{where}: table", named_types=False)
@@ -101,6 +120,28 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> Table:
     rows = tuple(_cells(fields, i, row, len(header)) for i, row in enumerate(fields.items("rows")))
     name = next((str(fields.data[k]) for k in ("name", "caption", "page_title") if fields.data.get(k)), "")
     return Table(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
+
+
+def _written(row: Fields) -> Row | None:
+    """Read the forms that hold their texts as they are; None where it is none of them."""
+    if "source" in row.data and "target" in row.data:
+        table_id = row.text("table_id") if row.data.get("table_id") is not None else None
+        source, given = row.prose("source", needed=False), row.prose("input", needed=False)
+        # An answer may be empty, as some are in published sets; a text to learn from may not.
+        target = row.prose("target", needed=not (source or given))
+        return Row(source=source, target=target, table_id=table_id, input=given)
+    if "instruction" in row.data:
+        given, answer = ("context", "response") if "response" in row.data else ("input", "output")
+        row.get(answer)
+        return Row(
+            source=row.prose("instruction"),
+            input=row.prose(given, needed=False),
+            target=row.prose(answer, needed=False),
+        )
+    if "summary" in row.data:
+        spoken = "dialog" if "dialog" in row.data else "dialogue"
+        return Row(source=SUMMARIZE, input=row.prose(spoken, needed=False), target=row.prose("summary"))
+    return Row(source="", target=row.prose("text")) if "text" in row.data else None
 
 
 def _named(sql: Fields, table: Table | None) -> Query:
