@@ -1,11 +1,12 @@
-"""Backends to test, the identity they must accept, and launched pods that are stopped again."""
+"""Places that pods come from, the identity they must accept, and launched pods that are stopped again."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, Self
 
 import pytest
 
@@ -15,8 +16,53 @@ from workbench.pods.pod import LaunchContext, Pod, PodBackend, PodSpec
 from workbench.pods.processes import Process, find, with_mark
 from workbench.pods.ssh import SSHConnection
 
-BACKENDS: dict[str, Callable[[], PodBackend]] = {"local": LocalPods}
 
+class Place(Protocol):
+    """A platform, real or emulated, that a backend takes its pods from; one for each test."""
+
+    owns_daemons: bool
+    """Whether the SSH daemons are the backend's own, so that `stop` ends them."""
+
+    def __enter__(self) -> Self:
+        """Bring the platform up."""
+        ...
+
+    def __exit__(self, *exc: object) -> None:
+        """Take it down."""
+        ...
+
+    def backend(self) -> PodBackend:
+        """Give a backend that has launched nothing."""
+        ...
+
+    def left(self, context: LaunchContext) -> list[str]:
+        """List what launches with this context have left on the platform, processes apart."""
+        ...
+
+
+class LocalPlace:
+    """This machine."""
+
+    owns_daemons = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def backend(self) -> PodBackend:
+        return LocalPods()
+
+    def left(self, context: LaunchContext) -> list[str]:
+        return [str(path) for path in (context.directory / "pods").glob("pod-?")]
+
+
+PLACES: dict[str, type[Place]] = {"local": LocalPlace}
+"""By kind of backend, what makes its platform in an empty folder; the contract suite runs against each."""
 
 _OTHERS: list[Process] = []
 
@@ -24,14 +70,20 @@ _OTHERS: list[Process] = []
 @pytest.fixture(autouse=True)
 def others() -> None:
     """Take note of what other tests keep running in this session: a model server, say, or a browser's driver."""
-    _OTHERS[:] = []
-    _OTHERS[:] = children()
+    note_others()
 
 
-@pytest.fixture(params=sorted(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> Iterator[PodBackend]:
-    """A backend that has launched nothing; the contract suite runs against each. Stopped afterwards."""
-    made = BACKENDS[request.param]()
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Where pods come from; `test_contract.py` puts each of `PLACES` here."""
+    with LocalPlace(tmp_path / "place") as made:
+        yield made
+
+
+@pytest.fixture
+def backend(place: Place) -> Iterator[PodBackend]:
+    """A backend that has launched nothing. Stopped afterwards."""
+    made = place.backend()
     yield made
     made.stop()
 
@@ -64,6 +116,12 @@ def launched(backend: PodBackend, identity: Identity, context: LaunchContext) ->
     pods = backend.launch(PodSpec(), 2, context)
     identity.pin(pods)
     return Launched(backend, identity, pods)
+
+
+def note_others() -> None:
+    """Count the processes that this one has started so far as others'."""
+    _OTHERS[:] = []
+    _OTHERS[:] = children()
 
 
 def children() -> list[Process]:

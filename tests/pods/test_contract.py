@@ -1,4 +1,4 @@
-"""What every backend must do, against each of `conftest.BACKENDS`."""
+"""What every backend must do, against each of `conftest.PLACES`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from tests.pods.conftest import Launched, children, on_pods
+from tests.pods.conftest import PLACES, Launched, Place, children, note_others, on_pods
 from workbench.errors import PodError, WorkbenchError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
@@ -25,6 +26,16 @@ from workbench.pods.ssh import SSHConnection
 
 NASTY = ["a b", "$(touch canary)", "x;id", "'", '"', "\\", "`id`", "*", "~", "", "é\n\t", "-n", "%h", "#"]
 ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
+
+
+owning_only = pytest.mark.parametrize("place", [kind for kind in PLACES if PLACES[kind].owns_daemons], indirect=True)
+
+
+@pytest.fixture(params=sorted(PLACES))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    with PLACES[request.param](tmp_path / "place") as made:
+        note_others()
+        yield made
 
 
 def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -122,8 +133,8 @@ def test_a_host_that_is_not_pinned_is_not_greeted(launched: Launched) -> None:
 
 def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
     other = Identity.create(tmp_path / "other")
-    other.pin(launched.pods)
-    pod = launched.pods[0]
+    pod = replace(launched.pods[0], key="")
+    other.pin([pod])
     with pytest.raises(PodError, match=f"permission denied \\(publickey\\) for {pod.user}@.*key file {other.key}"):
         SSHConnection(pod, other).open()
     done = ssh(replace(launched, identity=other), 0, ["true"])
@@ -131,6 +142,7 @@ def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
     assert "Permission denied (publickey)" in done.stderr
 
 
+@owning_only
 def test_no_forwarding_and_no_password(launched: Launched) -> None:
     argv = ssh_argv(launched.pods[0], launched.identity)
     forward = [*argv[:3], "-o", "ExitOnForwardFailure=yes", "-R", "127.0.0.1:0:127.0.0.1:1", *argv[3:], "true"]
@@ -140,17 +152,23 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
     assert "Permission denied (publickey)" in done.stderr
 
 
-def start_daemons(launched: Launched) -> None:
-    """Leave on each pod a process that was daemonised and ignores TERM."""
-    for index in range(len(launched.pods)):
+def start_daemons(launched: Launched, place: Place) -> None:
+    """Leave on each pod a process that was daemonised and ignores TERM.
+
+    Where the daemon is not the backend's own, it bears the pod's mark as an agent does; one without it is a stranger's.
+    """
+    for index, pod in enumerate(launched.pods):
         with launched.connect(index) as connection:
             script = "trap '' TERM HUP; setsid sleep 600 >/dev/null 2>&1 </dev/null & sleep 0.1"
-            assert connection.run(["sh", "-c", script]).exit_code == 0
+            mark = [] if place.owns_daemons else ["env", f"WORKBENCH_POD={pod.root}"]
+            assert connection.run([*mark, "sh", "-c", script]).exit_code == 0
     assert len(on_pods(launched.pods)) >= 2
 
 
-def test_stop_ends_all_within_five_seconds_and_may_be_repeated(launched: Launched) -> None:
-    start_daemons(launched)
+def test_stop_ends_all_within_five_seconds_and_may_be_repeated(
+    launched: Launched, place: Place, context: LaunchContext
+) -> None:
+    start_daemons(launched, place)
     open_session = launched.connect().open()
     left_before = [*children(), *on_pods(launched.pods)]
     began_s = time.monotonic()
@@ -160,14 +178,18 @@ def test_stop_ends_all_within_five_seconds_and_may_be_repeated(launched: Launche
     assert [process for process in left_before if process.is_alive()] == []
     assert on_pods(launched.pods) == []
     assert not any(Path(pod.root).exists() for pod in launched.pods)
+    assert place.left(context) == []
     assert list(launched.backend.refresh()) == []
-    for pod in launched.pods:
-        with pytest.raises(OSError):
-            socket.create_connection((pod.address, pod.ssh_port), timeout=2)
-    with pytest.raises(WorkbenchError):
-        open_session.run(["true"], timeout_s=5)
-    open_session.close()
     assert launched.backend.logs("pod-0")
+    if place.owns_daemons:
+        for pod in launched.pods:
+            with pytest.raises(OSError):
+                socket.create_connection((pod.ssh_address or pod.address, pod.ssh_port), timeout=2)
+        with pytest.raises(WorkbenchError):
+            open_session.run(["true"], timeout_s=5)
+    else:
+        assert open_session.run(["echo", "still here"]).stdout == "still here\n"
+    open_session.close()
 
 
 def test_a_launch_after_stop_works(backend: PodBackend, context: LaunchContext, identity: Identity) -> None:
@@ -176,7 +198,7 @@ def test_a_launch_after_stop_works(backend: PodBackend, context: LaunchContext, 
         backend.stop()
 
 
-def test_stop_during_launch_leaves_nothing(backend: PodBackend, context: LaunchContext) -> None:
+def test_stop_during_launch_leaves_nothing(backend: PodBackend, place: Place, context: LaunchContext) -> None:
     def stop_at_the_first(line: str) -> None:
         thread = threading.Thread(target=backend.stop)
         thread.start()
@@ -186,13 +208,17 @@ def test_stop_during_launch_leaves_nothing(backend: PodBackend, context: LaunchC
     with pytest.raises(PodError):
         backend.launch(PodSpec(), 3, replace(context, report=stop_at_the_first))
     assert [process for process in children() if process not in before] == []
-    assert list((context.directory / "pods").glob("pod-?")) == []
+    assert place.left(context) == []
 
 
+@owning_only
 def test_logs_are_the_pods_own(launched: Launched) -> None:
     with launched.connect(1):
         pass
     assert "Accepted publickey" in launched.backend.logs("pod-1")
+
+
+def test_logs_are_as_long_as_asked_and_of_pods_that_exist(launched: Launched) -> None:
     assert len(launched.backend.logs("pod-1", tail=1).splitlines()) == 1
     with pytest.raises(WorkbenchError, match="pod-7"):
         launched.backend.logs("pod-7")

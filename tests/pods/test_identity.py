@@ -3,13 +3,14 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from workbench.errors import ConfigError
-from workbench.pods.identity import Identity, check_key_line, fingerprint, write_private
-from workbench.pods.pod import Pod
+from workbench.pods.identity import Identity, check_key_file, check_key_line, fingerprint, write_private
+from workbench.pods.pod import Jump, Pod
 
 
 @pytest.fixture
@@ -102,7 +103,8 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
     assert options["forwardagent"] == "no"
     assert options["connecttimeout"] == "5"
     assert (options["serveraliveinterval"], options["serveralivecountmax"]) == ("3", "3")
-    assert options["identityfile"].replace("%%", "%") == str(identity.key)
+    keys = [line.split(" ", 1)[1] for line in shown.stdout.splitlines() if line.startswith("identityfile ")]
+    assert [key.replace("%%", "%") for key in keys] == [str(identity.key), "none"]
     assert options["userknownhostsfile"].replace("%%", "%") == str(identity.known_hosts)
 
 
@@ -114,13 +116,13 @@ def test_paths_that_openssh_cannot_take_are_refused(tmp_path: Path, name: str) -
 
 def test_a_readable_or_missing_key_is_refused_with_the_remedy(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "1")
-    identity.check()
+    check_key_file(identity.key)
     identity.key.chmod(0o644)
     with pytest.raises(ConfigError, match=r"mode 0644.*chmod 600"):
-        identity.check()
+        check_key_file(identity.key)
     identity.destroy()
     with pytest.raises(ConfigError, match="cannot be read"):
-        identity.check()
+        check_key_file(identity.key)
 
 
 def test_destroy_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
@@ -158,3 +160,46 @@ def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="ssh-keygen is not installed; run: sudo apt-get install"):
         Identity.create(tmp_path / "identity")
+
+
+def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> None:
+    identity, other = Identity.create(tmp_path / "a b %h"), Identity.create(tmp_path / "2")
+    jump = Jump(address="127.0.0.8", port=22, user="hop", key=str(other.key), host_key=other.public_key)
+    forwarded = replace(pod(identity, "Pod-0.example"), ssh_address="127.0.0.1", key=str(other.key), jump=jump)
+    identity.pin([forwarded, pod(other, "127.0.0.3")])
+    assert Pod.from_dict(forwarded.to_dict()) == forwarded
+    assert identity.pinned("Pod-0.example", 2222) == [check_key_line(identity.public_key)]
+    assert identity.pinned("127.0.0.8", 22) == [check_key_line(other.public_key)]
+
+    def shown(host: str) -> dict[str, list[str]]:
+        argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", host]
+        lines = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+        pairs = [line.split(" ", 1) for line in lines if " " in line]
+        return {name: [value for key, value in pairs if key == name] for name, _ in pairs}
+
+    options = shown("Pod-0.example")
+    assert (options["hostname"], options["port"]) == (["127.0.0.1"], ["2222"])
+    assert options["hostkeyalias"] == ["[pod-0.example]:2222"]
+    assert options["identityfile"] == [str(other.key), "none"]
+    assert options["proxycommand"][0].endswith("-W [%h]:%p -- workbench-jump-0")
+    assert shown("127.0.0.3")["identityfile"] != options["identityfile"]
+    assert "proxycommand" not in shown("127.0.0.3")
+    hop = shown("workbench-jump-0")
+    assert (hop["hostname"], hop["user"], hop["port"]) == (["127.0.0.8"], ["hop"], ["22"])
+    assert hop["identityfile"] == [str(other.key), "none"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ssh_address": "-oProxyCommand=id"},
+        {"key": '/a"\nProxyCommand id'},
+        {"jump": Jump(address="x y", key="/k", host_key="", user="me")},
+        {"jump": Jump(address="x", key="/k", host_key="ssh-ed25519 AAAA", user="me")},
+    ],
+)
+def test_hostile_ways_to_a_pod_are_not_pinned(tmp_path: Path, change: dict[str, object]) -> None:
+    identity = Identity.create(tmp_path / "1")
+    with pytest.raises(ConfigError):
+        identity.pin([replace(pod(identity), **change)])  # type: ignore[arg-type]
+    assert identity.known_hosts.read_text() == ""

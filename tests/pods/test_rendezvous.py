@@ -183,6 +183,12 @@ def test_reports_of_another_shape(text: str) -> None:
         decode_report(text)
 
 
+@pytest.mark.parametrize("field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"jump": None}])
+def test_a_worker_does_not_choose_the_way_to_it(pods: list[Pod], field: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="has not the fields of a worker's report"):
+        decode_report(json.dumps(json.loads(encode_report(pods[0])) | field))
+
+
 @pytest.mark.parametrize("name", ["", "../pod", "pod 0", "-x", 7, "Pod", "a" * 70])
 def test_hostile_names(pods: list[Pod], name: object) -> None:
     with pytest.raises(ConfigError, match="no valid worker name"):

@@ -1,7 +1,7 @@
 """The ephemeral key of one cluster and the host keys of its pods, in one private folder.
 
-The folder also carries an OpenSSH configuration, so that the `ssh` client, pdsh and mpirun all use this key, these
-host keys and nothing else. `~/.ssh` is never read or written.
+The folder also carries an OpenSSH configuration, so that the `ssh` client, pdsh and mpirun all use this key (or the
+one that a pod names), these host keys and nothing else. `~/.ssh` is never read or written.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import ConfigError
 from workbench.pods.hostfile import check_address, check_port, check_user
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Jump, Pod
 
-__all__ = ["Identity", "check_key_line", "fingerprint", "known_hosts_name", "write_private"]
+__all__ = ["Identity", "check_key_file", "check_key_line", "fingerprint", "known_hosts_name", "write_private"]
 
 APT_LINE = "sudo apt-get install openssh-server openssh-client"
 
+_JUMP = "workbench-jump-{}"  # not the address: that may be a pod's too, with another port
 _KEY_LINE = re.compile(r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) ([A-Za-z0-9+/]+={0,2})(?: [!-~]+)?")
 
 _CLIENT_OPTIONS = """\
@@ -94,19 +96,6 @@ class Identity:
         """The public key, one line."""
         return self.key.with_suffix(".pub").read_text().strip()
 
-    def check(self) -> None:
-        """Refuse a key that is missing or that others may read, as OpenSSH does.
-
-        Raises:
-            ConfigError: Names the file and what to do.
-        """
-        try:
-            mode = stat.S_IMODE(self.key.stat().st_mode)
-        except OSError as error:
-            raise ConfigError(f"the cluster's key {self.key} cannot be read: {error.strerror}") from error
-        if mode & 0o077:
-            raise ConfigError(f"key file {self.key} has mode {mode:04o}, others may use it; run: chmod 600 {self.key}")
-
     def pin(self, pods: Iterable[Pod]) -> None:
         """Trust these pods' host keys and no others. Replaces known_hosts and ssh_config atomically.
 
@@ -114,10 +103,17 @@ class Identity:
             ConfigError: A pod's address or host key is not what its name says; nothing is written then.
         """
         listed = list(pods)
-        lines = [f"{known_hosts_name(pod.address, pod.ssh_port)} {check_key_line(pod.host_key)}\n" for pod in listed]
-        config = _client_config(self, listed)
-        write_private(self.known_hosts, "".join(lines))
+        jumps = _jumps(listed)
+        trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
+        trusted += [(jump.address, jump.port, jump.host_key) for jump in jumps]
+        lines = [f"{known_hosts_name(address, port)} {check_key_line(key)}\n" for address, port, key in trusted]
+        config = _client_config(self, listed, jumps)
+        write_private(self.known_hosts, "".join(dict.fromkeys(lines)))
         write_private(self.ssh_config, config)
+
+    def key_for(self, pod: Pod) -> Path:
+        """Give the private key that opens a pod."""
+        return Path(pod.key) if pod.key else self.key
 
     def pinned(self, address: str, port: int) -> list[str]:
         """Give the host keys (`type base64`) pinned for an address, none if it is unknown."""
@@ -130,6 +126,20 @@ class Identity:
         with contextlib.suppress(OSError):
             self.key.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def check_key_file(path: Path) -> None:
+    """Refuse a private key that is missing or that others may read, as OpenSSH does.
+
+    Raises:
+        ConfigError: Names the file and what to do.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"key file {path} has mode {mode:04o}, others may use it; run: chmod 600 {path}")
 
 
 def known_hosts_name(address: str, port: int) -> str:
@@ -193,14 +203,39 @@ def write_private(path: Path, text: str, mode: int = 0o600) -> None:
     part.replace(path)
 
 
-def _client_config(identity: Identity, pods: Iterable[Pod]) -> str:
-    """Write the OpenSSH client configuration that reaches the pods with this identity alone."""
-    hosts = [
-        f"Host {check_address(pod.address)}\n  Port {check_port(pod.ssh_port)}\n  User {check_user(pod.user)}\n"
-        for pod in pods
-    ]
-    files = f"IdentityFile {_config_path(identity.key)}\nUserKnownHostsFile {_config_path(identity.known_hosts)}\n"
-    return "".join([*hosts, "Host *\n", files, _CLIENT_OPTIONS])
+def _jumps(pods: Iterable[Pod]) -> list[Jump]:
+    """Give each host that some pod is reached through, once."""
+    return list(dict.fromkeys(pod.jump for pod in pods if pod.jump is not None))
+
+
+def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:
+    """Write the OpenSSH client configuration that reaches the pods, each with its key and no other."""
+    blocks = []
+    for pod in pods:
+        lines = [f"User {check_user(pod.user)}", f"IdentityFile {_config_path(identity.key_for(pod))}"]
+        if pod.ssh_address:  # known under the name that the pods use: a forwarded port is another pod's tomorrow
+            alias = known_hosts_name(pod.address, pod.ssh_port).lower()
+            lines += [f"HostName {check_address(pod.ssh_address)}", f"HostKeyAlias {alias}"]
+        if pod.jump is not None:
+            lines.append(f"ProxyCommand {_proxy_command(identity, jumps.index(pod.jump))}")
+        blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
+    for number, jump in enumerate(jumps):
+        lines = [f"HostName {check_address(jump.address)}", f"User {check_user(jump.user)}"]
+        lines.append(f"IdentityFile {_config_path(Path(jump.key))}")
+        blocks.append(_block(_JUMP.format(number), check_port(jump.port), lines))
+    # With `none`, a host that is not listed above is not offered the user's own keys.
+    files = f"IdentityFile none\nUserKnownHostsFile {_config_path(identity.known_hosts)}\n"
+    return "".join([*blocks, "Host *\n", files, _CLIENT_OPTIONS])
+
+
+def _block(host: str, port: int, lines: Sequence[str]) -> str:
+    return "".join([f"Host {host}\n", f"  Port {port}\n", *(f"  {line}\n" for line in lines)])
+
+
+def _proxy_command(identity: Identity, number: int) -> str:
+    """Give the command that reaches through a jump host; ProxyJump would not quote the configuration's path."""
+    config = shlex.quote(str(identity.ssh_config)).replace("%", "%%")
+    return f"ssh -F {config} -W [%h]:%p -- {_JUMP.format(number)}"
 
 
 def _config_path(path: Path) -> str:

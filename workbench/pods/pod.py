@@ -13,7 +13,7 @@ from typing import Protocol
 
 from workbench.errors import ConfigError, one_of
 
-__all__ = ["LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
+__all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
 
 
 class Phase(StrEnum):
@@ -79,6 +79,22 @@ class PodSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Jump:
+    """A host that the way to a pod leads through; its SSH daemon must allow forwarding."""
+
+    address: str
+    """IP address or host name of it."""
+    port: int = 22
+    """Port of its SSH daemon."""
+    user: str
+    """User to log in there as."""
+    key: str
+    """Path, on this machine, of the private key to log in there with."""
+    host_key: str
+    """Its SSH host key, `ssh-ed25519 AAAA…`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
     """A snapshot of one worker; a later look gives another snapshot."""
 
@@ -87,11 +103,17 @@ class Pod:
     phase: Phase = Phase.PENDING
     """Where it is in its life."""
     address: str = ""
-    """IP address or host name that reaches it; empty until known."""
+    """IP address or host name by which the pods call each other; empty until known."""
     ssh_port: int = 22
-    """Port of its SSH daemon."""
+    """Port that reaches its SSH daemon from this machine."""
+    ssh_address: str = ""
+    """Address that reaches its SSH daemon from this machine, such as that of a port-forward; empty: `address`."""
     user: str = ""
     """User to log in as."""
+    key: str = ""
+    """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
+    jump: Jump | None = None
+    """The host to go through; None: straight."""
     slots: int = 1
     """Ranks that it carries."""
     host_key: str = ""
@@ -113,7 +135,9 @@ class Pod:
     def from_dict(cls, data: Mapping[str, object]) -> Pod:
         """Read the JSON form."""
         raw = dict(data)
-        return replace(cls(**raw), phase=Phase(str(raw["phase"])))  # type: ignore[arg-type]
+        jump = raw.get("jump")
+        made = cls(**{**raw, "jump": Jump(**jump) if isinstance(jump, Mapping) else None})  # type: ignore[arg-type]
+        return replace(made, phase=Phase(str(raw["phase"])))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

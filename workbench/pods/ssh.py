@@ -1,32 +1,29 @@
 """One SSH connection to one pod, over paramiko: commands, byte streams and files.
 
-The host key must be the pinned one before anything is sent; the cluster's key is the only one that is offered. No
-agent, no password, no `~/.ssh`. Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a deadline.
-Imports paramiko, so import this module where it is used.
+The host key must be the pinned one before anything is sent; the cluster's key, or the one that the pod names, is the
+only one that is offered (`transport.py`). Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a
+deadline. Imports paramiko, so import this module where it is used.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
-import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import paramiko
 
-from workbench.errors import ConfigError, PodError, PodTimeout, RemoteError
-from workbench.pods.identity import Identity, fingerprint
-from workbench.pods.pod import Pod
+from workbench.errors import ConfigError, RemoteError
+from workbench.pods.identity import Identity
+from workbench.pods.pod import Jump, Pod
 from workbench.pods.sftp import Files
 from workbench.pods.streams import Completed, RemoteStream, complete
+from workbench.pods.transport import Destination, reach
 
 __all__ = ["Completed", "RemoteStream", "SSHConnection"]
 
-_TRANSPORT_LOG = "workbench.pods.transport"
-_BANNER_S = 10.0
-_CONNECT_S = 5.0
 _KEEPALIVE_S = 5
 
 
@@ -46,6 +43,7 @@ class SSHConnection(Files):
         self.timeout_s = timeout_s
         super().__init__(pod.address)
         self._transport: paramiko.Transport | None = None
+        self._hop: paramiko.Transport | None = None
 
     def __repr__(self) -> str:
         """Show where it leads."""
@@ -74,29 +72,26 @@ class SSHConnection(Files):
         """
         if self.is_open:
             return self
-        self.identity.check()
-        pinned = self.identity.pinned(self.pod.address, self.pod.ssh_port)
-        if not pinned:
-            raise PodError(
-                f"no host key is pinned for {self.pod.name} at {self._where}; it is not a pod of this cluster"
-            )
-        transport = self._handshake(self._connect(), pinned)
+        self.close()
+        if self.pod.jump is not None:
+            self._hop = reach(self._jump(self.pod.jump), self.timeout_s)
         try:
-            self._check_host_key(transport, pinned)
-            self._log_in(transport)
+            self._transport = reach(self._destination(), self.timeout_s, self._hop)
         except BaseException:
-            transport.close()
+            self.close()
             raise
-        transport.set_keepalive(_KEEPALIVE_S)
-        self._transport = transport
+        for transport in (self._transport, self._hop):
+            if transport is not None:
+                transport.set_keepalive(_KEEPALIVE_S)
         return self
 
     def close(self) -> None:
         """Close the connection; remote commands are not killed. Idempotent."""
         self._close_files()
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        for transport in (self._transport, self._hop):
+            if transport is not None:
+                transport.close()
+        self._transport = self._hop = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
         """Run a command to its end. A process it leaves behind that holds its output is not waited for.
@@ -135,71 +130,36 @@ class SSHConnection(Files):
 
     @property
     def _where(self) -> str:
-        return f"{self.pod.address}:{self.pod.ssh_port}"
+        return f"{self.pod.ssh_address or self.pod.address}:{self.pod.ssh_port}"
+
+    def _destination(self) -> Destination:
+        """Say where the pod is, as this machine sees it."""
+        pod = self.pod
+        return Destination(
+            name=pod.name,
+            address=pod.ssh_address or pod.address,
+            port=pod.ssh_port,
+            user=pod.user,
+            key=self.identity.key_for(pod),
+            pinned=self.identity.pinned(pod.address, pod.ssh_port),
+        )
+
+    def _jump(self, jump: Jump) -> Destination:
+        """Say where the jump host is."""
+        return Destination(
+            name=f"the jump host of {self.pod.name}",
+            address=jump.address,
+            port=jump.port,
+            user=jump.user,
+            key=Path(jump.key),
+            pinned=self.identity.pinned(jump.address, jump.port),
+        )
 
     def _live_transport(self) -> paramiko.Transport:
         """Give the transport, or say that it is gone."""
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
         return self._transport
-
-    def _connect(self) -> socket.socket:
-        """Open the TCP connection."""
-        limit_s = min(self.timeout_s, _CONNECT_S)
-        try:
-            return socket.create_connection((self.pod.address, self.pod.ssh_port), timeout=limit_s)
-        except ConnectionRefusedError as error:
-            raise PodError(f"{self.pod.name}: {self._where} refused the connection; its sshd does not run") from error
-        except TimeoutError as error:
-            raise PodTimeout(f"{self.pod.name}: no answer from {self._where} in {limit_s:g} s") from error
-        except OSError as error:
-            raise PodError(f"{self.pod.name}: cannot connect to {self._where}: {error.strerror or error}") from error
-
-    def _handshake(self, connection: socket.socket, pinned: Sequence[str]) -> paramiko.Transport:
-        """Agree on keys; the host proves one of its keys here, of a pinned type if it has it."""
-        limit_s = min(self.timeout_s, _BANNER_S)
-        logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
-        transport = paramiko.Transport(connection)
-        transport.set_log_channel(_TRANSPORT_LOG)
-        transport.banner_timeout = transport.auth_timeout = limit_s
-        transport.channel_timeout = self.timeout_s
-        options = transport.get_security_options()
-        kinds = {kind for line in pinned for kind in _signature_kinds(line.split(" ")[0])}
-        options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
-        began_s = time.monotonic()
-        try:
-            transport.start_client(timeout=limit_s + self.timeout_s)
-            transport.get_remote_server_key()
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            transport.close()
-            if "banner" in str(error) and time.monotonic() - began_s > 0.9 * limit_s:
-                raise PodTimeout(f"no SSH banner from {self.pod.name} ({self._where}) in {limit_s:g} s") from error
-            raise PodError(f"{self.pod.name} ({self._where}) did not complete the SSH handshake: {error}") from error
-        return transport
-
-    def _check_host_key(self, transport: paramiko.Transport, pinned: Sequence[str]) -> None:
-        """Compare the key that the host proved with the pinned ones."""
-        shown = transport.get_remote_server_key()
-        line = f"{shown.get_name()} {shown.get_base64()}"
-        if line not in pinned:
-            expected = " or ".join(fingerprint(key) for key in pinned)
-            raise PodError(
-                f"host key of {self.pod.name} ({self._where}) changed: expected {expected}, got {fingerprint(line)};"
-                " another machine answers there, nothing was sent"
-            )
-
-    def _log_in(self, transport: paramiko.Transport) -> None:
-        """Show the cluster's key."""
-        key = paramiko.Ed25519Key.from_private_key_file(str(self.identity.key))
-        try:
-            transport.auth_publickey(self.pod.user, key)
-        except paramiko.AuthenticationException as error:
-            raise PodError(
-                f"permission denied (publickey) for {self.pod.user}@{self._where} ({self.pod.name}),"
-                f" key file {self.identity.key}: {error}"
-            ) from error
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise PodError(f"{self.pod.name} ({self._where}) broke off the login: {error}") from error
 
     def _open_sftp(self) -> paramiko.SFTPClient:
         """Open a file channel."""
@@ -209,8 +169,3 @@ class SSHConnection(Files):
         assert channel is not None
         channel.settimeout(self.timeout_s)
         return client
-
-
-def _signature_kinds(key_type: str) -> tuple[str, ...]:
-    """Give the signature algorithms of a type of host key."""
-    return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)
