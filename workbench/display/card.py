@@ -47,8 +47,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def card_html(card: Card) -> str:
     """Draw the card as a whole HTML document."""
     result = card.result
-    what = " ".join(part for part in (result.model, result.technique, result.precision) if part)
-    title = f"Run {result.path.name}: {what}, {result.state}"
+    title = f"Run {result.path.name}: {result.trained}, {result.state}"
     parts = [
         f"<h1>{_esc(title)}</h1><p class='quiet'>{_esc(_times(card))}</p>",
         "".join(f"<p>{_esc(line)}</p>" for line in card.missing),

@@ -15,6 +15,7 @@ from workbench.runs.state import RunState
 from workbench.runs.view import RunView
 from workbench.spec.job import FineTune
 
+from workbench.spec.technique import Peft
 __all__ = ["RunFacts", "facts_of"]
 
 _NAMED_PODS = 8
@@ -81,8 +82,11 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     pairs = []
     if isinstance(job, FineTune):
         parameters = view.start.get("parameters")
-        size = f" ({scaled(float(parameters))} parameters)" if isinstance(parameters, int) else ""
-        pairs += [("model", f"{job.model}{size}"), ("technique", f"{job.technique} {job.precision}")]
+        trained = view.start.get("trainable_parameters")
+        part = f", {scaled(float(trained))} trained" if isinstance(trained, int) and trained != parameters else ""
+        size = f" ({scaled(float(parameters))} parameters{part})" if isinstance(parameters, int) else ""
+        adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
+        pairs += [("model", f"{job.model}{size}"), ("technique", f"{job.technique}{adapters} {job.precision}")]
     elif job is not None:
         pairs.append(("script", job.path.rpartition("/")[2]))
     elif view.result:

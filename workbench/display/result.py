@@ -29,7 +29,8 @@ _ERROR = "color: var(--jp-error-color1, #d32f2f); white-space: pre-wrap"
 def _grid(result: RunResult) -> Grid:
     said = f": {result.message}" if result.message else ""
     pairs = [
-        ("trained", " ".join(part for part in (result.model, result.technique, result.precision) if part)),
+        ("trained", result.trained),
+        ("adapters", _adapters(result)),
         ("hosts", _hosts(result)),
         ("launcher", result.launcher),
         ("optimizer steps", _known(result.steps, count(result.steps))),
@@ -40,6 +41,7 @@ def _grid(result: RunResult) -> Grid:
         ("samples per second", _known(result.train_samples_per_s, number(result.train_samples_per_s))),
         ("training loss", _known(result.train_loss, number(result.train_loss))),
         ("evaluation loss", _eval_loss(result)),
+        ("perplexity", _known(result.perplexity, number(result.perplexity))),
         ("exact match", _known(result.exact_match, percent(result.exact_match))),
         (f"peak memory ({result.memory_kind})", _memory(result)),
         ("run directory", str(result.path)),
@@ -50,6 +52,12 @@ def _grid(result: RunResult) -> Grid:
 def _known(value: object, text: str) -> str:
     """Leave out what was not measured: a script, for one, tells no loss."""
     return "" if value is None else text
+
+
+def _adapters(result: RunResult) -> str:
+    if result.trainable_parameters is None or result.trainable_parameters == result.parameters:
+        return ""
+    return f"{count(result.trainable_parameters)} of {count(result.parameters)} parameters trained"
 
 
 def _hosts(result: RunResult) -> str:

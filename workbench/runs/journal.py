@@ -158,7 +158,7 @@ def result_of(
     ended_s = time.time()
     asked: dict[str, object] = {"technique": "script", "model": ""}
     if isinstance(job, FineTune):
-        asked = {"technique": job.technique, "model": job.model, "precision": job.precision}
+        asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
     fields = {
         **asked,
         "versions": dict(pods[0].versions) if pods else {},

@@ -6,16 +6,19 @@ exit 0), and launchers name the wrong rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.pods.pod import Pod
 from workbench.runs.events import Event
 from workbench.runs.result import RunFault
+from workbench.spec.model import Family
 
 __all__ = ["MemoryPeaks", "RankStatus", "first_cause", "fold_failures", "measured", "only_echoes", "rank_statuses"]
 
 _GIB = 1024**3
+_MOST_NATS = 700  # e to it is near the largest number there is
 _END_SEEN_S = 2.0
 
 
@@ -201,6 +204,8 @@ _END_FIELDS = {
     "global_batch_size",
 }
 
+_START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
+
 
 def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
     """Gather the figures that rank 0 reported, of a finished run or of one that was cut short.
@@ -213,10 +218,12 @@ def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
         Fields of `RunResult` by name; those that nobody reported are absent.
     """
     facts: dict[str, object] = {}
+    causal = False
     for event in events:
         data = event.data
         if event.kind == "start":
-            facts |= {k: data[k] for k in ("global_batch_size", "versions", "precision") if k in data}
+            causal = data.get("family") == Family.CAUSAL
+            facts |= {k: data[k] for k in _START_FIELDS if k in data}
         elif event.kind == "step":
             facts |= {"steps": data.get("step"), "epochs": data.get("epoch")}
         elif event.kind == "eval":
@@ -226,4 +233,7 @@ def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
             facts.setdefault("time_to_first_step_s", round(event.time_s - started_s, 3))
         elif event.kind == "end":
             facts |= {k: v for k, v in data.items() if k in _END_FIELDS}
+    loss = facts.get("eval_loss")
+    if causal and isinstance(loss, int | float) and loss < _MOST_NATS:
+        facts["perplexity"] = math.exp(loss)
     return facts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from workbench.errors import RunError, RunFailed
 from workbench.runs.paths import RunPaths
 from workbench.runs.state import RunState
+from workbench.spec.technique import Peft
 
 if TYPE_CHECKING:
     from workbench.results.predict import Predictions
@@ -76,12 +77,18 @@ class RunResult:
     """Number of ranks."""
     technique: str = ""
     """The technique that was asked for and ran; `script` for a script."""
+    peft: str = ""
+    """Which weights were trained: `none` for all of the model's own, `lora`, `qlora`."""
     launcher: str = ""
     """How ranks started."""
     precision: str = ""
     """Number format of the arithmetic."""
     model: str = ""
     """What was trained."""
+    parameters: int | None = None
+    """Parameters of the whole model, adapters included."""
+    trainable_parameters: int | None = None
+    """Those of them that were trained."""
     steps: int | None = None
     """Optimizer steps taken."""
     epochs: float | None = None
@@ -102,6 +109,8 @@ class RunResult:
     """Loss on the evaluation rows before the first step."""
     eval_loss: float | None = None
     """The same after the last."""
+    perplexity: float | None = None
+    """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
     exact_match: float | None = None
     """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
     peak_memory_gib: Mapping[str, float] = field(default_factory=dict)
@@ -145,6 +154,12 @@ class RunResult:
         data = asdict(self)
         del data["path"]
         return data
+
+    @property
+    def trained(self) -> str:
+        """What was trained and how, in a few words; `none` is left unsaid."""
+        adapters = "" if self.peft == Peft.NONE else self.peft
+        return " ".join(part for part in (self.model, self.technique, adapters, self.precision) if part)
 
     def raise_for_status(self) -> RunResult:
         """Return this result if the run succeeded.
