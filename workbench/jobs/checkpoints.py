@@ -47,7 +47,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.folder = folder / "checkpoints"
         self.every = every
         self.stop = stop
-        self.tree: dict[str, Any] | None = _sent(folder / "resume") if resumes else None
+        self.sent = folder / "resume" / f"rank-{ranks.rank()}"
+        """Where the part of this rank was sent to, where one was; it is of no use once it is read."""
+        self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
         """What the run goes on from; None for a run from the beginning."""
         self._good: deque[int] = deque()
         self._told = False
@@ -92,6 +94,14 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         if ranks.rank() == 0:
             emit("checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3))
 
+    def restore(self, trainer: Any) -> None:
+        """Put the trainer back to where the checkpoint was made, where there is one; every rank must call it."""
+        if self.tree is None:
+            return
+        snapshot.restore(trainer, self.tree)
+        self.tree["engine"] = None  # its tensors would stay in memory for the whole run
+        shutil.rmtree(self.sent, ignore_errors=True)
+
     def _tell(self, step: int, error: OSError | None) -> None:
         if error is not None and not self._told:
             emit("checkpoint_failed", step=step, message=error.strerror or str(error))
@@ -127,9 +137,8 @@ class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers publishes
 
     def _prepare_for_training(self, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)
-        if (tree := self._tree) is not None:
-            snapshot.restore(self, tree)
-            tree["engine"] = None  # its tensors would stay in memory for the whole run
+        if self.checkpoints is not None:
+            self.checkpoints.restore(self)
         return prepared
 
     def _run_epoch(self, **options: Any) -> None:
@@ -158,8 +167,7 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
     return size, None
 
 
-def _sent(folder: Path) -> dict[str, Any]:
-    part = folder / f"rank-{ranks.rank()}"
+def _read_sent(part: Path) -> dict[str, Any]:
     if problem := problem_of(part):
         raise RunError(f"the checkpoint to resume from arrived damaged: {problem}; submit the run again")
     manifest = read_manifest(part)

@@ -36,7 +36,7 @@ def capture(trainer: Any) -> dict[str, object]:
     return {
         "engine": _engine_state(trainer),
         "scheduler": trainer.lr_scheduler.state_dict(),
-        "random": _random_state(),
+        "random": _random_state(cuda=trainer.args.device.type == "cuda"),
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "eval_losses": dict(trainer.eval_losses),
@@ -70,14 +70,14 @@ def restore_random(tree: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _random_state() -> dict[str, object]:
+def _random_state(*, cuda: bool) -> dict[str, object]:
     name, keys, *rest = np.random.get_state()
     state: dict[str, object] = {
         "python": random.getstate(),
         "numpy": (str(name), torch.from_numpy(np.asarray(keys).view(np.int32).copy()), *rest),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if cuda:
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

@@ -153,6 +153,10 @@ class AgentLink:
         """Write a file on the pod, 0600."""
         self._connection().put_bytes(data, path)
 
+    def put_file(self, local: Path, path: str) -> None:
+        """Send a file of any size to a path on the pod, 0600."""
+        self._connection().put(local, path)
+
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
         """Run a command on the pod and return its standard output.
 

@@ -24,7 +24,7 @@ from workbench.runs.outcome import MemoryPeaks, first_cause, fold_failures, only
 from workbench.runs.result import RunFault
 from workbench.runs.samples import Sampler
 from workbench.runs.sight import Sight
-from workbench.runs.stage import pod_paths, rank_request, send_inputs
+from workbench.runs.stage import pod_paths, rank_request, resumed_from, send_inputs
 from workbench.runs.state import RunState
 from workbench.runs.watch import PodReport, PodWatch
 from workbench.spec.technique import Launcher
@@ -78,7 +78,10 @@ class Attempt:
         fault: RunFault | None = None
         watches: list[PodWatch] = []
         try:
-            self._journal.state(RunState.STARTING, "sending inputs to the pods")
+            resumed = resumed_from(self._context.paths)
+            what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
+            said = [f"sending {what} to the pods", *(resumed.notes if resumed else ())]
+            self._journal.state(RunState.STARTING, "; ".join(said))
             self.prepare()
             if self._wishes.cancel.is_set():
                 return None
@@ -106,7 +109,7 @@ class Attempt:
         job, spec = c.spec.job, c.spec.cluster.pods
 
         def one(link: AgentLink) -> None:
-            send_inputs(link, job, c.paths, c.run_id, spec.gpus)
+            send_inputs(link, job, c.paths, c.run_id, spec.gpus, c.places)
             request = rank_request(run_id=c.run_id, job=job, spec=spec, link=link, places=c.places, master=master)
             link.call("prepare", run=c.run_id, request=request)
 

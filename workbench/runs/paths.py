@@ -154,6 +154,11 @@ class RunPaths:
         return self.root / "model"
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the last checkpoints that came back: step-N/<pod>/rank-R."""
+        return self.root / "checkpoints"
+
+    @property
     def manifest(self) -> Path:
         """SHA-256 of every file that came back from the pods; written last."""
         return self.root / "manifest.json"
@@ -179,6 +184,16 @@ class PodRunPaths:
     def out(self) -> PurePosixPath:
         """What rank 0 leaves to be fetched: model/, predictions.jsonl, profile.txt."""
         return self.root / "out"
+
+    @property
+    def checkpoints(self) -> PurePosixPath:
+        """The checkpoints of this run's ranks on this pod: step-N/rank-R."""
+        return self.root / "checkpoints"
+
+    @property
+    def resume(self) -> PurePosixPath:
+        """The checkpoint that this run goes on from: rank-R for each rank of the pod."""
+        return self.root / "resume"
 
     @property
     def stop(self) -> PurePosixPath:

@@ -16,6 +16,7 @@ from pathlib import Path
 from workbench.errors import ConfigError
 from workbench.runs.launcher import check_launcher
 from workbench.runs.paths import RunPaths
+from workbench.runs.resume import resume_checkpoint
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import write_json
 from workbench.spec.dataset import dataset_from, prepare
@@ -107,6 +108,9 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths) -> None:
         "hub": data.hub,
         "deepspeed": deepspeed,
     }
+    if job.resume is not None:
+        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved)
+        resolved = {**resolved, "resume": chosen.to_dict()}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:
         paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
@@ -115,5 +119,7 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths) -> None:
 def _with_absolute_paths(job: Job) -> Job:
     if isinstance(job, Script):
         return replace(job, path=str(Path(job.path).expanduser().absolute()))
+    if job.resume is not None:
+        job = replace(job, resume=str(Path(job.resume).expanduser().absolute()))
     folder = Path(job.model).expanduser()
     return replace(job, model=str(folder.absolute())) if folder.is_dir() else job

@@ -15,11 +15,12 @@ from dataclasses import replace
 from workbench.errors import WorkbenchError
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.attempt import Attempt
+from workbench.runs.checkpoints import Returned, bring_checkpoints_back
 from workbench.runs.context import RunContext, Wishes
 from workbench.runs.journal import Journal
 from workbench.runs.outcome import MemoryPeaks
 from workbench.runs.result import RunFault
-from workbench.runs.stage import clear, fetch
+from workbench.runs.stage import clear, fetch, pod_paths, resumed_from
 from workbench.runs.state import RunState
 
 __all__ = ["RunContext", "Runner"]
@@ -37,6 +38,7 @@ class Runner:
         self._journal = Journal(context.paths)
         self._peaks = MemoryPeaks()
         self._wishes = Wishes()
+        self._returned = Returned()
         self._attempt = self._new_attempt()
         self._started_s = time.time()
 
@@ -87,6 +89,7 @@ class Runner:
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
+        self._bring_checkpoints_back()
         fault = self._bring_back(fault)
         state, message = self._verdict(fault)
         self._write_result(state, message, fault)
@@ -111,6 +114,19 @@ class Runner:
         named = re.search(rf"\b{self._attempt.master_port}\b", said) is not None
         return named and bool(_PORT_TAKEN.search(said)) and not self._attempt.sight.training
 
+    def _bring_checkpoints_back(self) -> None:
+        c = self._context
+        if getattr(c.spec.job, "save_steps", None) is None or not self._attempt.sight.checkpoints:
+            return
+        self._journal.hint("bringing checkpoints back")
+        pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
+        links = [link for link in c.links if link.pod.name not in self._attempt.sight.lost]
+        try:
+            self._returned = bring_checkpoints_back(links, c.places, pods, c.paths)
+        except Exception as error:  # the run's own outcome must be written whatever happens to its checkpoints
+            logger.exception("bringing back the checkpoints of %s", c.run_id)
+            self._returned = Returned(notes=[f"its checkpoints could not be brought back: {error}"])
+
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
         c = self._context
         try:
@@ -133,7 +149,12 @@ class Runner:
 
     def _verdict(self, fault: RunFault | None) -> tuple[RunState, str]:
         sight = self._attempt.sight
-        notes = [f"ranks {sight.forced} did not end when asked and were killed"] if sight.forced else []
+        resumed = resumed_from(self._context.paths)
+        notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
+        notes += [f"ranks {sight.forced} did not end when asked and were killed"] if sight.forced else []
+        notes += [*sight.warnings, *self._returned.notes]
+        if not sight.all_done and self._returned.steps:
+            notes += [f"its checkpoint of step {self._returned.steps[0]} is here to resume from"]
         notes += ["the disk was full: logs here are incomplete"] if sight.cut else []
         if self._attempt.left_processes is None:
             notes += ["a pod does not answer; what is left there ends with its agent's lease"]

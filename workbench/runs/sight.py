@@ -36,6 +36,10 @@ class Sight:
     """Whether the first optimizer step is done."""
     stopped_at: int | None = None
     """The optimizer step after which the trainer stopped because it was asked to; None where it did not."""
+    checkpoints: bool = False
+    """Whether its ranks have said that they made one."""
+    warnings: list[str] = field(default_factory=list)
+    """What its ranks want said of the run, whatever becomes of it."""
     cut: bool = False
     """Whether logs here are incomplete, because the disk was full."""
     _drained: dict[str, bool] = field(default_factory=dict)
@@ -61,6 +65,12 @@ class Sight:
         first = event.kind == "first_step" and not self.training
         if event.kind == "stopped":
             self.stopped_at = int(str(event.data.get("step", 0)))
+        elif event.kind == "checkpoint":
+            self.checkpoints = True
+        elif event.kind == "checkpoint_failed":
+            where = self.ranks[event.rank].pod.name if event.rank in self.ranks else f"rank {event.rank}"
+            step, said = event.data.get("step"), event.data.get("message")
+            self.warnings.append(f"no checkpoint of step {step}: on {where} {said}")
         self.training = self.training or first
         return first
 

@@ -160,6 +160,7 @@ def _relative_to(job: Job, folder: Path) -> Job:
         dataset=moved or str(absolute(dataset)),
         deepspeed=absolute(job.deepspeed),  # type: ignore[arg-type]
         model=str(absolute(job.model)),
+        resume=absolute(job.resume),  # type: ignore[arg-type]
     )
 
 

@@ -12,13 +12,14 @@ from pathlib import Path, PurePosixPath
 from workbench.errors import RemoteError, RunError
 from workbench.pods.pod import Pod, PodSpec
 from workbench.runs.agentlink import AgentLink
+from workbench.runs.checkpoints import Checkpoint, send_checkpoint
 from workbench.runs.launch import RankPlace
 from workbench.runs.package import file_digest, zip_folder
 from workbench.runs.paths import PodRunPaths, RunPaths
-from workbench.runs.state import write_json
+from workbench.runs.state import read_json, write_json
 from workbench.spec.job import FineTune, Job, Script
 
-__all__ = ["clear", "fetch", "pod_paths", "rank_request", "send_inputs"]
+__all__ = ["clear", "fetch", "pod_paths", "rank_request", "resumed_from", "send_inputs"]
 
 # Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
@@ -68,8 +69,10 @@ def rank_request(
     }
 
 
-def send_inputs(link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: int) -> None:
-    """Send the inputs of a run to one pod.
+def send_inputs(
+    link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: int, places: Sequence[RankPlace]
+) -> None:
+    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks.
 
     Raises:
         RemoteError: The pod cannot be written to.
@@ -81,6 +84,15 @@ def send_inputs(link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: i
         link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
         return
     _send_finetune(link, job, paths, target, gpus)
+    if resume := resumed_from(paths):
+        here = {place.rank for place in places if place.pod == link.pod.name}
+        send_checkpoint(link, {rank: part for rank, part in resume.parts.items() if rank in here}, target.resume)
+
+
+def resumed_from(paths: RunPaths) -> Checkpoint | None:
+    """Give the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
+    chosen = read_json(paths.job).get("resume")
+    return Checkpoint.from_dict(chosen) if isinstance(chosen, dict) else None
 
 
 def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodRunPaths, gpus: int) -> None:

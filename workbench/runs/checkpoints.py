@@ -1,0 +1,212 @@
+"""Checkpoints between the pods and the run directory: brought back at the end of a run, chosen to resume one.
+
+A checkpoint is one folder `step-N`, with the part of every rank below the name of its pod. It is used only when all
+parts are there, match their manifests byte by byte, and belong to this user. Nothing here reads what is in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.runs.agentlink import AgentLink
+from workbench.runs.launch import RankPlace
+from workbench.runs.manifest import NAME, problem_of, read_manifest
+from workbench.runs.paths import PodRunPaths, RunPaths
+
+__all__ = ["Checkpoint", "Returned", "bring_checkpoints_back", "newest_good", "send_checkpoint"]
+
+logger = logging.getLogger(__name__)
+_STEP, _RANK = re.compile(r"step-(\d+)"), re.compile(r"rank-(\d+)")
+_KEPT = 2
+_Parts = Mapping[int, Mapping[int, PurePosixPath]]  # folders on a pod by step and rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was looked at and found good."""
+
+    step: int
+    """The optimizer step after which it was made."""
+    parts: Mapping[int, Path]
+    """The folder of each rank's part."""
+    notes: Sequence[str] = ()
+    """Why newer ones were left out, one line each."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that made it."""
+        return len(self.parts)
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; `from_dict` reads it back."""
+        return {"step": self.step, "parts": {str(r): str(p) for r, p in self.parts.items()}, "notes": list(self.notes)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Read the JSON form."""
+        parts = {int(rank): Path(part) for rank, part in data["parts"].items()}
+        return cls(step=data["step"], parts=parts, notes=data["notes"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Returned:
+    """What came back from the pods."""
+
+    steps: Sequence[int] = ()
+    """The steps whose parts are here, the newest first."""
+    notes: Sequence[str] = ()
+    """What did not come back, and why."""
+
+
+def bring_checkpoints_back(
+    links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
+) -> Returned:
+    """Bring the last two checkpoints of a run back from its pods, as far as they answer; each is checked.
+
+    Args:
+        links: The lines to the pods that may answer.
+        places: All ranks of the run.
+        pods: The run's folder on each pod, by its name.
+        paths: The run directory.
+    """
+    with ThreadPoolExecutor(max_workers=max(1, len(links))) as pool:
+        looks = pool.map(lambda link: _parts_on(link, pods[link.pod.name]), links)
+        held = {link: parts for link, parts in zip(links, looks, strict=True) if parts is not None}
+        answering = {link.pod.name for link in held}
+        expected = {place.rank for place in places if place.pod in answering}
+        newest = [step for step in _steps_of(held) if expected <= _ranks_of(held, step)][:_KEPT]
+        problems = {step: _fetch(pool, held, paths, step) for step in newest}
+    silent = [name for name in pods if name not in answering]
+    notes = [f"{name} does not answer: its parts of checkpoints stay there" for name in silent]
+    notes += [f"the checkpoint of step {step} did not come back: {said}" for step, said in problems.items() if said]
+    return Returned(steps=[step for step, said in problems.items() if not said], notes=notes)
+
+
+def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
+    """Find the newest checkpoint of a run directory that is whole and undamaged; every byte of it is read.
+
+    Args:
+        root: The run directory.
+        last_step: The step at which the new run ends; only earlier ones are of use to it.
+
+    Raises:
+        ConfigError: There is none; the message says what is wrong with each.
+    """
+    folder = RunPaths(root).checkpoints
+    steps = sorted((_number(_STEP, path.name), path) for path in folder.glob("step-*") if _STEP.fullmatch(path.name))
+    notes: list[str] = []
+    for step, path in reversed(steps):
+        parts = {_number(_RANK, part.name): part for part in sorted(path.glob("*/rank-*")) if part.is_dir()}
+        done = last_step is not None and step >= last_step
+        problem = f"max_steps is {last_step}, nothing is left to do after it" if done else _problem(step, parts)
+        if not problem:
+            return Checkpoint(step=step, parts=parts, notes=notes)
+        notes.append(f"the checkpoint of step {step} was left out: {problem}")
+    why = "; ".join(notes) or f"{folder} is empty: its run saved none (save_steps), or has not ended"
+    raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
+
+
+def send_checkpoint(link: AgentLink, parts: Mapping[int, Path], target: PurePosixPath) -> None:
+    """Send the parts of the ranks of one pod into a folder on it.
+
+    Raises:
+        RemoteError: The pod cannot be written to.
+    """
+    for rank, part in parts.items():
+        for path in sorted(part.iterdir()):
+            link.put_file(path, str(target / f"rank-{rank}" / path.name))
+
+
+def _parts_on(link: AgentLink, pod: PodRunPaths) -> _Parts | None:
+    """Give the folders of parts by step and rank; None for a pod that does not answer."""
+    try:
+        link.ensure()
+        listed = link.run(["find", str(pod.root), "-mindepth", "4", "-maxdepth", "4", "-name", NAME, "-print0"])
+    except WorkbenchError as error:
+        logger.warning("%s", error)
+        return None
+    steps: dict[int, dict[int, PurePosixPath]] = {}
+    for name in listed.split("\0"):
+        folder = PurePosixPath(name).parent
+        step, rank = _STEP.fullmatch(folder.parent.name), _RANK.fullmatch(folder.name)
+        if step and rank and folder.parent.parent == pod.checkpoints:
+            steps.setdefault(int(step[1]), {})[int(rank[1])] = folder
+    return steps
+
+
+def _steps_of(held: Mapping[AgentLink, _Parts]) -> list[int]:
+    return sorted({step for parts in held.values() for step in parts}, reverse=True)
+
+
+def _ranks_of(held: Mapping[AgentLink, _Parts], step: int) -> set[int]:
+    return {rank for parts in held.values() for rank in parts.get(step, {})}
+
+
+def _fetch(pool: ThreadPoolExecutor, held: Mapping[AgentLink, _Parts], paths: RunPaths, step: int) -> str:
+    """Bring one checkpoint back under another name, and give it its own when it is whole; else say what is wrong."""
+    final = paths.checkpoints / f"step-{step}"
+    part = final.with_name(f".{final.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    wanted = [(link, rank, folder) for link, parts in held.items() for rank, folder in parts.get(step, {}).items()]
+
+    def one(each: tuple[AgentLink, int, PurePosixPath]) -> str:
+        link, rank, folder = each
+        return _fetch_part(link, folder, part / link.pod.name / f"rank-{rank}")
+
+    try:
+        if problem := next(filter(None, list(pool.map(one, wanted))), ""):
+            return problem
+        part.rename(final)
+    except (OSError, WorkbenchError) as error:
+        return str(error)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return ""
+
+
+def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
+    link.get(str(source / NAME), target / NAME)
+    for name in read_manifest(target).get("files", {}):
+        link.get(str(source / name), target / name)
+    return problem_of(target)
+
+
+def _problem(step: int, parts: Mapping[int, Path]) -> str:
+    told = [read_manifest(part).get("world_size") for part in parts.values()]
+    size = told[0] if told and isinstance(told[0], int) else 0
+    if missing := [rank for rank in range(size) if rank not in parts]:
+        return f"the part of rank {missing[0]} of {size} is missing"
+    if not size or len(parts) != size:
+        return "it has no parts with a manifest that can be read"
+    for rank, part in parts.items():
+        problem = _not_ours(part) or problem_of(part)
+        facts = read_manifest(part)
+        if not problem and (facts.get("rank"), facts.get("step"), facts.get("world_size")) != (rank, step, size):
+            problem = f"{part.name} is the part of another checkpoint"
+        if problem:
+            return f"{problem} ({part.parent.name})"
+    return ""
+
+
+def _not_ours(part: Path) -> str:
+    """Tell what is not this user's own: what others could write is not what a run of ours left."""
+    for path in (part, *part.iterdir()):
+        facts = path.lstat()
+        if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
+            return f"{path} belongs to another user, or others may write to it; only checkpoints of your own are used"
+    return ""
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int:
+    match = pattern.fullmatch(name)
+    return int(match[1]) if match else -1
