@@ -21,11 +21,13 @@ pytest.importorskip("torch")
 from workbench.errors import RunError
 from workbench.results.answers import compare_predictions, predict
 from workbench.results.modelserver import ModelServer, close_all, server_of
+from workbench.results.questions import Question
 from workbench.runs.paths import RunPaths
 from workbench.runs.state import is_alive, process_start_time
 from workbench.spec.dataset import Mini, prepare
 from workbench.spec.job import FineTune
 
+A = [Question(source="a")]
 MAKE = """
 import sys, torch
 from workbench.jobs import model
@@ -119,17 +121,17 @@ def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]
 def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(runs: tuple[RunPaths, RunPaths]) -> None:
     server = ModelServer(runs[0])
     try:
-        first = server.answer(["a"])
+        first = server.answer(A)
         assert server.pid is not None
         wait_gone(*killed(server.pid))
         wait_until(lambda: server.pid is None)  # a process of many threads takes a moment to be gone altogether
-        assert server.answer(["a"]).texts == first.texts  # it was seen to be gone
+        assert server.answer(A).texts == first.texts  # it was seen to be gone
         threading.Timer(0.05, killed, [server.pid]).start()
         with pytest.raises(RunError, match="killed by signal 9"):
-            server.answer(["a b c d"] * 3000)
-        with pytest.raises(RunError, match="did not answer: ValueError: text input must be"):
-            server.answer([5])  # type: ignore[list-item]
-        assert server.answer(["a"]).texts == first.texts  # an error does not end it
+            server.answer([Question(source="a b c d")] * 3000)
+        with pytest.raises(RunError, match="did not answer: TypeError: sequence item"):
+            server.answer([Question(source=5)])  # type: ignore[list-item]
+        assert server.answer(A).texts == first.texts  # an error does not end it
     finally:
         server.close()
     assert server.pid is None
@@ -143,21 +145,21 @@ def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
     (paths.model / "config.json").write_text('{"model_type": "t5"}')
     paths.job.write_text(json.dumps({"job": FineTune().to_dict()}))
     with pytest.raises(RunError, match="did not answer: OSError"):
-        server_of(paths).answer(["a"])
+        server_of(paths).answer(A)
     close_all()
     paths.job.write_text("{}")
     with pytest.raises(RunError, match=r"exit code 1\)\n(.*\n)*KeyError: 'job'"):
-        server_of(paths).answer(["a"])
+        server_of(paths).answer(A)
 
 
 @pytest.mark.slow
 def test_the_child_ends_when_idle_and_comes_back(runs: tuple[RunPaths, RunPaths]) -> None:
     server = ModelServer(runs[0], idle_s=1.0)
-    texts = server.answer(["a"]).texts
+    texts = server.answer(A).texts
     pid = server.pid
     assert pid is not None
     wait_until(lambda: server.pid is None)
-    assert server.answer(["a"]).texts == texts
+    assert server.answer(A).texts == texts
     assert server.pid != pid
     server.close()
 
@@ -168,9 +170,10 @@ def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) ->
         import sys, time
         from pathlib import Path
         from workbench.results.modelserver import server_of
+        from workbench.results.questions import Question
         from workbench.runs.paths import RunPaths
         server = server_of(RunPaths(Path(sys.argv[1])))
-        server.answer(["a"])
+        server.answer([Question(source="a")])
         print(server.pid, flush=True)
         time.sleep(60)
     """
@@ -186,13 +189,13 @@ def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) ->
 @pytest.mark.slow
 def test_an_interrupt_leaves_the_child_fit(runs: tuple[RunPaths, RunPaths]) -> None:
     server = server_of(runs[0])
-    expected = server.answer(["a"]).texts
+    expected = server.answer(A).texts
     main = threading.main_thread().ident
     assert main is not None
     threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        server.answer(["What is the question?"] * 400)
+        server.answer([Question(source="What is the question?")] * 400)
     pid = server.pid
     assert pid is not None
-    assert server.answer(["a"]).texts == expected  # not the late answer to the 400
+    assert server.answer(A).texts == expected  # not the late answer to the 400
     assert server.pid == pid

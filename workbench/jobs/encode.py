@@ -15,6 +15,7 @@ from workbench.jobs.model import Loaded
 from workbench.spec.job import FineTune
 from workbench.spec.model import Family
 from workbench.spec.prompts import fill, source_text
+from workbench.spec.refusals import check_family
 from workbench.spec.technique import LossOn
 
 __all__ = ["Encoder"]
@@ -31,8 +32,10 @@ class Encoder:
             job: Its lengths, prompt and loss are read.
 
         Raises:
-            ConfigError: The tokenizer has no padding token, or an encoder-decoder model no start token.
+            ConfigError: The job's options do not fit the model's family, which may be known only now; or the tokenizer
+                has no padding token, or an encoder-decoder model no start token.
         """
+        check_family(job, loaded.family)
         self.job = job
         self.tokenizer = loaded.tokenizer
         self.causal = loaded.family is Family.CAUSAL

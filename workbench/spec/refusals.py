@@ -16,7 +16,7 @@ from workbench.spec.technique import Launcher, LossOn, Optimizer, Peft, Precisio
 if TYPE_CHECKING:
     from workbench.spec.job import FineTune
 
-__all__ = ["check_hardware", "check_together"]
+__all__ = ["check_family", "check_hardware", "check_together"]
 
 _SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
 
@@ -30,7 +30,24 @@ def check_together(job: FineTune) -> None:
     _check_technique(job)
     _check_peft(job)
     _check_optimizer(job)
-    _check_family(job)
+    check_family(job, model_family(job.model))
+
+
+def check_family(job: FineTune, family: Family | None) -> None:
+    """Refuse options that a model of this family has no use for.
+
+    Args:
+        job: The job.
+        family: Its model's; None where that is not known yet.
+
+    Raises:
+        ConfigError: Says which, and what to use instead.
+    """
+    if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
+        raise ConfigError("precision 'fp16' overflows in T5: its activations leave the range; use 'bf16'")
+    if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
+        key = "prompt" if job.prompt != "plain" else "loss_on"
+        raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
 
 
 def check_hardware(job: FineTune, *, gpus: int) -> None:
@@ -88,12 +105,3 @@ def _check_optimizer(job: FineTune) -> None:
         )
     if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
         raise ConfigError(f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'")
-
-
-def _check_family(job: FineTune) -> None:
-    family = model_family(job.model)
-    if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
-        raise ConfigError("precision 'fp16' overflows in T5: its activations leave the range; use 'bf16'")
-    if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
-        key = "prompt" if job.prompt != "plain" else "loss_on"
-        raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
