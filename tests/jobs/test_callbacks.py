@@ -9,53 +9,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from workbench.errors import RunError  # transformers first: without it there is nothing to test
-from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, TechniqueCheck
-from workbench.spec.technique import Technique
-
-
-class Engine:
-    """Answers what the check asks a DeepSpeed engine."""
-
-    def __init__(self, stage: int, *, offload: bool = False) -> None:
-        self.stage = stage
-        self.offload = offload
-
-    def zero_optimization_stage(self) -> int:
-        return self.stage
-
-    def zero_use_cpu_optimizer(self) -> bool:
-        return self.offload
-
-
-def check(technique: str, engine: Engine | None, *, asked_ranks: int = 1) -> None:
-    callback = TechniqueCheck(Technique(technique), world_size=asked_ranks)
-    callback.trainer = SimpleNamespace(deepspeed=engine)
-    callback.on_step_end(None, SimpleNamespace(global_step=1), None)
-
-
-def test_what_was_asked_for_passes() -> None:
-    check("single", None)
-    check("zero1", Engine(1))
-    check("zero3", Engine(3))
-    check("zero3-offload", Engine(3, offload=True))
-
-
-@pytest.mark.parametrize(
-    ("technique", "engine", "ranks", "message"),
-    [
-        ("single", Engine(1), 1, "no DeepSpeed on 1 rank.*this ran: ZeRO stage 1"),
-        ("zero1", None, 1, "ZeRO stage 1 on 1 rank.*this ran: no DeepSpeed"),
-        ("zero1", Engine(3), 1, "this ran: ZeRO stage 3"),
-        ("zero3", Engine(3, offload=True), 1, "this ran: ZeRO stage 3 with offload"),
-        ("zero3-offload", Engine(3), 1, "this ran: ZeRO stage 3 on"),
-        ("zero1", Engine(1), 3, "on 3 ranks.*this ran: ZeRO stage 1 on 1 rank"),
-    ],
-)
-def test_a_run_that_is_not_what_was_asked_for_fails(
-    technique: str, engine: Engine | None, ranks: int, message: str
-) -> None:
-    with pytest.raises(RunError, match=message):
-        check(technique, engine, asked_ranks=ranks)
+from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback
 
 
 def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate() -> None:

@@ -13,9 +13,8 @@ from workbench.errors import RunError
 from workbench.jobs import ranks
 from workbench.jobs.report import memory
 from workbench.runs.events import emit
-from workbench.spec.technique import Technique
 
-__all__ = ["EventCallback", "StepClock", "StopCallback", "TechniqueCheck", "emit_memory", "phase"]
+__all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory", "phase"]
 
 
 def phase(name: str) -> None:
@@ -139,39 +138,6 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self.stopped = control.should_training_stop = control.should_log = True
         if ranks.rank() == 0:
             emit("stopped", step=state.global_step)
-
-
-class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
-    """Fail a run that does not run as it was asked to; libraries fall back to something else without a word."""
-
-    def __init__(self, technique: Technique, *, world_size: int) -> None:
-        """Keep what was asked."""
-        self.technique = technique
-        self.world_size = world_size
-        self.trainer: Any = None
-
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Compare after the first step."""
-        if state.global_step != 1:
-            return
-        asked = _shape(self.technique.zero_stage, self.technique is Technique.ZERO3_OFFLOAD, self.world_size)
-        engine = getattr(self.trainer, "deepspeed", None)
-        if engine is None:
-            ran = _shape(0, False, ranks.world_size())
-        else:
-            stage = int(engine.zero_optimization_stage())
-            # Stage 1 has nothing but optimizer states to offload; the technique's names know only stage 3's.
-            ran = _shape(stage, stage == 3 and bool(engine.zero_use_cpu_optimizer()), ranks.world_size())
-        if asked != ran or (self.technique is Technique.SINGLE and ranks.connected()):
-            raise RunError(
-                f"technique {self.technique!s} was asked for ({asked}), but this ran: {ran}; "
-                "check the DeepSpeed configuration of the job"
-            )
-
-
-def _shape(stage: int, offload: bool, world_size: int) -> str:
-    how = f"ZeRO stage {stage}" if stage else "no DeepSpeed"
-    return f"{how}{' with offload' if offload else ''} on {world_size} rank{'s' if world_size > 1 else ''}"
 
 
 def _finite(what: str, value: float | None, step: int) -> None:

@@ -109,7 +109,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         try:
             yield
         finally:
-            delattr(owner, name)
+            owner.__dict__.pop(name, None)
 
 
 class _AsEngine:

@@ -22,7 +22,7 @@ from workbench.jobs import ranks
 from workbench.spec.adapters import Fsdp
 from workbench.spec.technique import Precision, Shard
 
-__all__ = ["layers_of", "shard_model", "whole_state"]
+__all__ = ["layers_of", "shard_model", "spread_over", "whole_state"]
 
 
 def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None:
@@ -88,6 +88,15 @@ def whole_state(model: Any) -> dict[str, Any]:
     return {name: tensor for name, tensor in state.items() if name not in tied}
 
 
+def spread_over(options: Fsdp, world_size: int) -> int:
+    """Tell over how many ranks a weight is spread: those of a pod for `hybrid`, else all."""
+    return _on_pod() if options.shard == Shard.HYBRID else world_size
+
+
+def _on_pod() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def _names(model: Any, *, remove_duplicate: bool) -> list[str]:
     return [name for name, _ in model.named_parameters(remove_duplicate=remove_duplicate)]
 
@@ -96,14 +105,14 @@ def _mesh(shard: Shard, device: str) -> DeviceMesh:
     world = ranks.world_size()
     if shard is not Shard.HYBRID:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
-    # The launchers number the ranks pod by pod.
-    on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_pod = _on_pod()
     uneven = ranks.sums([float(on_pod)])[0] != on_pod * world
     if on_pod == 1 or uneven:
         what = "unequal numbers of slots" if uneven else "one slot each"
         raise ConfigError(
             f"fsdp shard 'hybrid' shards within each pod, and these pods have {what}; use 'full' or 'grads'"
         )
+    # The launchers number the ranks pod by pod.
     return init_device_mesh(device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard"))
 
 
