@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from workbench.jobs import adapters, data, generate, model, ranks, report, sharding
-from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, TechniqueCheck, emit_memory, phase
+from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, emit_memory, phase
 from workbench.jobs.data import Rows
 from workbench.jobs.encode import Encoder
 from workbench.jobs.generate import Prediction
+from workbench.jobs.honesty import TechniqueCheck
 from workbench.jobs.profile import StepProfiler
 from workbench.jobs.settings import Assignment, prepare_process, training_arguments
 from workbench.jobs.trainer import FineTuner
@@ -75,7 +76,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         options = fsdp_from(work.job.fsdp)
         sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
     clock = StepClock()
-    check = TechniqueCheck(work.technique, world_size=work.world_size)
+    check = TechniqueCheck(work.job, world_size=work.world_size)
     train = encoder.rows(rows.train)
     trainer = FineTuner(
         rows=train,
