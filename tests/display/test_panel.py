@@ -153,6 +153,48 @@ def test_a_question_asks_once() -> None:
     assert done == [1]
 
 
+def test_a_script_that_printed_nothing_has_no_empty_places(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
+    run = Run.load(written.paths.root)
+    panel = RunPanel(run)
+    assert panel._halves["curve"].layout.display == "none"
+    assert "nothing printed yet" in part(panel, "logs")
+    panel.buttons._say("killing the run")
+    written.end("failed")
+    panel.draw()
+    assert "printed nothing" in part(panel, "logs")
+    assert not panel.buttons._note.value
+    assert "wb-plots'><div></div><div><div class='wb-name'>memory per pod" in str(
+        run_bundle(run, live=False)["text/html"]
+    )
+    assert "run.tensorboard()" not in part(panel, "receipt")
+
+
+def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: RunPanel) -> None:
+    written.step(1)
+    assert panel._halves["curve"].layout.display == "none"
+    written.paths.tensorboard.mkdir(exist_ok=True)
+    (written.paths.tensorboard / "events.out.tfevents.1").touch()
+    written.end()
+    panel.draw()
+    assert panel._halves["curve"].layout.display == ""
+    assert "run.tensorboard()" in part(panel, "receipt")
+
+
+def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(panels.time, "monotonic", lambda: now)
+    ration, drawn = panels._Ration(1.0), []
+    while now < 1000:
+        if ration.allows():
+            ration.spend(0.05)
+            drawn.append(now)
+        now += 0.25
+    assert drawn[:6] == [0, 1, 2, 3, 4, 5]
+    assert 0.05 * len(drawn) < 0.011 * 1000 + 0.3
+
+
 def test_at_most_four_drawings_a_second(written: WrittenRun, panel: RunPanel) -> None:
     sent: list[float] = []
     panel._parts["head"].observe(lambda _: sent.append(time.monotonic()), "value")

@@ -61,6 +61,19 @@ def test_text_and_html_state_the_same_and_escape() -> None:
     assert board.url in repr(board)
 
 
+@pytest.mark.parametrize(
+    ("template", "dark"), [("/p/%PORT%/", "/p/6006/?darkMode=true"), ("/?p=1", "/?p=1&darkMode=true")]
+)
+def test_the_frame_follows_the_notebooks_theme(template: str, dark: str) -> None:
+    server = BoardServer(folder="/runs", port=6006, pid=1, start_time=1, owner=1)
+    page = Board(server=server, route=Route(way=Way.CUSTOM, template=template))._repr_html_()
+    light, other = re.findall(r"<iframe.*?>", page)
+    assert f'src="{html.escape(template.replace("%PORT%", "6006"))}"' in light
+    assert f'src="{html.escape(dark)}"' in other
+    assert "display: none" in other
+    assert light.count('loading="lazy"') == other.count('loading="lazy"') == 1
+
+
 def test_the_kernels_own_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "jpserver-77.json").write_text(json.dumps({"base_url": "/user/me/", "token": "t"}))

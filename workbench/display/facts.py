@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from workbench.display.faultcard import FaultCard, fault_card
 from workbench.display.format import UNKNOWN, count, duration, gib, number, percent, plain, scaled
@@ -14,8 +15,8 @@ from workbench.runs.progress import Progress
 from workbench.runs.state import RunState
 from workbench.runs.view import RunView
 from workbench.spec.job import FineTune
-
 from workbench.spec.technique import Peft
+
 __all__ = ["RunFacts", "facts_of"]
 
 _NAMED_PODS = 8
@@ -152,6 +153,7 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     else:
         pairs += [
             ("samples/s, all steps", number(result.train_samples_per_s), result.train_samples_per_s),
+            ("perplexity", number(result.perplexity), result.perplexity),
             ("exact match", percent(result.exact_match), result.exact_match),
             ("time to first step", duration(result.time_to_first_step_s), result.time_to_first_step_s),
         ]
@@ -174,7 +176,10 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
 
 
 def _receipt(view: RunView) -> list[str]:
-    return [plain(line) for line in (_ranks_left(view), _pods_left(view), _files_left(view)) if line]
+    lines = [_ranks_left(view), _pods_left(view), _files_left(view)]
+    if _is_there(view.paths.tensorboard):
+        lines.append("TensorBoard: run.tensorboard() opens it below a cell")
+    return [plain(line) for line in lines]
 
 
 def _ranks_left(view: RunView) -> str:
@@ -203,5 +208,9 @@ def _files_left(view: RunView) -> str:
         ("model", paths.model), ("predictions", paths.predictions), ("profile", paths.profile), ("logs", paths.logs),
         ("TensorBoard files", paths.tensorboard),
     )  # fmt: skip
-    there = [name for name, path in named if path.exists()]
-    return f"Files: {', '.join(there)} in {paths.root}"
+    there = [name for name, path in named if _is_there(path)]
+    return f"Files: {', '.join(there)} in {paths.root}" if there else f"Files: in {paths.root}"
+
+
+def _is_there(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()

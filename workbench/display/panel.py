@@ -41,8 +41,9 @@ _TICK_S = 0.25
 _SHARE = 0.03  # of a core for all, and the same for each plot: what it took decides when it is due again
 _MOST_S = 2.0
 _PLOT_SHARE = 0.01
-_PLOT_S = 2.0
-_PLOT_MOST_S = 10.0
+_PLOT_AHEAD_S = 0.3  # some ten drawings: a short run's plots keep up with its figures
+_PLOT_MOST_S = 0.1  # of what one drawing took is counted: the first may load the library
+_PLOT_EVERY_S = {"curve": 1.0, "memory": 2.0}
 _LOGS_S = 0.5
 _ENDED_TICK_S = 2.0  # then only the cluster can still change
 _LINES = 200
@@ -102,8 +103,9 @@ class RunPanel:
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._due: dict[str, float] = {}
+        self._logs_due = 0.0
         self._drawn: dict[str, object] = {}
+        self._rations = {name: _Ration(every_s) for name, every_s in _PLOT_EVERY_S.items()}
         self._parts = {name: w.HTML(layout=w.Layout(margin="0", width="auto")) for name in _PARTS}
         self._curve = w.Dropdown(
             options=[(title, name) for name, title in CURVE_TITLES.items()],
@@ -158,9 +160,11 @@ class RunPanel:
             curve = str(self._curve.value)
             points = [len(self.view.curves[name]) for name in (curve, "eval_loss")]
             self._slow("curve", lambda: framed(curves_svg(self.view, curve)), (curve, *points), at_once)
+            self._show_half("curve", any(map(len, self.view.curves.values())))
             samples = [len(host.gib) for host in self.view.memory.values()]
             memory = (samples, facts.memory, facts.state.is_terminal)
             self._slow("memory", lambda: framed(memory_html(self.view, facts)), memory, at_once)
+            self._show_half("memory", bool(facts.memory))
             self._fit_tabs()
             self._draw_logs(at_once)
 
@@ -186,35 +190,45 @@ class RunPanel:
             self._parts[name].value = html
 
     def _slow(self, name: str, draw: Callable[[], str], state: object, at_once: bool) -> None:
-        """Draw a plot where what it shows has changed and enough time has passed."""
-        now = time.monotonic()
-        if state == self._drawn.get(name) or not (at_once or now >= self._due.get(name, 0.0)):
+        """Draw a plot where what it shows has changed and its ration allows."""
+        ration = self._rations[name]
+        if state == self._drawn.get(name) or not (at_once or ration.allows()):
             return
         began = time.thread_time()
         self._put(name, draw())
         self._drawn[name] = state
-        self._due[name] = now + max(_PLOT_S, min(_PLOT_MOST_S, (time.thread_time() - began) / _PLOT_SHARE))
+        ration.spend(time.thread_time() - began)
+
+    def _show_half(self, name: str, shown: bool) -> None:
+        """Give a plot its half of the row only where there is something to see in it: a script has no curves."""
+        display = "" if shown else "none"
+        if self._halves[name].layout.display != display:
+            self._halves[name].layout.display = display
 
     def _draw_logs(self, at_once: bool) -> None:
         now = time.monotonic()
-        if not at_once and now < self._due.get("logs", 0.0):
+        if not at_once and now < self._logs_due:
             return
-        self._due["logs"] = now + _LOGS_S
+        self._logs_due = now + _LOGS_S
         world_size, chosen = self.view.world_size, self._tabs.value
         if isinstance(chosen, int):
             lines = [("", line) for line in self.view.log(chosen).lines[-_LINES:]]
         else:
             logs = {rank: self.view.log(rank).lines[-_FOLDED_LINES:] for rank in self.view.ranks}
-            if (state := tuple(tuple(log) for log in logs.values())) == self._drawn.get("logs"):
+            state = (self.view.state.is_terminal, *(tuple(log) for log in logs.values()))
+            if state == self._drawn.get("logs"):
                 return
             self._drawn["logs"] = state
             lines = [(ranks_word(line.ranks, world_size), line.text) for line in fold(logs)[-_LINES:]]
-        self._put("logs", framed(lines_html(lines) if lines else "<div class='wb-quiet'>nothing printed yet</div>"))
+        nothing = "printed nothing" if self.view.state.is_terminal else "nothing printed yet"
+        self._put("logs", framed(lines_html(lines) if lines else f"<div class='wb-quiet'>{nothing}</div>"))
 
     def _at_once(self, name: str) -> None:
         with self._lock:
-            self._due.pop(name, None)
+            self._logs_due = 0.0
             self._drawn.pop(name, None)
+            if name in self._rations:
+                self._rations[name] = _Ration(_PLOT_EVERY_S[name])
             self.draw()
 
     def _log_tabs(self, w: Any) -> Any:
@@ -235,15 +249,47 @@ class RunPanel:
 
     def _arranged(self, w: Any) -> Any:
         row = w.Layout(display="flex", flex_flow="row wrap", margin="0")
-        half = w.Layout(flex="1 1 340px", max_width="540px", min_width="0", margin="0 16px 0 0", overflow="hidden")
+        half = {
+            "flex": "1 1 340px",
+            "max_width": "540px",
+            "min_width": "0",
+            "margin": "0 16px 0 0",
+            "overflow": "hidden",
+        }
         parts = self._parts
-        plots = w.Box([w.VBox([self._curve, parts["curve"]], layout=half), w.VBox([parts["memory"]], layout=half)])
-        plots.layout = row
+        self._halves = {
+            "curve": w.VBox([self._curve, parts["curve"]], layout=w.Layout(**half)),
+            "memory": w.VBox([parts["memory"]], layout=w.Layout(**half)),
+        }
+        plots = w.Box(list(self._halves.values()), layout=row)
         sheet = w.HTML(styled(""), layout=w.Layout(margin="0", height="0"))
         above = [sheet, parts["head"], self.buttons.widget, parts["figures"]]
         below = [parts["receipt"], self.buttons.extra, self._tabs, parts["logs"]]
         layout = w.Layout(max_width="1100px", overflow="hidden")
         return w.VBox([*above, plots, *below], layout=layout)
+
+
+class _Ration:
+    """What a plot may take: on average one hundredth of a core, some of it ahead, and never two soon after another."""
+
+    def __init__(self, every_s: float):
+        """Begin with all that may be taken ahead."""
+        self._every_s = every_s
+        self._left_s = _PLOT_AHEAD_S
+        self._counted_at = time.monotonic()
+        self._spent_at = float("-inf")
+
+    def allows(self) -> bool:
+        """Tell whether a drawing may be made now."""
+        now = time.monotonic()
+        self._left_s = min(_PLOT_AHEAD_S, self._left_s + (now - self._counted_at) * _PLOT_SHARE)
+        self._counted_at = now
+        return self._left_s > 0 and now >= self._spent_at + self._every_s
+
+    def spend(self, took_s: float) -> None:
+        """Count a drawing that has been made."""
+        self._left_s -= min(_PLOT_MOST_S, took_s)
+        self._spent_at = time.monotonic()
 
 
 def _tabs_of(world_size: int) -> list[tuple[str, object]]:

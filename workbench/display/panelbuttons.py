@@ -86,6 +86,7 @@ class Buttons:
             description="TensorBoard", icon="line-chart", tooltip="Opens TensorBoard of this run here", **wide
         )
         self._note = w.HTML()
+        self._ended = False
         self.extra = w.HTML(layout=w.Layout(width="auto"))
         """What a button has brought up: stacks, TensorBoard."""
         self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", self._method("stop")))
@@ -104,6 +105,9 @@ class Buttons:
     def update(self, facts: RunFacts) -> None:
         """Enable what makes sense now; offer the stacks where no step came for a while."""
         ended = facts.state.is_terminal
+        if ended and not self._ended:
+            self._ended = True
+            self._say("")  # what was asked for has come to its end
         for button in (self._stop, self._kill.widget, self._stacks):
             if button.disabled != ended:
                 button.disabled = ended

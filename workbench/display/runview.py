@@ -123,7 +123,8 @@ def _plots_html(view: RunView, facts: RunFacts) -> str:
         if name != "loss" and (drawn := curves_svg(view, name))
     )
     left = f"<div class='wb-name'>loss</div>{loss}<div class='wb-more'>{others}</div>" if loss else ""
-    return f"<div class='wb-plots'><div>{left}</div><div>{memory_html(view, facts)}</div></div>"
+    right = memory_html(view, facts) if facts.memory else ""
+    return f"<div class='wb-plots'><div>{left}</div><div>{right}</div></div>"
 
 
 def _folded(view: RunView) -> Sequence[FoldedLine]:

@@ -45,6 +45,7 @@ _CSS = f"""
 .wb-figures .wb-value {{ font-size: 15px; font-variant-numeric: tabular-nums; }}
 .wb-plots {{ display: flex; flex-wrap: wrap; gap: 4px 20px; }}
 .wb-plots > div {{ flex: 1 1 340px; max-width: 540px; min-width: 0; }}
+.wb-plots > div:empty {{ display: none; }}
 .wb-plots .wb-name {{ font-size: 11px; }}
 .wb svg.wb-plot {{ display: block; width: 100%; height: auto; max-width: none; stroke-linejoin: round; }}
 .wb-card {{ border: 1px solid var(--wb-bad); border-left-width: 5px; border-radius: 4px; padding: 8px 12px;

@@ -129,8 +129,9 @@ class Board:
         first, *rest = (html.escape(fact) for fact in self._facts())
         link = f'<a href="{url}" target="_blank" rel="noopener">open in a tab</a>'
         said = f'<p style="{_SMALL}">{" ".join([first, *rest])} {link}</p>'
-        frame = f'<iframe src="{url}" title="TensorBoard" width="100%" height="{_HEIGHT_PX}" style="{_FRAME}"></iframe>'
-        return said + frame
+        dark = f"{url}{'&amp;' if '?' in url else '?'}darkMode=true"
+        frames = _frame("light", url) + _frame("dark", dark, "; display: none")
+        return f"{said}{frames}<style>{_THEMES}</style>"
 
     def _facts(self) -> list[str]:
         hint = self.route.hint.replace(_PORT, str(self.server.port))
@@ -154,8 +155,24 @@ def show_tensorboard(folder: Path) -> Board:
 
 
 _SMALL = "color: var(--jp-ui-font-color2, inherit); margin: 0.5em 0; overflow-wrap: anywhere"
-# TensorBoard's page is light whatever the notebook's theme is; a frame without a ground of its own shows dark on dark.
-_FRAME = "border: 1px solid var(--jp-border-color2, #8884); background: #fff"
+_FRAME = "border: 1px solid var(--jp-border-color2, #8884)"
+# TensorBoard's page takes its theme from its URL. Of the two frames one is shown, and a lazy one that is not shown is
+# not loaded. The ground is for the moment before the page has come.
+_GROUNDS = {"light": "#fff", "dark": "#303030"}
+_DARK = ('body[data-jp-theme-light="false"]', "body.vscode-dark")
+_THEMES = "".join(
+    f"{body} .wb-board-{theme} {{ display: {display} !important; }} "
+    for body in _DARK
+    for theme, display in (("light", "none"), ("dark", "inline"))
+)
+
+
+def _frame(theme: str, url: str, more: str = "") -> str:
+    style = f"{_FRAME}; background: {_GROUNDS[theme]}{more}"
+    return (
+        f'<iframe class="wb-board-{theme}" src="{url}" title="TensorBoard" loading="lazy" width="100%" '
+        f'height="{_HEIGHT_PX}" style="{style}"></iframe>'
+    )
 
 
 def _join(prefix: str) -> str:
