@@ -20,18 +20,14 @@ from workbench.errors import ConfigError
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.identity import APT_LINE, check_key_line, generate_key, write_private
 
-__all__ = ["Daemon", "find_sshd", "login_user"]
+__all__ = ["SSHD_OPTIONS", "Daemon", "find_sshd", "login_user"]
 
 _PRIVILEGE_SEPARATION = Path("/run/sshd")  # where Debian's sshd, started as root, wants an empty folder
 
 _SHADOW = Path("/etc/shadow")
 
-_CONFIG = """\
-ListenAddress {listen}
-HostKey {host_key}
-AuthorizedKeysFile {authorized_keys}
+SSHD_OPTIONS = """\
 PidFile none
-AllowUsers {user}
 PermitRootLogin prohibit-password
 AuthenticationMethods publickey
 PubkeyAuthentication yes
@@ -56,6 +52,14 @@ MaxStartups 100
 MaxSessions 100
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
+"""
+"""What every daemon of ours is told, wherever it runs: this key or nothing, and no way through it to elsewhere."""
+
+_CONFIG = """\
+ListenAddress {listen}
+HostKey {host_key}
+AuthorizedKeysFile {authorized_keys}
+AllowUsers {user}
 {session}
 """
 
@@ -97,13 +101,14 @@ class Daemon:
     def config(self) -> str:
         """Give the text of sshd_config."""
         session = " ".join(_quoted(f"{name}={value}") for name, value in self.environment.items())
-        return _CONFIG.format(
+        own = _CONFIG.format(
             listen=f"{check_address(self.address)}:{check_port(self.port)}",
             host_key=_quoted(str(self.folder / "host_key")),
             authorized_keys=_quoted(str(self.folder / "authorized_keys").replace("%", "%%")),
             user=self.user,
             session=f"SetEnv {session}",
         )
+        return own + SSHD_OPTIONS
 
     def command(self, sshd: str) -> list[str]:
         """Give the argument list that runs the daemon in the foreground, its log on stderr."""

@@ -1,0 +1,251 @@
+"""The first process of a Kubernetes pod: it runs the pod's SSH daemon, says who the pod is, and ends the pod.
+
+Its text travels to the pod in a Secret and runs under the image's Python: standard library only, and nothing of this
+package. It ends, and the pod with it:
+
+- on SIGTERM, which is how Kubernetes stops a pod;
+- when its SSH daemon ends;
+- when nobody has been logged in for the lease: the keeper, which always is, died or lost the network.
+
+As process 1 it also reaps what daemonised on the pod. It starts no training and knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["REPORT", "main"]
+
+REPORT = "@pod "
+"""Begins the one line of the pod's log that says who it is."""
+
+_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
+_HIDDEN = re.compile(r"KUBERNETES_|HOSTNAME$|HOME$|PWD$|OLDPWD$|SHLVL$|TERM$|_$|USER$|LOGNAME$|SHELL$|MAIL$")
+_WORDS = Path("/dev/termination-log")  # where Kubernetes looks for a container's last words
+_LISTEN_S = 10.0
+_LOOK_S = 1.0
+
+
+class _Stop(BaseException):
+    """Unwinds from wherever SIGTERM found us."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Be the pod until told to stop; give the exit code."""
+    options = _options(argv)
+    os.umask(0o077)
+    signal.signal(signal.SIGTERM, _stop)
+    daemon = None
+    try:
+        daemon = _start(options)
+        return _supervise(daemon, options)
+    except _Stop:
+        return 0
+    except (OSError, RuntimeError) as error:
+        return _last_words(str(error), 1)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if daemon is not None:
+            daemon.terminate()
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", required=True, help="the pod's name within its cluster")
+    parser.add_argument("--root", type=Path, required=True, help="the folder that becomes the pod's own")
+    parser.add_argument("--secret", type=Path, required=True, help="the folder with host_key, authorized_keys, options")
+    parser.add_argument("--port", type=int, required=True, help="port of the SSH daemon")
+    parser.add_argument("--slots", type=int, required=True, help="ranks that the pod carries")
+    parser.add_argument("--lease-s", type=float, required=True, help="seconds to live on with nobody logged in")
+    parser.add_argument("--wait-s", type=float, required=True, help="the same before the first login")
+    return parser.parse_args(argv)
+
+
+def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """Make the pod's folder, start the daemon in it and report."""
+    user, sshd = _user(), _sshd()
+    options.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    options.root.chmod(0o700)  # a volume's group bit would stay
+    folder = options.root / "sshd"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    for name in ("host_key", "authorized_keys"):  # the Secret's own files belong to root and a group
+        (folder / name).write_bytes((options.secret / name).read_bytes())
+    common = (options.secret / "sshd_options").read_text()
+    (folder / "sshd_config").write_text(_config(options, folder, user) + common + _quirks(sshd))
+    daemon = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stdin=subprocess.DEVNULL)
+    _await_listening(daemon, options.port)
+    _report(options, user)
+    (folder / "listening").touch()
+    return daemon
+
+
+def _report(options: argparse.Namespace, user: str) -> None:
+    """Say who this pod is, in the form of a worker's report."""
+    report = {
+        "name": options.name,
+        "address": os.environ["POD_IP"],
+        "ssh_port": options.port,
+        "user": user,
+        "slots": options.slots,
+        "host_key": " ".join((options.secret / "host_key.pub").read_text().split()[:2]),
+        "root": str(options.root),
+        "python": sys.executable,
+        "versions": _versions(),
+    }
+    print(REPORT + json.dumps(report), flush=True)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise RuntimeError(
+            f"user id {os.geteuid()} has no name in this image's /etc/passwd, and sshd needs one; name the image's own"
+            " user: KubernetesPods(run_as_user=…)"
+        ) from None
+
+
+def _sshd() -> str:
+    path = shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin")
+    if path is None:
+        raise RuntimeError("this image has no sshd; pods are reached over SSH: install openssh-server in it")
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    return str(Path(path).absolute())
+
+
+def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
+    """Write what is this pod's own in sshd's configuration."""
+    lines = [
+        f"Port {options.port}",
+        f'HostKey "{folder / "host_key"}"',
+        f'AuthorizedKeysFile "{folder / "authorized_keys"}"',
+        f"AllowUsers {user}",
+        "ClientAliveInterval 15",
+        f"ClientAliveCountMax {max(1, int(options.lease_s // 15))}",
+        f"SetEnv {_session()}",
+    ]
+    listen = os.environ.get("WORKBENCH_LISTEN")  # for pods that share one machine's network
+    return "\n".join([*lines, *([f"ListenAddress {listen}"] if listen else []), ""])
+
+
+def _session() -> str:
+    """Give every login what the container was given: the image's variables, and those of the user's Secrets.
+
+    SHLVL keeps a bash that sshd starts from reading ~/.bashrc, which may print into the agent's answers.
+    """
+    path = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
+    found = {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
+    words = []
+    for name, value in {**found, "PATH": path, "SHLVL": "1"}.items():
+        if value.isprintable() and not set(value) & set('"\\'):
+            words.append(f'"{name}={value}"')
+        else:
+            _say(f"variable {name} is left out: sshd takes no quotes, backslashes or line breaks")
+    return " ".join(words)
+
+
+def _quirks(sshd: str) -> str:
+    """Keep sshd 9.8 and later from shutting an address out after a failed login: a port-forward has but one."""
+    done = subprocess.run([sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+    version = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
+    return "" if version is None or (int(version[1]), int(version[2])) < (9, 8) else "PerSourcePenalties no\n"
+
+
+def _await_listening(daemon: subprocess.Popen[bytes], port: int) -> None:
+    address = os.environ.get("WORKBENCH_LISTEN") or os.environ["POD_IP"]
+    deadline = time.monotonic() + _LISTEN_S
+    while time.monotonic() < deadline:
+        if daemon.poll() is not None:
+            raise RuntimeError(f"sshd ended with {daemon.returncode} instead of listening on port {port}")
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise RuntimeError(f"sshd did not listen on {address} port {port} within {_LISTEN_S:.0f} s")
+
+
+def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
+    """Reap until the daemon ends or nobody has been logged in for too long."""
+    limit_s, deadline = options.wait_s, time.monotonic() + options.wait_s
+    while True:
+        code = _reap(daemon.pid)
+        if code is not None:
+            return _last_words(f"sshd of this pod ended with {code}", 1)
+        if _has_sessions(daemon.pid):
+            limit_s, deadline = options.lease_s, time.monotonic() + options.lease_s
+        elif time.monotonic() > deadline:
+            return _last_words(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
+        time.sleep(_LOOK_S)
+
+
+def _reap(daemon: int) -> int | None:
+    """Collect children that ended; give the daemon's exit code if it is among them."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if pid == 0:
+            return None
+        if pid == daemon:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _has_sessions(daemon: int) -> bool:
+    """Tell whether the daemon has a child; it forks one for each connection."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == daemon:
+                return True
+        except (OSError, IndexError, ValueError):
+            continue
+    return False
+
+
+def _last_words(text: str, code: int) -> int:
+    _say(text)
+    try:
+        with _WORDS.open("r+") as file:  # never makes the file where there is none
+            file.write(text)
+    except OSError:
+        pass  # not in a container
+    return code
+
+
+def _say(text: str) -> None:
+    print(f"pod: {text}", flush=True)
+
+
+def _stop(*_: object) -> None:
+    raise _Stop
+
+
+if __name__ == "__main__":
+    sys.exit(main())
