@@ -22,7 +22,7 @@ STATE_COLOURS = {
 """The colour of a run's state; any other state is busy."""
 
 _CSS = f"""
-.wb {{ --wb-busy: {_BUSY}; --wb-bad: {_BAD}; --wb-warn: {_WARN};
+.wb {{ --wb-busy: {_BUSY}; --wb-good: {_GOOD}; --wb-bad: {_BAD}; --wb-warn: {_WARN};
   --wb-line: var(--jp-border-color2, #8884); --wb-soft: var(--jp-layout-color2, #8881);
   --wb-quiet: var(--jp-ui-font-color2, var(--vscode-descriptionForeground, #777));
   color: var(--jp-ui-font-color1, var(--vscode-editor-foreground, inherit));
@@ -67,6 +67,27 @@ _CSS = f"""
   background: var(--wb-soft); color: inherit; border-radius: 4px; }}
 .wb-log {{ display: flex; flex-direction: column-reverse; max-height: 300px; overflow-y: auto; }}
 .wb.wb .wb-log pre {{ max-height: none; overflow: visible; flex: none; }}
+.wb-wide {{ overflow-x: auto; margin: 4px 0 8px; }}
+.wb.wb .wb-checks {{ border-collapse: separate; border-spacing: 0; margin: 0; table-layout: auto; font-size: 13px; }}
+.wb-checks caption {{ caption-side: top; text-align: left; font-weight: 600; padding: 2px 0 6px; color: inherit;
+  white-space: nowrap; }}
+.wb.wb .wb-checks :is(th, td) {{ text-align: left; vertical-align: top; padding: 3px 14px 3px 6px; white-space: nowrap;
+  border-bottom: 1px solid var(--wb-line); max-width: none; }}
+.wb.wb .wb-checks tr, .wb.wb .wb-checks tr:hover {{ background: none; }}
+.wb.wb .wb-checks :is(th, td):first-child {{ position: sticky; left: 0; color: var(--wb-quiet); font-weight: 400;
+  background: var(--jp-layout-color0, var(--vscode-editor-background, Canvas)); }}
+.wb-checks th span {{ display: block; color: var(--wb-quiet); font-weight: 400; font-size: 11px; }}
+.wb-unknown {{ color: var(--wb-quiet); }}
+.wb-good i {{ color: var(--wb-good); }}
+.wb-warning, .wb-bad {{ font-weight: 600; }}
+.wb-warning {{ color: var(--wb-warn); }}
+.wb-bad {{ color: var(--wb-bad); }}
+.wb-checks i, .wb-todo i {{ font-style: normal; display: inline-block; width: 1.1em; font-weight: 600; }}
+.wb-todo {{ border: 1px solid var(--wb-line); border-left: 5px solid var(--wb-todo); border-radius: 4px;
+  padding: 2px 12px; margin: 8px 0; }}
+.wb-todo > div {{ padding: 5px 0 5px 1.1em; text-indent: -1.1em; }}
+.wb-todo > div + div {{ border-top: 1px solid var(--wb-line); }}
+.wb-todo :is(div div, i) {{ text-indent: 0; }}
 .wb-who {{ display: inline-block; min-width: 3.2em; padding-right: 10px; color: var(--wb-busy); user-select: none; }}
 """
 
