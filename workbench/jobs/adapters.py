@@ -6,6 +6,8 @@ is not known here: a parameter may be whole, a part of ZeRO-3's, or a DTensor of
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -77,8 +79,7 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
         return loaded
     from peft import LoraConfig, get_peft_model
 
-    # peft 0.21 asks transformers 5 by a name that it has given another; every rank would say so.
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    _say_nothing_of_old_names()
     options = lora_from(job.lora)
     names = options.target_modules
     base = loaded.model
@@ -150,6 +151,7 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
         return base
     from peft import PeftModel
 
+    _say_nothing_of_old_names()
     return replace(base, model=PeftModel.from_pretrained(base.model, str(folder)))
 
 
@@ -162,14 +164,25 @@ def merge(folder: str | Path, base: Loaded, target: Path) -> None:
     Args:
         folder: What `save` left.
         base: As for `load_with_adapter`; it is used up.
-        target: The new folder.
+        target: The new folder; it gets its name when it is whole.
     """
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
             base = replace(base, model=base.model.dequantize(dtype=torch.float32))
     model = load_with_adapter(folder, base).model.merge_and_unload()
-    model.save_pretrained(target)
-    base.tokenizer.save_pretrained(target)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        part.chmod(0o755)
+        model.save_pretrained(part)
+        base.tokenizer.save_pretrained(part)
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _say_nothing_of_old_names() -> None:
+    # peft 0.21 asks transformers 5 by a name that it has given another; every rank would say so.
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
 
 def _never_repack() -> None:

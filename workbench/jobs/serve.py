@@ -69,6 +69,16 @@ class Answerer:
         texts = self._batched(loaded, [_example(question) for question in questions])
         return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
 
+    def merge(self, target: str) -> dict[str, object]:
+        """Add the trained adapters to the weights of their base, and leave a plain model folder.
+
+        Args:
+            target: The new folder.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        adapters.merge(self._folder, self._initial(tokenizer), Path(target))
+        return {}
+
     def _model(self, which: str) -> model.Loaded:
         if which not in self._loaded:
             loaded = self._trained() if which == "after" else self._initial(self._model("after").tokenizer)
@@ -133,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serve until stdin closes, the parent is gone or nobody asked for a while.
 
     A request is `{"id", "which": "after" | "before", "questions": [{"source", …}, …]}`; its reply `{"id", "ok": true,
-    "answers", "load_s", "answer_s"}` or `{"id", "ok": false, "error"}`.
+    "answers", "load_s", "answer_s"}` or `{"id", "ok": false, "error"}`. `{"id", "merge": FOLDER}` merges adapters.
     """
     parser = argparse.ArgumentParser(prog="workbench.jobs.serve", description="Answer rows with a run's model.")
     parser.add_argument("model", help="the trained model's folder")
@@ -184,10 +194,16 @@ def _reply(answerer: Answerer, line: str) -> dict[str, object]:
     try:
         request = json.loads(line)
         number = request["id"]
-        return {"id": number, "ok": True, **answerer.answer(request["questions"], request.get("which", "after"))}
+        return {"id": number, "ok": True, **_result(answerer, request)}
     except Exception as error:  # the border of the process: the caller is told, the traceback is on stderr
         traceback.print_exc()
         return {"id": number, "ok": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def _result(answerer: Answerer, request: Mapping[str, Any]) -> dict[str, object]:
+    if "merge" in request:
+        return answerer.merge(request["merge"])
+    return answerer.answer(request["questions"], request.get("which", "after"))
 
 
 if __name__ == "__main__":

@@ -108,16 +108,24 @@ class ModelServer:
             RunError: The child ended, could not load the model or took too long; carries its own last words.
         """
         asked = [{"source": q.source, "input": q.input, "opening": q.opening} for q in questions]
-        request = {"which": "before" if before else "after", "questions": asked}
-        deadline = time.monotonic() + timeout_s
-        with self._lock:
-            try:
-                reply = self._asked(request, deadline)
-            except _EndedIdle:
-                reply = self._asked(request, deadline)
+        reply = self._answered({"which": "before" if before else "after", "questions": asked}, timeout_s)
         if not reply["ok"]:
             raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
+
+    def merge(self, target: Path, *, timeout_s: float = _ANSWER_S) -> None:
+        """Let the child add the run's adapters to the weights of their base, and wait for it.
+
+        Args:
+            target: The folder that it makes; absolute.
+            timeout_s: Seconds to wait at most.
+
+        Raises:
+            RunError: As for `answer`; no folder is left then.
+        """
+        reply = self._answered({"merge": str(target)}, timeout_s)
+        if not reply["ok"]:
+            raise RunError(f"the adapters of {self._paths.root} could not be merged: {reply['error']}")
 
     def close(self) -> None:
         """End the child and return when it is gone. Idempotent."""
@@ -135,6 +143,14 @@ class ModelServer:
         process.stdout.close()
         if self._words is not None:
             self._words.close()
+
+    def _answered(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            try:
+                return self._asked(request, deadline)
+            except _EndedIdle:
+                return self._asked(request, deadline)
 
     def _asked(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
         self.start()

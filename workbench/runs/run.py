@@ -147,6 +147,26 @@ class Run:
 
         return predict(self, rows, before=before)
 
+    def merge(self, path: str | Path) -> Path:
+        """Add the adapters that this run trained to the weights of their base; blocks until it is done.
+
+        The folder is one that plain `from_pretrained` loads, and a `FineTune(model=…)` trains on. The base is loaded
+        in the process that answers `predict`, in FP32: 4 bytes a parameter of memory.
+
+        Args:
+            path: The folder to make; it must be new or empty.
+
+        Returns:
+            The folder, absolute.
+
+        Raises:
+            ConfigError: The folder holds something.
+            RunError: The run trained no adapters or left none, or the process failed; carries its words.
+        """
+        from workbench.results.merge import merge
+
+        return merge(self.paths, path)
+
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
         """Block until the run has ended, with a line of progress, and return its result.
 
