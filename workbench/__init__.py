@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.cluster import Cluster
     from workbench.display.compose import compose
+    from workbench.pods.hosts import SSHPods
     from workbench.pods.local import LocalPods
     from workbench.pods.pod import Pod, PodSpec
     from workbench.results.answers import compare_predictions
@@ -27,6 +28,7 @@ __all__ = [
     "PodSpec",
     "Run",
     "RunResult",
+    "SSHPods",
     "Script",
     "compare",
     "compare_predictions",
@@ -43,6 +45,7 @@ _HOME = {
     "PodSpec": "workbench.pods.pod",
     "Run": "workbench.runs.run",
     "RunResult": "workbench.runs.result",
+    "SSHPods": "workbench.pods.hosts",
     "Script": "workbench.spec.job",
     "compare": "workbench.results.compare",
     "compare_predictions": "workbench.results.answers",

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 import pytest
 
+from tests.pods.sshhosts import HostsPlace
 from workbench.pods.identity import Identity
 from workbench.pods.local import LocalPods
 from workbench.pods.pod import LaunchContext, Pod, PodBackend, PodSpec
@@ -61,7 +62,7 @@ class LocalPlace:
         return [str(path) for path in (context.directory / "pods").glob("pod-?")]
 
 
-PLACES: dict[str, type[Place]] = {"local": LocalPlace}
+PLACES: dict[str, type[Place]] = {"local": LocalPlace, "ssh": HostsPlace}
 """By kind of backend, what makes its platform in an empty folder; the contract suite runs against each."""
 
 _OTHERS: list[Process] = []

@@ -10,7 +10,7 @@ from workbench.pods.registry import KINDS, backend_from_dict
 def test_a_backend_comes_back_as_it_was() -> None:
     for backend in (LocalPods(), LocalPods(port=2222)):
         assert repr(backend_from_dict(backend.to_dict())) == repr(backend)
-    assert KINDS == ("local",)
+    assert "local" in KINDS
 
 
 @pytest.mark.parametrize(

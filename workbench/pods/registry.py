@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from workbench.errors import ConfigError, one_of
+from workbench.pods.hosts import SSHPods
 from workbench.pods.local import LocalPods
 from workbench.pods.pod import PodBackend
 
 __all__ = ["KINDS", "backend_from_dict"]
 
-_OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {LocalPods.kind: (LocalPods, ("port",))}
+_HOSTS = ("hosts", "hostfile", "user", "port", "key", "known_hosts", "trust", "jump", "ssh_config", "python", "root")
+_OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
+    LocalPods.kind: (LocalPods, ("port",)),
+    SSHPods.kind: (SSHPods, _HOSTS),
+}
 
 KINDS = tuple(_OPTIONS)
 """The words that `{"kind": …}` takes."""

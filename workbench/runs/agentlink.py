@@ -193,7 +193,9 @@ class AgentLink:
         return self._ssh
 
     def _agent(self, *args: str) -> list[str]:
-        return ["env", f"PYTHONPATH={self.package}", self.pod.python, "-m", "workbench.jobs.agent", *args]
+        # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
+        marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
+        return ["env", *marked, self.pod.python, "-m", "workbench.jobs.agent", *args]
 
     def _send_package(self) -> None:
         ssh = self._connection()

@@ -1,0 +1,131 @@
+"""Machines that exist, as `SSHPods` finds them: real SSH daemons that no backend started, on loopback addresses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from workbench.pods.addresses import free_port
+from workbench.pods.hosts import SSHPods
+from workbench.pods.identity import Identity, fingerprint
+from workbench.pods.pod import LaunchContext, PodBackend
+from workbench.pods.sshd import find_sshd
+
+_CONFIG = """\
+ListenAddress {address}:{port}
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile none
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+StrictModes no
+AllowTcpForwarding {forwarding}
+MaxStartups 100
+LogLevel VERBOSE
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass
+class SSHHost:
+    """One machine."""
+
+    folder: Path
+    address: str
+    port: int
+    public_key: str
+    forwarding: str = "no"
+    key_type: str = "ed25519"
+    prefix: tuple[str, ...] = ()
+    """Words before sshd's: what starts it in a network namespace."""
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> Self:
+        self.folder.mkdir(parents=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", self.key_type, "-N", "", "-f", self.folder / "host_key"], check=True, timeout=30
+        )
+        (self.folder / "authorized_keys").write_text(self.public_key + "\n")
+        config = _CONFIG.format(**vars(self))
+        (self.folder / "sshd_config").write_text(config)
+        with (self.folder / "log").open("ab") as log:
+            argv = [*self.prefix, find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + 10
+        while "Server listening" not in self.log:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.01)
+        return self
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint((self.folder / "host_key.pub").read_text().strip())
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+
+
+class HostsPlace:
+    """Three machines and the user's key to them."""
+
+    owns_daemons = False
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.hosts: list[SSHHost] = []
+        self.root = folder / "on the hosts"
+
+    def __enter__(self) -> Self:
+        self.user = Identity.create(self.folder / "user")
+        addresses = [f"127.0.0.{n}" for n in (2, 3, 4)]
+        port = free_port(addresses)
+        for address in addresses:
+            self.add(address, port)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for host in self.hosts:
+            host.stop()
+
+    def add(self, address: str, port: int, **options: object) -> SSHHost:
+        """Bring one more machine up."""
+        folder = self.folder / f"host-{len(self.hosts)}"
+        options.setdefault("public_key", self.user.public_key)
+        self.hosts.append(SSHHost(folder, address, port, **options).start())  # type: ignore[arg-type]
+        return self.hosts[-1]
+
+    @property
+    def trust(self) -> dict[str, str]:
+        return {host.address: host.fingerprint for host in self.hosts}
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        """What an `SSHPods` for all three is made with, apart from the hosts."""
+        return {
+            "port": self.hosts[0].port,
+            "key": str(self.user.key),
+            "trust": self.trust,
+            "python": sys.executable,
+            "root": str(self.root),
+        }
+
+    def backend(self, **changes: object) -> PodBackend:
+        hosts = [host.address for host in self.hosts[:3]]
+        return SSHPods(**{"hosts": hosts, **self.options, **changes})  # type: ignore[arg-type]
+
+    def left(self, context: LaunchContext) -> list[str]:
+        folder = context.directory / "hosts"
+        return [str(path) for path in self.root.glob("*")] + [str(path) for path in folder.glob("*")]
