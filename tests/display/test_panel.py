@@ -171,6 +171,17 @@ def test_a_script_that_printed_nothing_has_no_empty_places(write: Callable[..., 
     assert "run.tensorboard()" not in part(panel, "receipt")
 
 
+def test_memory_is_never_more_than_at_most(written: WrittenRun, panel: RunPanel) -> None:
+    written.event("memory", T0, step=0, rss_gib=0.4, peak_rss_gib=0.45)
+    written.event("sample", T0 + 5, rank=None, host="127.0.0.2", rss_gib=0.5)
+    panel.draw(at_once=True)
+    assert words(part(panel, "memory")) == "memory per pod pod-0 0.50 GiB, 0.50 GiB at most"
+    written.event("sample", T0 + 10, rank=None, host="127.0.0.2", rss_gib=0.4)
+    panel.draw(at_once=True)
+    assert "memory per pod, GiB" in words(part(panel, "memory"))
+    assert "0.40 GiB, 0.50 GiB at most" in words(part(panel, "memory"))
+
+
 def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: RunPanel) -> None:
     written.step(1)
     assert panel._halves["curve"].layout.display == "none"

@@ -169,7 +169,9 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
     for address in addresses:
         host = view.memory.get(address)
         now = gib(host.gib.last) if host and not view.state.is_terminal else ""
-        highest = peaks.get(address) or (host.peak_gib if host else None)
+        # Ranks tell their peak at evaluations only: what was sampled since may be more.
+        told = [host.peak_gib, host.gib.highest] if host else []
+        highest = peaks.get(address) or max((size for size in told if size is not None), default=None)
         peak = f"{gib(highest)} at most" if highest is not None else ""
         pairs.append((plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN))
     return pairs

@@ -46,6 +46,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
         columns=_COLUMNS,
         rows=[_row(n, record, history.folder) for n, record in enumerate(records)],
         right=_RIGHT,
+        whole=_COLUMNS[:-1],
         caption=f"{said}, {count(live)} live{shown}" if live else said + shown,
     )
 

@@ -54,9 +54,11 @@ def memory_svg(view: RunView) -> str:
     """Draw the memory of each pod over time.
 
     Returns:
-        An `<svg>` element, or an empty text where no pod has told yet.
+        An `<svg>` element, or an empty text where no pod has told twice yet.
     """
     lines = [(view.pod_name(address), host.gib) for address, host in sorted(view.memory.items())]
+    if all(len(curve) < 2 for _, curve in lines):
+        return ""
     what = "GPU memory" if view.memory_kind == "cuda" else "resident memory"
     begun = min((next(iter(curve))[0] for _, curve in lines), default=0.0)
     longest_s = max((xs[-1] for xs in (curve.thinned(2)[0] for _, curve in lines)), default=0.0) - begun
@@ -124,8 +126,7 @@ def _dress(axes: Any, xlabel: str, from_zero: bool, *, named: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     if from_zero:
-        axes.margins(y=0.15)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=xlabel == "optimizer step"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.set_xlabel(xlabel, color=_FOREGROUND)

@@ -84,8 +84,9 @@ def memory_html(view: RunView, facts: RunFacts) -> str:
     """Draw the memory of each pod: its curve, and what it is and was at most."""
     kind = "GPU memory" if view.memory_kind == "cuda" else "memory"
     said = "".join(f"<span>{_esc(pod)} <b>{_esc(text)}</b></span>" for pod, text in facts.memory)
-    title = f"<div class='wb-name'>{kind} per pod, GiB</div>" if facts.memory else ""
-    return f"{title}{memory_svg(view)}<div class='wb-head wb-memory'>{said}</div>"
+    drawn = memory_svg(view)
+    title = f"<div class='wb-name'>{kind} per pod{', GiB' if drawn else ''}</div>" if facts.memory else ""
+    return f"{title}{drawn}<div class='wb-head wb-memory'>{said}</div>"
 
 
 def card_html(facts: RunFacts) -> str:

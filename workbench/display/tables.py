@@ -38,6 +38,8 @@ class Grid:
     """Cells, by row and column, ready to read."""
     right: Collection[str] = ()
     """Titles of the columns that hold numbers and stand at the right."""
+    whole: Collection[str] = ()
+    """Titles of the columns whose cells stay on one line in HTML; where that is too wide, the table's place scrolls."""
     caption: str = ""
     """What the table shows, in a line."""
 
@@ -85,12 +87,12 @@ def html_table(grid: Grid) -> str:
     caption = f'<caption style="{_CAPTION}">{_escaped(grid.caption)}</caption>' if grid.caption else ""
     head = ""
     if any(grid.columns):
-        titles = (f'<th style="{_style(title in grid.right)}">{_escaped(title)}</th>' for title in grid.columns)
+        titles = (f'<th style="{_style(grid, title)}">{_escaped(title)}</th>' for title in grid.columns)
         head = f"<thead><tr>{''.join(titles)}</tr></thead>"
     body = "".join(
         "<tr>"
         + "".join(
-            f'<td style="{_style(title in grid.right)}">{_cell_html(cell)}</td>'
+            f'<td style="{_style(grid, title)}">{_cell_html(cell)}</td>'
             for title, cell in zip(grid.columns, row, strict=True)
         )
         + "</tr>"
@@ -105,10 +107,11 @@ _CAPTION = "caption-side: top; text-align: left; font-weight: bold; padding: 2px
 _MARK = "background: var(--jp-warn-color3, #ffe0b2); color: #000; padding: 0 2px"
 
 
-def _style(right: bool) -> str:
-    side = "right; font-variant-numeric: tabular-nums" if right else "left"
+def _style(grid: Grid, title: str) -> str:
+    side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
-    return f"text-align: {side}; padding: 2px 8px; vertical-align: top; {border}"
+    space = "; white-space: nowrap" if title in grid.whole else ""
+    return f"text-align: {side}; padding: 2px 8px; vertical-align: top; {border}{space}"
 
 
 def _escaped(text: str) -> str:
