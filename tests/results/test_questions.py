@@ -9,7 +9,7 @@ from workbench.errors import ConfigError, RunError
 from workbench.results.questions import Question, questions_of, tables_of
 from workbench.runs.paths import RunPaths
 from workbench.spec.dataset import Mini, prepare
-from workbench.spec.rows import PREFIX
+from workbench.spec.rows import PREFIX, SUMMARIZE
 
 
 @pytest.fixture
@@ -64,6 +64,36 @@ def test_a_run_of_a_hub_dataset_is_asked_what_it_answered(paths: RunPaths) -> No
     paths.predictions.write_text("")
     with pytest.raises(RunError, match="no evaluation rows"):
         questions_of(paths)
+
+
+def test_instructions_are_asked_with_their_input(paths: RunPaths) -> None:
+    rows = [{"source": "Sort.", "input": "3 1\n2", "target": "1 2 3"}, {"source": "Stay.", "target": ""}]
+    (paths.inputs / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sort, stay = questions_of(paths)
+    assert sort == Question(source="Sort.", input="3 1\n2", expected="1 2 3")
+    assert (stay.expected, sort.text) == ("", "Sort.\n3 1\n2")
+    asked = questions_of(
+        paths,
+        [{"instruction": "Sort.", "input": "2 1"}, {"instruction": "Why?", "context": "Because.", "response": "So."},
+         {"dialogue": "Ann: Hi!"}, {"dialog": "Ann: Hi!", "summary": "Ann greets."}, "Sort.\n3 1\n2"],
+    )  # fmt: skip
+    assert asked == [
+        Question(source="Sort.", input="2 1"),
+        Question(source="Why?", input="Because.", expected="So."),
+        Question(source=SUMMARIZE, input="Ann: Hi!"),
+        Question(source=SUMMARIZE, input="Ann: Hi!", expected="Ann greets."),
+        sort,
+    ]
+
+
+def test_a_model_of_plain_text_goes_on_with_what_it_is_given(paths: RunPaths) -> None:
+    (paths.inputs / "eval.jsonl").write_text('{"source": "", "target": "Once upon a time", "table_id": null}\n')
+    with pytest.raises(RunError, match="learned from plain text; give texts"):
+        questions_of(paths)
+    assert questions_of(paths, ["Once ", {"text": "Twice\nupon"}]) == [
+        Question(source="", opening="Once"),
+        Question(source="", opening="Twice\nupon"),
+    ]
 
 
 def test_objects_are_taken_as_they_are(paths: RunPaths) -> None:

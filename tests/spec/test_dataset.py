@@ -113,6 +113,18 @@ def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
     assert made.train == replaced.train
 
 
+def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: Path) -> None:
+    asks, plain = {"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3"}, {"text": "Once\nupon a time"}
+    files = Jsonl(train=write(tmp_path / "t.jsonl", asks, plain), eval=write(tmp_path / "e.jsonl", asks))
+    made = prepare(files, tmp_path / "out")
+    assert lines(made.train) == [
+        {"source": "Sort.", "input": "3 1\n2", "target": "1 2 3", "table_id": None},
+        {"source": "", "target": "Once\nupon a time", "table_id": None},
+    ]
+    with pytest.raises(ConfigError, match=r"t\.jsonl, line 2 is plain text.*causal model such as 'tiny-llama'"):
+        prepare(files, tmp_path / "out", plain_text=False)
+
+
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text("\n\n")
     with pytest.raises(ConfigError, match=r"e.jsonl has no row"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
 from workbench.spec.lines import read_lines
-from workbench.spec.rows import PREFIX, Row, row_from, table_from
+from workbench.spec.rows import PREFIX, SUMMARIZE, Row, row_from, table_from
 from workbench.spec.sql import parse
 from workbench.spec.tables import Table
 
@@ -86,6 +86,50 @@ def test_the_hubs_rows_carry_their_table_and_their_numbers_become_numbers_again(
 def test_a_row_that_is_prepared_already_passes() -> None:
     row = row_from(INDEXED, "here", TABLES)
     assert row_from(json.loads(row.to_json()), "here") == row
+
+
+WRITTEN = [
+    ({"source": "a  b\nc", "target": " d "}, Row(source="a  b\nc", target="d")),
+    ({"source": "a", "input": "b", "target": "", "table_id": None}, Row(source="a", input="b", target="")),
+    ({"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3", "text": "Below is …"},
+     Row(source="Sort.", input="3 1\n2", target="1 2 3")),
+    ({"instruction": "Say hi.", "input": None, "output": "Hi!"}, Row(source="Say hi.", target="Hi!")),
+    ({"instruction": "Why?", "context": "Because.", "response": "So.", "category": "qa"},
+     Row(source="Why?", input="Because.", target="So.")),
+    ({"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
+     Row(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet.")),
+    ({"dialog": "Ann: Hi!", "summary": "Ann greets."}, Row(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets.")),
+    ({"text": "Once upon\n a time", "url": "…"}, Row(source="", target="Once upon\n a time")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("raw", "row"), WRITTEN)
+def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_as_prepared(
+    raw: dict[str, object], row: Row
+) -> None:
+    assert row_from(raw, "here") == row
+    assert row_from(json.loads(row.to_json()), "here") == row
+    assert row.is_plain == ("text" in raw and "instruction" not in raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"instruction": "a"}, "here: the key 'output' is missing; there is: instruction"),
+        ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
+        ({"instruction": "a", "output": 5}, "here: output is 5; it must be text"),
+        ({"instruction": "a", "input": ["b"], "output": "c"}, r"here: input is \["),
+        ({"summary": "a"}, "here: the key 'dialogue' is missing"),
+        ({"dialogue": "a", "summary": ""}, "here: summary is empty"),
+        ({"text": ""}, "here: text is empty"),
+        ({"text": "\ud800"}, "here: text is .*surrogate"),
+        ({"source": "", "target": " "}, "here: target is empty"),
+        ({"prompt": "a", "completion": "b"}, "here: the key 'question' is missing.*instruction and output, dialogue"),
+    ],
+)
+def test_a_broken_row_of_text_names_the_place_and_the_field(raw: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        row_from(raw, "here")
 
 
 @pytest.mark.parametrize(

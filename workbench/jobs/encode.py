@@ -121,16 +121,15 @@ class Encoder:
 
     def _cut(self, example: Example) -> list[int]:
         """Shorten a row's input, or where it has none its instruction, so that the form around them stays whole."""
-        instruction, given, most = example.source, example.input, self.job.max_source_length
-        while instruction or given:
-            (ids,) = self._ids([self._text(instruction, given)])
+        most = self.job.max_source_length
+        instruction, given = example.source, example.input
+        shortened = given or instruction
+        while shortened:
+            (ids,) = self._ids([self._text(instruction, shortened) if given else self._text(shortened, "")])
             over = len(self._start) + len(ids) - most
             if over <= 0:
                 return self._start + ids
-            if given:
-                given = self._shorter(given, over)
-            else:
-                instruction = self._shorter(instruction, over)
+            shortened = self._shorter(shortened, over)
         raise ConfigError(
             f"max_source_length is {most}, which the prompt form {self.job.prompt!r} takes alone; give more"
         )

@@ -165,9 +165,9 @@ def _question(row: RowLike, number: int, own: _OwnRows) -> Question:
         return own.matching(text) or Question(source=text)
     if not isinstance(row, Mapping):
         raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
-    answer = next((answer for asked, answer in _ANSWERS.items() if asked in row), "")
-    unknown = bool(answer) and row.get(answer) is None
-    known = row_from({**row, answer: ""} if unknown else dict(row), where)
+    asked = next((key for key in _ANSWERS if row.get(key) is not None), "")
+    unknown = bool(asked) and all(row.get(key) is None for key in _ANSWERS[asked])
+    known = row_from({**row, _ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
     if known.is_plain:
         return Question(source="", opening=known.target)
     return Question(
@@ -178,5 +178,10 @@ def _question(row: RowLike, number: int, own: _OwnRows) -> Question:
     )
 
 
-# The key of a form that says what is asked, and the one that answers it.
-_ANSWERS = {"source": "target", "instruction": "output"}
+# The key of a form that says what is asked, and those that may answer it.
+_ANSWERS = {
+    "source": ("target",),
+    "instruction": ("output", "response"),
+    "dialogue": ("summary",),
+    "dialog": ("summary",),
+}

@@ -140,6 +140,7 @@ def _written(row: Fields) -> Row | None:
         )
     if "summary" in row.data:
         spoken = "dialog" if "dialog" in row.data else "dialogue"
+        row.get(spoken)
         return Row(source=SUMMARIZE, input=row.prose(spoken, needed=False), target=row.prose("summary"))
     return Row(source="", target=row.prose("text")) if "text" in row.data else None
 
