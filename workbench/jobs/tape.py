@@ -1,0 +1,140 @@
+"""Write down, operation by operation, the bytes that a training step holds beside weights and gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["Point", "Tape", "front", "layer_stacks", "watch_layers"]
+
+
+class Point(NamedTuple):
+    """What is held at a moment, as lines over the rows of a batch."""
+
+    base: float
+    """Bytes, whatever the rows."""
+    row: float
+    """Bytes a row."""
+    logits: float
+    """Those of `base` that tensors over the vocabulary take."""
+    logits_row: float
+    """Those of `row`."""
+    gradients: float
+    """Elements of gradients that parameters have got by then."""
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
+    """See every operation, and the release of every storage."""
+
+    def __init__(self, *, vocabulary: int) -> None:
+        """Start with nothing held.
+
+        Args:
+            vocabulary: The size by which logits are known.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place = "before"
+        """Where in the step it is: the same words in a model of any depth."""
+        self.moments: dict[str, list[tuple[int, int, int]]] = {}
+        """By place, an operation each: bytes held, those of logits among them, elements of gradients so far."""
+        self.gradients = 0
+        self._vocabulary = vocabulary
+        self._live = 0
+        self._logits = 0
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do an operation and look at what it made."""
+        del types
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor)
+        self.moments.setdefault(self.place, []).append((self._live, self._logits, self.gradients))
+        return out
+
+    def known_before(self, model: torch.nn.Module) -> None:
+        """Leave out the storages of a model's weights."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            storage = tensor.untyped_storage()
+            self._known[storage._cdata] = weakref.ref(storage)
+
+    def _see(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        logits = size if tensor.dim() > 1 and self._vocabulary in (tensor.shape[-1], tensor.shape[-1] + 1) else 0
+
+        def gone(_: object) -> None:
+            self._known.pop(key, None)
+            self._live -= size
+            self._logits -= logits
+
+        self._known[key] = weakref.ref(storage, gone)
+        self._live += size
+        self._logits += logits
+
+
+def layer_stacks(model: Any) -> list[Any]:
+    """Find the lists of transformer layers of a model: a T5 has two of them, a Llama one."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ in names
+    ]
+
+
+def watch_layers(model: Any, tape: Tape) -> None:
+    """Let the tape know which layer is at work, and drop gradients as they come: the planner knows who keeps them."""
+    tape.known_before(model)
+    for number, stack in enumerate(layer_stacks(model)):
+        for index, layer in enumerate(stack):
+            end = "first" if index == 0 else "last" if index == len(stack) - 1 else f"middle {index}"
+            _watch(layer, tape, f"{number} {end}")
+
+    def arrived(parameter: torch.Tensor) -> None:
+        tape.gradients += parameter.numel()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(arrived)
+
+
+def _watch(layer: torch.nn.Module, tape: Tape, name: str) -> None:
+    def before(*_: object) -> None:
+        tape.place = f"{'again' if tape.gradients or tape.place == 'loss' else 'forward'} {name}"
+
+    def after(_module: object, _args: object, output: Any) -> None:
+        tape.place = f"after {name}"
+        hidden = output[0] if isinstance(output, tuple) else output
+        if hidden.requires_grad:
+            hidden.register_hook(begin)
+
+    def begin(_gradient: object) -> None:
+        tape.place = f"backward {name}"
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)
+
+
+def front(points: Sequence[Point]) -> list[Point]:
+    """Keep the moments that can be the highest, whatever the rows and whoever holds the gradients.
+
+    Example:
+        >>> front([Point(1, 2, 0, 0, 3), Point(1, 2, 0, 0, 4), Point(5, 1, 0, 0, 0)])[0].gradients
+        4
+    """
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (-p.row, -p.base, -p.gradients)):
+        if not any(k.base >= point.base and k.row >= point.row and k.gradients >= point.gradients for k in kept):
+            kept.append(point)
+    return kept
