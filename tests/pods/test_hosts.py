@@ -1,0 +1,369 @@
+"""`SSHPods` beyond the contract: who is let in, who is believed, what is refused before anything is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.pods.sshhosts import HostsPlace, SSHHost
+from workbench.errors import BackendError, ConfigError, PodError
+from workbench.pods.hosts import SSHPods
+from workbench.pods.identity import Identity, generate_key, known_hosts_name
+from workbench.pods.openssh import ssh_argv
+from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.processes import descendants
+from workbench.pods.registry import backend_from_dict
+from workbench.pods.ssh import SSHConnection
+
+Launch = Callable[..., list[Pod]]
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsPlace]:
+    """Three machines for all tests of this file."""
+    with HostsPlace(tmp_path_factory.mktemp("there")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hop(there: HostsPlace) -> SSHHost:
+    """One more, that lets others through."""
+    return there.add("127.0.0.6", there.hosts[0].port, forwarding="yes")
+
+
+@pytest.fixture
+def made() -> Iterator[list[SSHPods]]:
+    backends: list[SSHPods] = []
+    yield backends
+    for backend in backends:
+        backend.stop()
+
+
+@pytest.fixture
+def launch(there: HostsPlace, context: LaunchContext, made: list[SSHPods]) -> Launch:
+    """Launches with changed options; stopped afterwards."""
+
+    def go(count: int = 1, spec: PodSpec | None = None, **changes: object) -> list[Pod]:
+        made.append(there.backend(**changes))  # type: ignore[arg-type]
+        return made[-1].launch(spec or PodSpec(), count, context)
+
+    return go
+
+
+def known_hosts(there: HostsPlace, path: Path, hashed: bool = False) -> Path:
+    """What `ssh` would have noted after a first login to each."""
+    lines = [f"{known_hosts_name(h.address, h.port)} {(h.folder / 'host_key.pub').read_text()}" for h in there.hosts]
+    path.write_text("".join(lines))
+    if hashed:
+        subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True, timeout=10)
+    return path
+
+
+def logins(there: HostsPlace) -> int:
+    return sum(host.log.count("Accepted publickey") for host in there.hosts)
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_ways_to_trust_it(
+    there: HostsPlace, launch: Launch
+) -> None:
+    before = logins(there)
+    with pytest.raises(PodError) as caught:
+        launch(3, trust={there.hosts[1].address: there.hosts[1].fingerprint})
+    words = str(caught.value)
+    assert words.startswith("2 of 3 hosts will not do:")
+    for host in (there.hosts[0], there.hosts[2]):
+        assert f'trust={{"{host.address}": "{host.fingerprint}"}}' in words
+    assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in words
+    assert 'known_hosts="~/.ssh/known_hosts"' in words
+    assert logins(there) == before + 1, "only the believed one was shown our key"
+    assert there.hosts[1].fingerprint not in words
+    assert list(there.root.glob("*")) == []
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_a_known_hosts_file_is_believed(there: HostsPlace, launch: Launch, tmp_path: Path, hashed: bool) -> None:
+    file = known_hosts(there, tmp_path / "known", hashed)
+    before = file.read_bytes()
+    assert len(launch(2, trust={}, known_hosts=file)) == 2
+    assert file.read_bytes() == before
+
+
+def test_a_changed_host_key_is_a_hard_stop(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+    file, (first, second, _) = tmp_path / "known", there.hosts[:3]
+    lines = known_hosts(there, file).read_text().splitlines()
+    swapped = [f"{a.split()[0]} {' '.join(b.split()[1:])}\n" for a, b in zip(lines, [lines[1], lines[0]], strict=False)]
+    file.write_text("".join(swapped))
+    before = logins(there)
+    mark = f"expected {second.fingerprint}, got {first.fingerprint}"
+    with pytest.raises(PodError, match=f"host key of {first.address} .* changed: {mark.replace('+', '.')}"):
+        launch(trust={}, known_hosts=file)
+    with pytest.raises(PodError, match=f"not the one that `trust` names: {mark.replace('+', '.')}"):
+        launch(trust={first.address: second.fingerprint})
+    file.write_text(f"@revoked {lines[0]}\n")
+    with pytest.raises(ConfigError, match="as revoked"):
+        launch(trust={}, known_hosts=file)
+    assert logins(there) == before
+
+
+def test_every_host_has_its_own_user_port_key_and_type_of_host_key(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
+    other = Identity.create(tmp_path / "other")
+    odd = there.add("127.0.0.5", there.hosts[0].port + 1, public_key=other.public_key, key_type="rsa")
+    user = there.hosts[0].folder.owner()
+    own = {"address": odd.address, "user": user, "port": odd.port, "key": str(other.key), "slots": 2}
+    pods = launch(2, hosts=[f"{user}@{there.hosts[0].address}:{there.hosts[0].port}", own], port=9, trust=there.trust)
+    assert [(pod.ssh_port, pod.slots, pod.key) for pod in pods] == [
+        (there.hosts[0].port, 1, str(there.user.key)),
+        (odd.port, 2, str(other.key)),
+    ]
+    assert pods[1].host_key.startswith("ssh-rsa ")
+    identity = Identity.create(tmp_path / "cluster")
+    identity.pin(pods)
+    with SSHConnection(pods[1], identity) as connection:
+        assert connection.run(["echo", "in"]).stdout == "in\n"
+    argv = ssh_argv(pods[1], identity, ["echo", "in"])
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=20).stdout == "in\n"
+
+
+@pytest.mark.parametrize("config", [False, True])
+def test_a_jump_host_is_gone_through_and_checked_too(
+    there: HostsPlace, hop: SSHHost, launch: Launch, tmp_path: Path, config: bool
+) -> None:
+    jump = {"address": hop.address, "port": hop.port, "key": str(there.user.key)}
+    ways: dict[str, object] = {"hosts": ["a", "b"], "ssh_config": str(tmp_path / "config"), "port": 22, "key": ""}
+    blocks = [
+        f"Host {n}\n HostName {h.address}\n Port {h.port}\n ProxyJump hop\n"
+        for n, h in zip("ab", there.hosts[:2], strict=True)
+    ]
+    blocks.append(f"Host hop\n HostName {hop.address}\n Port {hop.port}\n")
+    key = f"Host *\n IdentityFile {there.user.key}\n UserKnownHostsFile {known_hosts(there, tmp_path / 'known')}\n"
+    (tmp_path / "config").write_text("".join([*blocks, key]))
+    pods = launch(2, **({**ways, "trust": {}} if config else {"jump": jump, "trust": there.trust}))
+    assert [pod.address for pod in pods] == ["127.0.0.2", "127.0.0.3"]
+    identity = Identity.create(tmp_path / "a b")
+    identity.pin(pods)
+    with SSHConnection(pods[1], identity) as connection:
+        assert connection.run(["echo", "in"]).stdout == "in\n"
+    before = hop.log.count("Accepted publickey")
+    argv = ssh_argv(pods[1], identity, ["echo", "in"])
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=20).stdout == "in\n"
+    assert hop.log.count("Accepted publickey") == before + 1
+    wrong = replace(pods[0].jump, host_key=pods[0].host_key)  # type: ignore[type-var]
+    identity.pin([replace(pod, jump=wrong) for pod in pods])
+    with pytest.raises(PodError, match=r"host key of the jump host of pod-0 .* changed"):
+        SSHConnection(replace(pods[0], jump=wrong), identity).open()
+    assert subprocess.run(argv, capture_output=True, timeout=20).returncode == 255
+    if not config:
+        with pytest.raises(PodError, match=r"the host key of 127.0.0.6 .* is unknown"):
+            launch(2, jump=jump, trust={host.address: host.fingerprint for host in there.hosts[:3]})
+        with pytest.raises(PodError, match="the jump host answers"):
+            launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
+
+
+def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
+    stranger = Identity.create(tmp_path / "stranger")
+    with socket.create_server(("127.0.0.7", 0)) as silent, socket.create_server(("127.0.0.7", 0)) as closed:
+        port, gone = silent.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        hosts: list[object] = [f"127.0.0.{n}:{gone}" for n in range(10, 17)]
+        hosts += [f"240.0.0.{n}" for n in range(1, 7)]
+        hosts += [f"127.0.0.7:{port}", "no-such-host.invalid"]
+        hosts += [{"address": there.hosts[0].address, "port": there.hosts[0].port, "key": str(stranger.key)}]
+        began_s = time.monotonic()
+        with pytest.raises(PodError) as caught:
+            launch(16, hosts=hosts)
+        assert time.monotonic() - began_s < 5.0
+    words = str(caught.value).splitlines()
+    assert words[0] == "16 of 16 hosts will not do:"
+    assert len([line for line in words if "refused the connection" in line]) == 7
+    assert len([line for line in words if "240.0.0." in line]) == 6
+    assert any("127.0.0.7" in line and ("no SSH banner" in line or "no answer" in line) for line in words), words
+    assert any("no-such-host.invalid" in line for line in words)
+    assert any(f"permission denied (publickey) for {there.user.folder.owner()}@127.0.0.2" in line for line in words)
+
+
+def test_something_else_on_the_port(launch: Launch) -> None:
+    with socket.create_server(("127.0.0.7", 0)) as web:
+        port = web.getsockname()[1]
+        pid = os.fork()
+        if pid == 0:
+            connection, _ = web.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+            os._exit(0)
+        with pytest.raises(PodError, match=rf"127.0.0.7 \(127.0.0.7:{port}\) did not complete the SSH handshake"):
+            launch(hosts=[f"127.0.0.7:{port}"])
+        os.waitpid(pid, 0)
+
+
+def test_a_hostfile_is_adopted_with_its_slots(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("# ours\n127.0.0.2 slots=3\n127.0.0.3 slots=1 max_slots=4\n127.0.0.4\n")
+    pods = launch(2, hosts=(), hostfile=file)
+    assert [(pod.address, pod.slots) for pod in pods] == [("127.0.0.2", 3), ("127.0.0.3", 1)]
+    again = backend_from_dict(json.loads(json.dumps(SSHPods(hostfile=file, key="k").to_dict())))
+    assert repr(again) == "SSHPods(['127.0.0.2', '127.0.0.3', '127.0.0.4'])"
+    file.write_text("127.0.0.2 slots=2\n-oProxyCommand=id slots=1\n")
+    with pytest.raises(ConfigError, match="hostfile, line 2: '-oProxyCommand=id' is not an IP address"):
+        SSHPods(hostfile=file)
+
+
+def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launch(2, PodSpec(gpus=64, cpus=4000, memory_gib=1e6))
+    for host in ("127.0.0.2", "127.0.0.3"):
+        assert f"{host}: 0 GPUs, 64 are asked for" in str(caught.value)
+        assert f"{host}: {len(os.sched_getaffinity(0))} cores, 4000 are asked for" in str(caught.value)
+    assert "1e+06 are asked for" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"no-such-python does not run there .* give python=PATH"):
+        launch(python="/usr/bin/no-such-python")
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S "$@"\n')
+    bare.chmod(0o700)
+    with pytest.raises(ConfigError, match=r"torch is not installed for .* give python=PATH"):
+        launch(python=str(bare))
+    with pytest.raises(ConfigError, match=r"no folder for the pod below /proc/none: .*; give another root="):
+        launch(root="/proc/none")
+    assert list(there.root.glob("*")) == []
+
+
+def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
+    twice = there.add("127.0.0.1", there.hosts[0].port)
+    trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
+    with pytest.raises(ConfigError, match=r"localhost and 127\.0\.0\.1 are one host under two names"):
+        launch(2, hosts=["localhost", "127.0.0.1"], trust=trust)
+    with pytest.raises(ConfigError, match="is named twice"):
+        launch(2, hosts=["GPU-1", "root@gpu-1:7"])
+
+
+def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=10)
+    with pytest.raises(ConfigError, match="has a passphrase and nobody is there to type it"):
+        launch(key=locked)
+    (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
+    with pytest.raises(ConfigError, match="is not a private key"):
+        launch(key=tmp_path / "text")
+    generate_key(tmp_path / "open", "x")
+    (tmp_path / "open").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"has mode 0644.*chmod 600"):
+        launch(key=tmp_path / "open")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        launch(key=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"no key to log in to 127.0.0.2 with: give .*key=PATH.*ssh_config=True"):
+        launch(key="")
+
+
+def test_a_strangers_process_lives_on_and_ours_does_not(there: HostsPlace, launch: Launch, made: list[SSHPods]) -> None:
+    (pod,) = launch()
+    ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root})
+    stranger = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root + "0"})
+    made[-1].stop()
+    assert ours.wait(1) == -signal.SIGTERM
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+    assert "not be tidied" not in made[-1].logs("pod-0")
+
+
+def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
+    there: HostsPlace, launch: Launch, made: list[SSHPods]
+) -> None:
+    launch(2)
+    backend, host = made[-1], there.hosts[0]
+    assert [pod.phase for pod in backend.refresh()] == [Phase.RUNNING, Phase.RUNNING]
+    host.process.send_signal(signal.SIGSTOP)  # its port stays taken, and nobody answers
+    for session in descendants(host.process.pid):
+        session.send(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while backend.refresh()[0].phase is Phase.RUNNING:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pods = backend.refresh()
+    assert [pod.phase for pod in pods] == [Phase.UNKNOWN, Phase.RUNNING]
+    assert "no SSH banner from pod-0 (127.0.0.2" in pods[0].message
+    began_s = time.monotonic()
+    backend.stop()
+    assert time.monotonic() - began_s < 5.0
+    assert "127.0.0.2 could not be tidied up" in backend.logs("pod-0")
+    host.process.send_signal(signal.SIGCONT)
+    (left,) = there.root.glob("*/pod-*")
+    assert left.name == "pod-0"
+    subprocess.run(["rm", "-r", left.parent], check=True, timeout=10)
+
+
+def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch, made: list[SSHPods]) -> None:
+    launch()
+    for session in descendants(there.hosts[0].process.pid):
+        session.send(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while made[-1]._connections["pod-0"].is_open:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert [pod.phase for pod in made[-1].refresh()] == [Phase.RUNNING]
+    assert made[-1]._connections["pod-0"].is_open
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "either hosts=.* or hostfile="),
+        ({"hosts": ["a"], "hostfile": "/x"}, "either hosts"),
+        ({"hostfile": "/no/such/hostfile"}, "/no/such/hostfile cannot be read"),
+        ({"hosts": ["-oProxyCommand=id"]}, "is not an IP address"),
+        ({"hosts": ["a:70000"]}, "is not a port"),
+        ({"hosts": ["$(id)@a"]}, "is not a user name"),
+        ({"hosts": ["@a"]}, "is not a user name"),
+        ({"hosts": ["a b"]}, "is not an IP address"),
+        ({"hosts": [7]}, "7 is no host"),
+        ({"hosts": [{"adress": "a"}]}, "did you mean 'address'"),
+        ({"hosts": [{"user": "a"}]}, "has no address"),
+        ({"hosts": [{"address": "a", "slots": 0}]}, "slots of a is 0"),
+        ({"hosts": [{"address": "a", "port": "22"}]}, "is not a port"),
+        ({"hosts": [{"address": "a", "key": 7}]}, "key of host a is 7"),
+        ({"hosts": ["a"], "trust": {"a": "SHA256:x"}}, "must be a fingerprint"),
+        ({"hosts": ["a"], "known_hosts": "/no/such/file"}, "known_hosts file /no/such/file is not there"),
+        ({"hosts": ["a"], "python": "-c"}, "SSHPods.python is '-c'"),
+        ({"hosts": ["a"], "root": ""}, "SSHPods.root is ''"),
+    ],
+)
+def test_refusals(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SSHPods(**options)  # type: ignore[arg-type]
+
+
+def test_what_an_ssh_configuration_cannot_ask(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    for text, words in {
+        "Host *\n ProxyCommand nc %h %p\n": "ProxyCommand 'nc %h %p'; only ProxyJump is supported",
+        "Host *\n ProxyJump a,b\n": "through several hosts",
+        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": "through several hosts; one at most",
+        "Hots *\n": "ssh cannot read its configuration",
+    }.items():
+        config.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            launch(hosts=["a"], ssh_config=config)
+
+
+def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> None:
+    with pytest.raises(ConfigError, match="wants 4 pods and SSHPods names 3 hosts"):
+        launch(4)
+    with pytest.raises(ConfigError, match="at least one pod"):
+        launch(0)
+    launch(1)
+    with pytest.raises(BackendError, match="in use already"):
+        made[-1].launch(PodSpec(), 1, context)
