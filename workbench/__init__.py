@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from workbench.cluster import Cluster
     from workbench.display.compose import compose
     from workbench.pods.hosts import SSHPods
+    from workbench.pods.kubernetes import KubernetesPods
     from workbench.pods.local import LocalPods
     from workbench.pods.pod import Pod, PodSpec
     from workbench.results.answers import compare_predictions
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cluster",
     "FineTune",
+    "KubernetesPods",
     "LocalPods",
     "Pod",
     "PodSpec",
@@ -40,6 +42,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Cluster": "workbench.cluster",
     "FineTune": "workbench.spec.job",
+    "KubernetesPods": "workbench.pods.kubernetes",
     "LocalPods": "workbench.pods.local",
     "Pod": "workbench.pods.pod",
     "PodSpec": "workbench.pods.pod",

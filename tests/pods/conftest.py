@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 import pytest
 
+from tests.pods.kubeplace import KubernetesPlace
 from tests.pods.sshhosts import HostsPlace
 from workbench.pods.identity import Identity
 from workbench.pods.local import LocalPods
@@ -23,6 +24,8 @@ class Place(Protocol):
 
     owns_daemons: bool
     """Whether the SSH daemons are the backend's own, so that `stop` ends them."""
+    launchers: Sequence[str]
+    """The launchers to try a run with."""
 
     def __enter__(self) -> Self:
         """Bring the platform up."""
@@ -45,6 +48,7 @@ class LocalPlace:
     """This machine."""
 
     owns_daemons = True
+    launchers = ("ssh",)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +66,7 @@ class LocalPlace:
         return [str(path) for path in (context.directory / "pods").glob("pod-?")]
 
 
-PLACES: dict[str, type[Place]] = {"local": LocalPlace, "ssh": HostsPlace}
+PLACES: dict[str, type[Place]] = {"local": LocalPlace, "ssh": HostsPlace, "kubernetes": KubernetesPlace}
 """By kind of backend, what makes its platform in an empty folder; the contract suite runs against each."""
 
 _OTHERS: list[Process] = []

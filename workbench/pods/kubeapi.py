@@ -201,7 +201,7 @@ class KubeApi:
                 own.connect_get_namespaced_pod_portforward,
                 name,
                 self.namespace,
-                ports=port,
+                ports=str(port),
                 binary=True,
                 _preload_content=False,
             )

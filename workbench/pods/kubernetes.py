@@ -49,6 +49,7 @@ class KubernetesPods(KubernetesOptions):
                 "KubernetesPods needs the kubernetes package; run: pip install 'deepspeed-workbench[kubernetes]'"
             )
         self._session: Session | None = None
+        self._record: Path | None = None
         self._launched = False
         self._stopped = False
         self._turn = threading.Lock()
@@ -108,6 +109,8 @@ class KubernetesPods(KubernetesOptions):
             self._stopped, self._launched = True, False
         if session is not None and launched:
             session.close()
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
 
     def remove_left(self, directory: Path) -> None:
         """Delete what a keeper that was killed has left of the cluster of this directory. Idempotent.
@@ -115,15 +118,16 @@ class KubernetesPods(KubernetesOptions):
         Raises:
             BackendError: Something could not be deleted.
         """
+        try:
+            base = str(json.loads((directory / _RECORD).read_text())["base"])
+        except (OSError, ValueError, KeyError):
+            return  # it made nothing, or has removed it
         from workbench.pods.kubeapi import KubeApi
         from workbench.pods.kubeobjects import CLUSTER_LABEL
         from workbench.pods.kubesession import remove
 
-        try:
-            base = str(json.loads((directory / _RECORD).read_text())["base"])
-        except (OSError, ValueError, KeyError):
-            return  # it made nothing yet
         remove(KubeApi(self), base, f"{CLUSTER_LABEL}={base}")
+        (directory / _RECORD).unlink()
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext) -> Session:
         """Read the configuration and make the manifests' maker; nothing is made at the platform."""
@@ -143,7 +147,8 @@ class KubernetesPods(KubernetesOptions):
             wait_s=context.timeout_s + _MARGIN_S,
         )
         record = {"base": base, "namespace": api.namespace, "server": api.host}
-        write_private(context.directory / _RECORD, json.dumps(record, indent=1) + "\n")
+        self._record = context.directory / _RECORD
+        write_private(self._record, json.dumps(record, indent=1) + "\n")
         self._sweep(api)
         forward = self.reach == "port-forward" or (self.reach == "auto" and not api.in_cluster)
         return Session(api, objects, context, forward)

@@ -106,7 +106,7 @@ def _report(options: argparse.Namespace, user: str) -> None:
         "python": sys.executable,
         "versions": _versions(),
     }
-    print(REPORT + json.dumps(report), flush=True)
+    _write(REPORT + json.dumps(report))
 
 
 def _versions() -> dict[str, str]:
@@ -240,7 +240,13 @@ def _last_words(text: str, code: int) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"pod: {text}", flush=True)
+    _write(f"pod: {text}")
+
+
+def _write(line: str) -> None:
+    """Write a whole line at once: sshd writes to the same log."""
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 def _stop(*_: object) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
 
 from workbench.errors import ConfigError, one_of
 from workbench.pods.hosts import SSHPods
+from workbench.pods.kubernetes import KubernetesPods
 from workbench.pods.local import LocalPods
 from workbench.pods.pod import PodBackend
 
-__all__ = ["KINDS", "backend_from_dict"]
+__all__ = ["KINDS", "backend_from_dict", "remove_left"]
 
 _HOSTS = ("hosts", "hostfile", "user", "port", "key", "known_hosts", "trust", "jump", "ssh_config", "python", "root")
 _OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
     LocalPods.kind: (LocalPods, ("port",)),
     SSHPods.kind: (SSHPods, _HOSTS),
+    KubernetesPods.kind: (KubernetesPods, tuple(option.name for option in fields(KubernetesPods))),
 }
 
 KINDS = tuple(_OPTIONS)
@@ -42,3 +46,20 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
         if key not in allowed:
             raise one_of(f"option of the {kind} backend", key, allowed)
     return make(**options)
+
+
+def remove_left(data: Mapping[str, object], directory: Path) -> None:
+    """Remove what a keeper that was killed has left where its pods came from. Idempotent.
+
+    Local pods and SSH hosts leave nothing: their processes end by themselves.
+
+    Args:
+        data: The backend's JSON form.
+        directory: The cluster's directory.
+
+    Raises:
+        BackendError: The platform did not remove all of it.
+    """
+    backend = backend_from_dict(data)
+    if isinstance(backend, KubernetesPods):
+        backend.remove_left(directory)

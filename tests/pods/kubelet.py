@@ -1,0 +1,313 @@
+"""A small kubelet for tests: it runs each pod of the API server as processes of this machine, on its own address.
+
+It mounts Secrets and volumes as folders (paths in commands and variables follow them), starts the container's very
+command, probes it, writes status and events back, honours deletion, and can be told to misbehave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import json
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.pods.kubeserver import KUBELET
+from workbench.pods.localworker import session_environment
+from workbench.pods.processes import end_all, with_mark
+
+_TICK_S = 0.03
+_OUT_OF_REACH = {
+    "pending": ("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", "FailedScheduling"),
+    "no-claim": ('0/3 nodes are available: persistentvolumeclaim "data" not found.', "FailedScheduling"),
+}
+_WAITING = {
+    "image": ("ImagePullBackOff", 'Back-off pulling image "example.org/nothing:1": not found'),
+    "creating": ("ContainerCreating", ""),
+}
+
+
+@dataclass
+class Running:
+    """One pod on this node."""
+
+    manifest: dict[str, Any]
+    folder: Path
+    address: str
+    root: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    deleting: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: dict[str, Any] | None = None
+    """What `Kubelet.fail` wants its end to look like."""
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def container(self) -> dict[str, Any]:
+        return dict(self.manifest["spec"]["containers"][0])
+
+
+class Kubelet:
+    """The node. All methods but `behave` run on the event loop of the API server."""
+
+    def __init__(self, url: str, environment: dict[str, str]) -> None:
+        self.behave: dict[str, str] = {}
+        """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent."""
+        self.environment = {**session_environment(), **environment}
+        """What the image sets."""
+        self.pods: dict[str, Running] = {}
+        self._url = url
+        self._folder = Path(tempfile.mkdtemp(prefix="wbk"))
+        self._numbers = itertools.count(2)
+        self._net = f"127.{random.randrange(16, 250)}.{random.randrange(250)}"
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Follow the API server until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(self._url, headers={KUBELET: "1"}, timeout=timeout) as self._session:
+            try:
+                async with self._session.get("/api/v1/pods?watch=true") as response:
+                    async for line in response.content:
+                        if line.strip():
+                            self._hear(json.loads(line))
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                for pod in self.pods.values():
+                    _kill(pod)
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def read_log(self, name: str) -> str | None:
+        """Give what a pod has written."""
+        pod = self.pods.get(name)
+        return pod.log.read_text(errors="replace") if pod is not None and pod.log.exists() else None
+
+    async def fail(self, host: str, **status: Any) -> None:
+        """End a pod's processes and let its status say why."""
+        pod = self._by_host(host)
+        pod.ended = status
+        await asyncio.to_thread(_kill, pod)
+
+    async def condition(self, host: str, **condition: str) -> None:
+        """Give a pod one more condition, the first."""
+        pod = self._by_host(host)
+        await self._patch(pod, {"status": {"conditions": [condition, _condition("Ready", True)]}})
+
+    def _by_host(self, host: str) -> Running:
+        return next(pod for pod in self.pods.values() if pod.manifest["spec"].get("hostname") == host)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        manifest = event["object"]
+        name = manifest["metadata"]["name"]
+        if name not in self.pods and event["type"] != "DELETED":
+            number = next(self._numbers)
+            folder = self._folder / f"{number}"
+            folder.mkdir()
+            pod = self.pods[name] = Running(manifest, folder, f"{self._net}.{number}")
+            task = asyncio.create_task(self._live(pod))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if manifest["metadata"].get("deletionTimestamp") and name in self.pods:
+            self.pods[name].deleting.set()
+        if event["type"] == "DELETED":
+            self.pods.pop(name, None)
+
+    async def _live(self, pod: Running) -> None:
+        """Be one pod from its creation to its deletion."""
+        behaviour = self.behave.get(pod.manifest["spec"].get("hostname", ""), "")
+        try:
+            if behaviour in _OUT_OF_REACH:
+                await self._stay_pending(pod, *_OUT_OF_REACH[behaviour])
+            elif behaviour in _WAITING:
+                await self._wait_for_ever(pod, *_WAITING[behaviour])
+            else:
+                await self._run_container(pod, behaviour)
+            await pod.deleting.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                if pod.process is not None:
+                    pod.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(_kill, pod)
+            if pod.root:
+                shutil.rmtree(pod.root, ignore_errors=True)
+        await self._patch(pod, {"metadata": {"finalizers": []}})
+        await self._collect(pod.manifest["metadata"]["uid"])
+
+    async def _stay_pending(self, pod: Running, words: str, reason: str) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+        await self._patch(pod, {"status": {"phase": "Pending", "conditions": [condition]}})
+        await self._event(pod, reason, words)
+
+    async def _wait_for_ever(self, pod: Running, reason: str, message: str) -> None:
+        status = _container_status(waiting={"reason": reason, "message": message})
+        await self._patch(pod, {"status": {"phase": "Pending", "containerStatuses": [status]}})
+
+    async def _run_container(self, pod: Running, behaviour: str) -> None:
+        missing = [await self._secret_key(pod, env) for env in pod.container["env"]]
+        if words := next((words for words, _ in missing if words), ""):
+            await self._wait_for_ever(pod, "CreateContainerConfigError", words)
+            return
+        mounts = await self._mount(pod)
+        if mounts is None:
+            return
+        environment = {env["name"]: value for env, (_, value) in zip(pod.container["env"], missing, strict=True)}
+        environment = {name: _moved(value, mounts) for name, value in environment.items()}
+        pod.root = environment["WORKBENCH_POD"]
+        command = [_moved(word, mounts) for word in (*pod.container["command"], *pod.container["args"])]
+        if behaviour == "silent":
+            command = ["sleep", "600"]
+        with pod.log.open("ab") as log:
+            try:
+                pod.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=pod.folder,
+                    env={**self.environment, **environment, "POD_IP": pod.address, "WORKBENCH_LISTEN": pod.address},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                message = f'exec: "{command[0]}": {error.strerror}'
+                await self._wait_for_ever(pod, "RunContainerError", message)
+                return
+        running = {"phase": "Running", "podIP": pod.address, "startTime": _now()}
+        status = _container_status(running={"startedAt": _now()})
+        ready = _condition("Ready", False)
+        await self._patch(pod, {"status": {**running, "containerStatuses": [status], "conditions": [ready]}})
+        await self._watch(pod, Path(_moved(pod.container["startupProbe"]["exec"]["command"][-1], mounts)))
+
+    async def _watch(self, pod: Running, listening: Path) -> None:
+        """Probe until the container is up, then wait until it ends."""
+        ready = False
+        while not pod.deleting.is_set():
+            code = pod.process.poll() if pod.process is not None else None
+            if code is not None:
+                await self._end(pod, code)
+                return
+            if not ready and listening.exists():
+                ready = True
+                await self._patch(pod, {"status": {"conditions": [_condition("Ready", True)]}})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pod.deleting.wait(), _TICK_S)
+
+    async def _end(self, pod: Running, code: int) -> None:
+        last = "" if code == 0 else "\n".join((self.read_log(pod.name) or "").splitlines()[-3:])
+        ended = {"exitCode": abs(code), "reason": "Error" if code else "Completed", "message": last}
+        status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": None}
+        status["containerStatuses"] = [_container_status(terminated={**ended, "finishedAt": _now()})]
+        await self._patch(pod, {"status": {**status, **(pod.ended or {})}})
+
+    async def _mount(self, pod: Running) -> dict[str, str] | None:
+        """Make the volumes; wait for Secrets that are not there yet, as the real one does."""
+        folders = {}
+        for volume in pod.manifest["spec"]["volumes"]:
+            # One folder for the work of all pods, so that it has the same path on each, as in containers.
+            folder = self._folder / "work" if volume["name"] == "work" else pod.folder / volume["name"]
+            folder.mkdir(exist_ok=True)
+            folders[volume["name"]] = folder
+            if "secret" in volume:
+                while (data := await self._secret(pod, volume["secret"]["secretName"])) is None:
+                    if pod.deleting.is_set():
+                        return None
+                    await asyncio.sleep(_TICK_S)
+                for item in volume["secret"]["items"]:
+                    (folder / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
+                    (folder / item["path"]).chmod(volume["secret"]["defaultMode"])
+        mounts = {mount["mountPath"]: str(folders[mount["name"]]) for mount in pod.container["volumeMounts"]}
+        return {path: folder for path, folder in mounts.items() if path != "/dev/shm"}
+
+    async def _secret(self, pod: Running, name: str) -> dict[str, str] | None:
+        namespace = pod.manifest["metadata"]["namespace"]
+        async with self._session.get(f"/api/v1/namespaces/{namespace}/secrets/{name}") as response:
+            return dict((await response.json())["data"]) if response.status == 200 else None
+
+    async def _secret_key(self, pod: Running, env: dict[str, Any]) -> tuple[str, str]:
+        """Give what is wrong with a variable, and its value."""
+        source = env.get("valueFrom", {}).get("secretKeyRef")
+        if source is None:
+            return "", str(env.get("value", pod.address))
+        data = await self._secret(pod, source["name"])
+        if data is None:
+            return f'secret "{source["name"]}" not found', ""
+        if source["key"] not in data:
+            return f"couldn't find key {source['key']} in Secret lab/{source['name']}", ""
+        return "", base64.b64decode(data[source["key"]]).decode()
+
+    async def _patch(self, pod: Running, patch: dict[str, Any]) -> None:
+        metadata = pod.manifest["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+        async with self._session.patch(path, json=patch) as response:
+            await response.read()
+
+    async def _event(self, pod: Running, reason: str, message: str) -> None:
+        metadata = pod.manifest["metadata"]
+        event = {
+            "metadata": {"name": f"{metadata['name']}.{reason.lower()}"},
+            "involvedObject": {"kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+        }
+        async with self._session.post(f"/api/v1/namespaces/{metadata['namespace']}/events", json=event) as response:
+            await response.read()
+
+    async def _collect(self, uid: str) -> None:
+        """Be the garbage collector: delete what the pod owned."""
+        for kind in ("pods", "secrets", "services"):
+            async with self._session.get(f"/api/v1/{kind}") as response:
+                items = (await response.json())["items"]
+            for item in items:
+                if any(owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())):
+                    path = f"/api/v1/namespaces/{item['metadata']['namespace']}/{kind}/{item['metadata']['name']}"
+                    async with self._session.delete(path) as response:
+                        await response.read()
+
+
+def _moved(text: str, mounts: dict[str, str]) -> str:
+    """Give a path within a mount as it is on this machine."""
+    for path, folder in mounts.items():
+        if text == path or text.startswith(f"{path}/"):
+            return folder + text.removeprefix(path)
+    return text
+
+
+def _kill(pod: Running) -> None:
+    """End every process of a pod at once, as the end of its container does."""
+    if pod.root:
+        end_all(lambda: with_mark("WORKBENCH_POD", [pod.root]), grace_s=0.0)
+    if pod.process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pod.process.wait(0.5)
+        pod.process.kill()
+        pod.process.wait()
+
+
+def _container_status(**state: Any) -> dict[str, Any]:
+    return {"name": "worker", "restartCount": 0, "state": state}
+
+
+def _condition(kind: str, value: bool) -> dict[str, str]:
+    return {"type": kind, "status": str(value)}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

@@ -1,0 +1,92 @@
+"""Kubernetes as a place for tests: kmock's emulator and a kubelet, on an event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from workbench.pods.kubernetes import KubernetesPods
+from workbench.pods.pod import LaunchContext
+
+if TYPE_CHECKING:
+    from tests.pods.kubelet import Kubelet
+    from tests.pods.kubeserver import ApiServer
+
+
+class KubernetesPlace:
+    """One API server with one node."""
+
+    owns_daemons = True
+    launchers = ("ssh",)
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.kubeconfig = folder / "kubeconfig"
+        self.server: ApiServer
+        self.kubelet: Kubelet
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.do(self._start())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.do(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run something on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def backend(self, **options: Any) -> KubernetesPods:
+        given = {"image": "example.org/worker:1", "kubeconfig": str(self.kubeconfig), **options}
+        return KubernetesPods(**given)
+
+    def left(self, context: LaunchContext) -> list[str]:
+        return [f"{item['kind']} {item['metadata']['name']}" for item in self.server.live()]
+
+    async def _start(self) -> None:
+        import kmock
+
+        from tests.pods.kubelet import Kubelet
+        from tests.pods.kubeserver import ApiServer
+
+        self.server = ApiServer()
+        await self.server.__aenter__()
+        self._http = kmock.Server(self.server)
+        await self._http.__aenter__()
+        url = str(self._http.url).rstrip("/")
+        session = {name: value for name, value in os.environ.items() if name == "WORKBENCH_TEST_SESSION"}
+        self.kubelet = Kubelet(url, session)
+        self.server.read_log = self.kubelet.read_log
+        self._node = asyncio.create_task(self.kubelet.run())
+        self.kubeconfig.write_text(json.dumps(kubeconfig(url)))
+        await asyncio.sleep(0.05)  # the kubelet's watch stands before the first pod is made
+
+    async def _stop(self) -> None:
+        self._node.cancel()
+        await asyncio.gather(self._node, return_exceptions=True)
+        self.server.cut_watches()
+        await self._http.__aexit__(None, None, None)
+        await self.server.__aexit__(None, None, None)
+
+
+def kubeconfig(url: str) -> dict[str, Any]:
+    """Give the kubeconfig of the test's user."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "tests",
+        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "me", "namespace": "lab"}}],
+        "clusters": [{"name": "tests", "cluster": {"server": url}}],
+        "users": [{"name": "me", "user": {"token": "t"}}],
+    }

@@ -1,0 +1,171 @@
+"""A Kubernetes API server for tests: kmock's emulator, and what it leaves out that pods of ours depend on.
+
+Added are uids, label selectors, delayed deletion, preconditions, the log, the port-forward over a WebSocket, refusals
+by a Role, and faults on demand. What it serves comes over real HTTP; `kubelet.py` runs the pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import kmock
+from aiohttp import WSMsgType, web
+
+KUBELET = "X-Kubelet"
+"""Header of the kubelet's own requests: neither recorded nor refused."""
+ACCOUNT = "system:serviceaccount:lab:workbench"
+
+_PATH = re.compile(r"/api/v1/(?:namespaces/([^/]+)/)?([a-z]+)(?:/([^/]+)(?:/([a-z]+))?)?")
+_VERBS = {"POST": "create", "DELETE": "delete", "PATCH": "patch", "PUT": "update"}
+
+
+@dataclass
+class Fault:
+    """Some answers that a call gets instead of the real one."""
+
+    verb: str
+    resource: str
+    status: int
+    message: str = "the server is out of sorts"
+    headers: dict[str, str] = field(default_factory=dict)
+    times: int = 1
+    after: bool = False
+    """Whether the server does what it was asked for, and loses the answer."""
+
+
+class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
+    """The API server."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, str]] = []
+        """Verb and resource of every call but the kubelet's, as RBAC sees them."""
+        self.allowed: set[tuple[str, str]] | None = None
+        """What the caller's Role allows; None: everything."""
+        self.faults: list[Fault] = []
+        self.read_log: Callable[[str], str | None] = lambda _name: None
+        self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
+        for resource in ("pods", "secrets", "services", "events"):
+            self.resources[f"v1/{resource}"] = {"namespaced": True}
+
+    async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:
+        match = _PATH.fullmatch(raw_request.path)
+        if match is None or KUBELET in raw_request.headers:
+            return await super().__call__(raw_request)
+        _, kind, name, sub = match.groups()
+        resource = f"{kind}/{sub}" if sub else kind
+        watching = raw_request.query.get("watch") in ("true", "True", "1")
+        read = "get" if name else "watch" if watching else "list"
+        verb = _VERBS.get(raw_request.method, read)
+        self.calls.append((verb, resource))
+        if self.allowed is not None and (verb, resource) not in self.allowed:
+            named = f'{kind} "{name}"' if name else kind
+            who = f'User "{ACCOUNT}" cannot {verb} resource "{resource}" in API group "" in the namespace "lab"'
+            return refused(403, f"{named} is forbidden: {who}")
+        fault = next((f for f in self.faults if (f.verb, f.resource) == (verb, resource) and f.times), None)
+        if fault is not None:
+            fault.times -= 1
+            if fault.after:
+                await super().__call__(raw_request)
+            return refused(fault.status, fault.message, fault.headers)
+        if sub == "log":
+            return self._log(name, int(raw_request.query.get("tailLines", "0")))
+        if sub == "portforward":
+            return await self._forward(raw_request, name)
+        if watching:
+            self.watches[id(raw_request)] = raw_request
+        try:
+            return await super().__call__(raw_request)
+        finally:
+            self.watches.pop(id(raw_request), None)
+
+    def cut_watches(self) -> None:
+        """Break every watch in the middle, as a load balancer does."""
+        for request in list(self.watches.values()):
+            if request.transport is not None:
+                request.transport.abort()
+
+    def live(self) -> list[dict[str, Any]]:
+        """Give all objects that are there but events."""
+        found = [(key, item) for key, item in self.objects.items() if not item.deleted and key[0].plural != "events"]
+        return [item.raw for _, item in found]
+
+    async def _handle(self, request: kmock.Request) -> web.StreamResponse:
+        if request.action == kmock.action.CREATE:
+            metadata = request.data["metadata"]
+            metadata.setdefault("namespace", request.namespace)
+            metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": datetime.now(UTC).isoformat()}
+            if request.resource.plural == "pods":
+                metadata["finalizers"] = ["tests/kubelet"]  # what the kubelet lifts once the pod's processes are gone
+        elif request.action == kmock.action.DELETE and request.name is not None:
+            wanted = ((request.data or {}).get("preconditions") or {}).get("uid")
+            key = (request.resource, request.namespace, request.name)
+            item = next((found for name, found in self.objects.items() if name == key), None)
+            if item is not None and not item.deleted and wanted not in (None, item.raw["metadata"]["uid"]):
+                return refused(409, f"the UID in the precondition ({wanted}) does not match the UID in record")
+        return await super()._handle(request)
+
+    async def _serve_list(self, request: kmock.Request) -> Any:
+        found = await super()._serve_list(request)
+        return {**found, "items": [item for item in found["items"] if _selected(request, item)]}
+
+    async def _serve_watch(self, request: kmock.Request) -> AsyncIterator[Any]:
+        async for event in super()._serve_watch(request):
+            if not isinstance(event, dict) or _selected(request, event["object"]):
+                yield event
+
+    def _log(self, name: str, tail: int) -> web.Response:
+        text = self.read_log(name)
+        if text is None:
+            return refused(400, f'container "worker" in pod "{name}" is waiting to start: ContainerCreating')
+        return web.Response(text="".join(text.splitlines(keepends=True)[-tail:]))
+
+    async def _forward(self, raw_request: web.BaseRequest, name: str) -> web.StreamResponse:
+        pod = next((item for item in self.live() if item["metadata"]["name"] == name), None)
+        if pod is None:
+            return refused(404, f'pods "{name}" not found')
+        port = int(raw_request.query["ports"])
+        channel = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await channel.prepare(raw_request)
+        for number in (0, 1):
+            await channel.send_bytes(bytes([number]) + port.to_bytes(2, "little"))
+        try:
+            reader, writer = await asyncio.open_connection(pod["status"]["podIP"], port)
+        except (OSError, KeyError) as error:
+            await channel.send_bytes(b"\x01" + f"error forwarding port {port} to pod {name}: {error}".encode())
+            await channel.close()
+            return channel
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = asyncio.create_task(_copy_back(reader, channel))
+        async for message in channel:
+            if message.type == WSMsgType.BINARY and message.data[0] == 0:
+                writer.write(message.data[1:])
+                await writer.drain()
+        writer.close()
+        back.cancel()
+        return channel
+
+
+async def _copy_back(reader: asyncio.StreamReader, channel: web.WebSocketResponse) -> None:
+    while data := await reader.read(65536):
+        await channel.send_bytes(b"\0" + data)
+    await channel.close()
+
+
+def refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    """Answer as an API server refuses."""
+    body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": status}
+    return web.Response(text=json.dumps(body), status=status, content_type="application/json", headers=headers)
+
+
+def _selected(request: kmock.Request, item: dict[str, Any]) -> bool:
+    wanted = dict(part.split("=") for part in (request.params.get("labelSelector") or "").split(",") if part)
+    return wanted.items() <= (item["metadata"].get("labels") or {}).items()
