@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import html
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,17 @@ def test_text_and_html_state_the_same(result: RunResult) -> None:
 
 def test_the_facts_of_a_run() -> None:
     text = " ".join(str(DONE).split())
-    for fact in ("Run succeeded", "tiny-t5 zero1 fp32", "127.0.0.2 slots=1 (1 ranks)", "optimizer steps 1,200",
+    for fact in ("Run succeeded", "tiny-t5 zero1 fp32", "127.0.0.2 slots=1 (1 rank)", "optimizer steps 1,200",
                  "training loop 1 min 1 s", "9.5 before the first step, 0.61 after the last", "exact match 45.3 %",
                  "peak memory (resident) 127.0.0.2 0.91 GiB", "run directory /runs/r1"):  # fmt: skip
         assert fact in text
+
+
+def test_the_peaks_stand_in_the_order_of_the_hosts() -> None:
+    hosts = tuple(HostSlots(address=f"127.0.0.{n}", slots=1) for n in (2, 10))
+    text = str(replace(DONE, hosts=hosts, world_size=2, peak_memory_gib={"127.0.0.10": 0.5, "127.0.0.2": 0.25}))
+    assert "127.0.0.2 0.25 GiB, 127.0.0.10 0.50 GiB" in text
+    assert "(2 ranks)" in text
 
 
 def test_what_was_not_measured_is_not_shown() -> None:

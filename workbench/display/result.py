@@ -39,7 +39,7 @@ def _grid(result: RunResult) -> Grid:
         ("time to first step", _known(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
         ("training loop", _known(result.train_runtime_s, duration(result.train_runtime_s))),
         ("samples per second", _known(result.train_samples_per_s, number(result.train_samples_per_s))),
-        ("training loss", _known(result.train_loss, number(result.train_loss))),
+        ("training loss, all steps", _known(result.train_loss, number(result.train_loss))),
         ("evaluation loss", _eval_loss(result)),
         ("perplexity", _known(result.perplexity, number(result.perplexity))),
         ("exact match", _known(result.exact_match, percent(result.exact_match))),
@@ -62,7 +62,8 @@ def _adapters(result: RunResult) -> str:
 
 def _hosts(result: RunResult) -> str:
     hosts = ", ".join(f"{host.address} slots={host.slots}" for host in result.hosts)
-    return f"{hosts} ({count(result.world_size)} ranks)" if hosts else ""
+    ranks = "1 rank" if result.world_size == 1 else f"{count(result.world_size)} ranks"
+    return f"{hosts} ({ranks})" if hosts else ""
 
 
 def _eval_loss(result: RunResult) -> str:
@@ -73,7 +74,10 @@ def _eval_loss(result: RunResult) -> str:
 
 
 def _memory(result: RunResult) -> str:
-    return ", ".join(f"{host} {gib(size)}" for host, size in result.peak_memory_gib.items())
+    peaks = result.peak_memory_gib
+    places = [host.address for host in result.hosts]
+    order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
+    return ", ".join(f"{host} {gib(peaks[host])}" for host in order)
 
 
 def _printable(text: str) -> str:

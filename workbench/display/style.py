@@ -87,7 +87,7 @@ _CSS = f"""
   padding: 2px 12px; margin: 8px 0; }}
 .wb-todo > div {{ padding: 5px 0 5px 1.1em; text-indent: -1.1em; }}
 .wb-todo > div + div {{ border-top: 1px solid var(--wb-line); }}
-.wb-todo :is(div div, i) {{ text-indent: 0; }}
+.wb-todo > div > div, .wb-todo i {{ text-indent: 0; }}
 .wb-who {{ display: inline-block; min-width: 3.2em; padding-right: 10px; color: var(--wb-busy); user-select: none; }}
 """
 
