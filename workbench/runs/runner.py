@@ -153,7 +153,8 @@ class Runner:
         notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
         notes += [f"ranks {sight.forced} did not end when asked and were killed"] if sight.forced else []
         notes += [*sight.warnings, *self._returned.notes]
-        if not sight.all_done and self._returned.steps:
+        succeeded = fault is None and sight.all_done and sight.stopped_at is None
+        if self._returned.steps and not succeeded:
             notes += [f"its checkpoint of step {self._returned.steps[0]} is here to resume from"]
         notes += ["the disk was full: logs here are incomplete"] if sight.cut else []
         if self._attempt.left_processes is None:

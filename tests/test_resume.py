@@ -1,0 +1,187 @@
+"""Runs that end before their time, and runs that go on from what they left: the loss curve is that of one run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
+from workbench.errors import ConfigError
+from workbench.runs.state import RunState
+
+pytestmark = pytest.mark.slow
+STEPS = 16
+JOB: dict[str, object] = {
+    "dataset": {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 4},
+    "technique": "zero3",
+    "max_steps": STEPS,
+    "per_device_train_batch_size": 2,
+    "predict_rows": 0,
+    "profile_step": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster) -> Run:
+    """A run that nothing befell."""
+    run = submit(cluster)
+    run.wait(120, progress=False).raise_for_status()
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: Cluster) -> Run:
+    """A run one of whose ranks was killed while it wrote a checkpoint."""
+    run = submit(cluster, save_steps=1)
+    until(lambda: checkpoints_of(run)[2:])
+    folder = Path(cluster.pods[1].root) / "runs" / run.id
+    pid = pid_of(folder / "rank-1")
+    until(lambda: stopped_while_writing(pid, folder / "checkpoints"))
+    os.kill(pid, signal.SIGKILL)
+    result = run.wait(60, progress=False)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.rank, result.error.kind) == (1, "signal")
+    assert list(folder.glob("checkpoints/step-*/rank-1.part")), "it was killed while it wrote"
+    return run
+
+
+def submit(cluster: Cluster, **options: object) -> Run:
+    return cluster.submit(FineTune(**{**JOB, **options}))  # type: ignore[arg-type]
+
+
+def until(what: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, "it did not come in time"
+        time.sleep(0.005)
+
+
+def pid_of(rank: Path) -> int:
+    """Find a rank by its output file; one that a warm server forked has the environment of that."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "fd" / "1").readlink() == rank / "stdout.log":
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError(f"nobody writes into {rank}")
+
+
+def stopped_while_writing(pid: int, checkpoints: Path) -> bool:
+    """Hold a rank for a moment, and for good where it is writing its part of a checkpoint just then."""
+    os.kill(pid, signal.SIGSTOP)
+    if list(checkpoints.glob("step-*/rank-1.part")):
+        return True
+    os.kill(pid, signal.SIGCONT)
+    return False
+
+
+def checkpoints_of(run: Run) -> list[int]:
+    return [int(str(e.data["step"])) for e in run.events() if e.kind == "checkpoint"]
+
+
+def curve(run: Run) -> dict[object, object]:
+    return {e.data["step"]: (e.data["loss"], e.data["grad_norm"]) for e in run.events() if e.kind == "step"}
+
+
+def kept(run: Run) -> list[int]:
+    """The steps whose checkpoints came back, every part of them."""
+    steps = [
+        path for path in run.paths.checkpoints.iterdir() if len(list(path.glob("pod-*/rank-*/manifest.json"))) == 2
+    ]
+    return sorted(int(path.name.removeprefix("step-")) for path in steps)
+
+
+def test_the_last_two_checkpoints_come_back_from_a_run_that_was_killed(killed: Run) -> None:
+    steps = kept(killed)
+    assert steps == checkpoints_of(killed)[-2:], "the one that was being written counts for nothing"
+    assert killed.message.endswith(f"its checkpoint of step {steps[-1]} is here to resume from")
+    assert [path.name for path in killed.paths.checkpoints.iterdir() if "part" in path.name] == []
+
+
+def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
+    cluster: Cluster, killed: Run, whole: Run
+) -> None:
+    first = kept(killed)[-1]
+    run = submit(cluster, resume=str(killed.path))
+    result = run.wait(120, progress=False).raise_for_status()
+    assert curve(run) == {step: figures for step, figures in curve(whole).items() if int(str(step)) > first}
+    assert len(curve(run)) == STEPS - first
+    before = whole.result
+    assert (result.steps, result.eval_loss) == (STEPS, before.eval_loss)
+    assert result.first_eval_loss == before.first_eval_loss
+    assert result.message == f"every rank is done; it went on from step {first}"
+
+
+def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(cluster: Cluster, killed: Run, whole: Run) -> None:
+    older, newer = kept(killed)
+    damaged = next(killed.paths.checkpoints.glob(f"step-{newer}/pod-1/rank-1/state.safetensors"))
+    flip(damaged)
+    try:
+        run = submit(cluster, resume=str(killed.path))
+        result = run.wait(120, progress=False).raise_for_status()
+    finally:
+        flip(damaged)
+    assert min(curve(run)) == older + 1  # type: ignore[type-var]
+    assert curve(run).items() <= curve(whole).items()
+    said = f"the checkpoint of step {newer} was left out: the checksum of rank-1/state.safetensors is wrong (pod-1)"
+    assert said in result.message
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"technique": "zero1"}, "technique is 'zero1' and was 'zero3'"),
+        (
+            {"per_device_train_batch_size": 4, "seed": 3},
+            "seed is 3 and was 0; per_device_train_batch_size is 4 and was 2",
+        ),
+        ({"dataset": {"kind": "wikisql-mini", "train_rows": 61, "eval_rows": 4}}, "the training rows differ"),
+        ({"max_steps": 2}, "max_steps is 2, nothing is left to do after it"),
+        ({"resume": "/nowhere"}, "'/nowhere', which is no directory of a FineTune run"),
+    ],
+)
+def test_another_training_is_refused_before_anything_starts(
+    cluster: Cluster, killed: Run, options: dict[str, object], said: str
+) -> None:
+    before = len(cluster.runs)
+    with pytest.raises(ConfigError) as refused:
+        submit(cluster, **{"resume": str(killed.path), **options})
+    assert said in str(refused.value)
+    assert len(cluster.runs) == before
+
+
+def test_another_number_of_ranks_is_refused(cluster: Cluster, killed: Run) -> None:
+    with pytest.raises(ConfigError, match=r"is of 2 ranks, and this run has 1; resume with as many pods and slots"):
+        cluster.submit(FineTune(**{**JOB, "resume": str(killed.path)}), pods=1)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None:
+    run = submit(cluster, technique="single", max_steps=5000, save_steps=5000)
+    until(lambda: curve(run))
+    run.stop()
+    result = run.wait(60, progress=False)
+    assert result.state is RunState.CANCELLED
+    assert checkpoints_of(run) == [result.steps]
+    assert f"its checkpoint of step {result.steps} is here to resume from" in result.message
+    assert list(run.paths.checkpoints.glob("*/*/*")) == [run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"]
