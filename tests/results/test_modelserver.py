@@ -34,7 +34,7 @@ from workbench.jobs import model
 from workbench.jobs.data import load
 train = load(sys.argv[1] + "/inputs/train.jsonl", None, None).train
 for number, folder in enumerate(sys.argv[1:]):
-    made = model.load("tiny-t5", train, seed=0)
+    made = model.load(("tiny-t5", "tiny-llama")[number], train, seed=0)
     torch.manual_seed(number)
     for weights in made.model.parameters():  # a model as it was initialised answers nothing but padding
         weights.data += torch.randn_like(weights)
@@ -43,12 +43,12 @@ for number, folder in enumerate(sys.argv[1:]):
 """
 
 
-def make_run(root: Path, technique: str) -> RunPaths:
+def make_run(root: Path, technique: str, **options: object) -> RunPaths:
     """A run directory without its model; the job's seed is 0."""
     paths = RunPaths(root)
     paths.inputs.mkdir(parents=True)
     prepare(Mini(train_rows=60, eval_rows=6), paths.inputs)
-    job = FineTune(technique=technique, max_target_length=6, per_device_eval_batch_size=4)
+    job = FineTune(technique=technique, max_target_length=6, per_device_eval_batch_size=4, **options)
     paths.job.write_text(json.dumps({"job": job.to_dict()}))
     return paths
 
@@ -56,7 +56,7 @@ def make_run(root: Path, technique: str) -> RunPaths:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, RunPaths]:
     folder = tmp_path_factory.mktemp("runs")
-    one, other = make_run(folder / "a", "zero1"), make_run(folder / "b", "zero3")
+    one, other = make_run(folder / "a", "zero1"), make_run(folder / "b", "fsdp", model="tiny-llama", prompt="alpaca")
     command = [sys.executable, "-c", MAKE, str(one.root), str(other.root)]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     return one, other
@@ -100,11 +100,11 @@ def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path)
 def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]) -> None:
     one, other = map(as_run, runs)
     answers = compare_predictions([one, other], before=True)
-    assert list(answers.names) == ["before training", "zero1", "zero3"]
+    assert list(answers.names) == ["before training", "zero1", "fsdp"]
     assert len(answers) == 6
     assert answers.texts("before training") == [""] * 6
     assert all(answers.texts("zero1"))
-    assert answers.texts("zero1") != answers.texts("zero3")
+    assert answers.texts("zero1") != answers.texts("fsdp")
     assert all(row.table_id and row.answers[0].execution_match is not None for row in answers)
     assert answers.load_s > 0
     pid = server_of(runs[0]).pid
@@ -115,6 +115,20 @@ def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]
     assert server_of(runs[0]).pid == pid
     assert predict(one).load_s < 0.05
     assert predict(one, []).rows == ()
+
+
+@pytest.mark.slow
+def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(runs: tuple[RunPaths, RunPaths]) -> None:
+    llama = as_run(runs[1])
+    asked = [{"instruction": "Which city?", "input": text} for text in ("", "a", "b c")]
+    answers = predict(llama, asked, before=True)
+    assert list(answers.names) == ["before training", "after training"]
+    trained = answers.texts("after training")
+    assert len(set(trained)) > 1
+    assert not any("Response" in text for text in trained)
+    opened = server_of(runs[1]).answer([Question(source="", opening=text) for text in ("SELECT city", "SELECT")]).texts
+    assert all(opened)
+    assert not any(text.startswith("SELECT city") for text in opened)
 
 
 @pytest.mark.slow
