@@ -36,6 +36,7 @@ _WAITING = {
     "image": ("ImagePullBackOff", 'Back-off pulling image "example.org/nothing:1": not found'),
     "creating": ("ContainerCreating", ""),
 }
+_INSTEAD = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here; exit 3"]}
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Kubelet:
 
     def __init__(self, url: str, environment: dict[str, str]) -> None:
         self.behave: dict[str, str] = {}
-        """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent."""
+        """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent, crash."""
         self.environment = {**session_environment(), **environment}
         """What the image sets."""
         self.pods: dict[str, Running] = {}
@@ -172,8 +173,9 @@ class Kubelet:
         environment = {name: _moved(value, mounts) for name, value in environment.items()}
         pod.root = environment["WORKBENCH_POD"]
         command = [_moved(word, mounts) for word in (*pod.container["command"], *pod.container["args"])]
-        if behaviour == "silent":
-            command = ["sleep", "600"]
+        command = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here; exit 3"]}.get(
+            behaviour, command
+        )
         with pod.log.open("ab") as log:
             try:
                 pod.process = subprocess.Popen(

@@ -10,12 +10,17 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import yaml
+
 from workbench.pods.kubernetes import KubernetesPods
 from workbench.pods.pod import LaunchContext
 
 if TYPE_CHECKING:
     from tests.pods.kubelet import Kubelet
     from tests.pods.kubeserver import ApiServer
+
+
+MANIFESTS = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"
 
 
 class KubernetesPlace:
@@ -61,6 +66,7 @@ class KubernetesPlace:
         from tests.pods.kubeserver import ApiServer
 
         self.server = ApiServer()
+        self.server.allowed = role()
         await self.server.__aenter__()
         self._http = kmock.Server(self.server)
         await self._http.__aenter__()
@@ -75,9 +81,17 @@ class KubernetesPlace:
     async def _stop(self) -> None:
         self._node.cancel()
         await asyncio.gather(self._node, return_exceptions=True)
-        self.server.cut_watches()
+        self.server.cut(self.server.watches)
         await self._http.__aexit__(None, None, None)
         await self.server.__aexit__(None, None, None)
+
+
+def role() -> set[tuple[str, str]]:
+    """Give verb and resource of all that the Role that we ship allows."""
+    documents = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
+    rules = next(document for document in documents if document["kind"] == "Role")["rules"]
+    assert all(rule["apiGroups"] == [""] for rule in rules)
+    return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
 
 
 def kubeconfig(url: str) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class Fault:
     message: str = "the server is out of sorts"
     headers: dict[str, str] = field(default_factory=dict)
     times: int = 1
+    skip: int = 0
+    """Calls that go well before it."""
     after: bool = False
     """Whether the server does what it was asked for, and loses the answer."""
 
@@ -53,6 +55,7 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         self.faults: list[Fault] = []
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
+        self.forwards: dict[int, web.BaseRequest] = {}
         for resource in ("pods", "secrets", "services", "events"):
             self.resources[f"v1/{resource}"] = {"namespaced": True}
 
@@ -65,13 +68,17 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         watching = raw_request.query.get("watch") in ("true", "True", "1")
         read = "get" if name else "watch" if watching else "list"
         verb = _VERBS.get(raw_request.method, read)
-        self.calls.append((verb, resource))
-        if self.allowed is not None and (verb, resource) not in self.allowed:
-            named = f'{kind} "{name}"' if name else kind
-            who = f'User "{ACCOUNT}" cannot {verb} resource "{resource}" in API group "" in the namespace "lab"'
-            return refused(403, f"{named} is forbidden: {who}")
+        needed = [verb, "create"] if sub == "portforward" else [verb]  # as from Kubernetes 1.35 on
+        self.calls += [(each, resource) for each in needed]
+        for each in needed:
+            if self.allowed is not None and (each, resource) not in self.allowed:
+                named = f'{kind} "{name}"' if name else kind
+                who = f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" in the namespace "lab"'
+                return refused(403, f"{named} is forbidden: {who}")
         fault = next((f for f in self.faults if (f.verb, f.resource) == (verb, resource) and f.times), None)
-        if fault is not None:
+        if fault is not None and fault.skip:
+            fault.skip -= 1
+        elif fault is not None:
             fault.times -= 1
             if fault.after:
                 await super().__call__(raw_request)
@@ -79,7 +86,11 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         if sub == "log":
             return self._log(name, int(raw_request.query.get("tailLines", "0")))
         if sub == "portforward":
-            return await self._forward(raw_request, name)
+            self.forwards[id(raw_request)] = raw_request
+            try:
+                return await self._forward(raw_request, name)
+            finally:
+                del self.forwards[id(raw_request)]
         if watching:
             self.watches[id(raw_request)] = raw_request
         try:
@@ -87,9 +98,9 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         finally:
             self.watches.pop(id(raw_request), None)
 
-    def cut_watches(self) -> None:
-        """Break every watch in the middle, as a load balancer does."""
-        for request in list(self.watches.values()):
+    def cut(self, requests: dict[int, web.BaseRequest]) -> None:
+        """Break connections in the middle, as a load balancer does."""
+        for request in list(requests.values()):
             if request.transport is not None:
                 request.transport.abort()
 

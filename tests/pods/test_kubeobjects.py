@@ -1,0 +1,205 @@
+"""The manifests, ours and those that we ship, against the schemas of Kubernetes; and what must stand in them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.pods.kubeplace import MANIFESTS
+from workbench.errors import ConfigError
+from workbench.pods.kubeobjects import ClusterObjects, HostKey, Owner, base_name
+from workbench.pods.kubeoptions import KubernetesOptions
+from workbench.pods.kubernetes import KubernetesPods
+from workbench.pods.pod import PodSpec
+from workbench.pods.registry import backend_from_dict
+
+VERSIONS = ("1.28", "1.33", "1.37")
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDm8HPuLLvBjeJk+Ybo+4CioaLUU5LYYZAMmVGIHvGtu workbench"
+KEYS = [HostKey.generate(), HostKey.generate()]
+OWNER = Owner(name="jupyterlab-7f", uid="u-1")
+EVERYTHING: dict[str, Any] = {
+    "image": "example.org/worker:1",
+    "gpu_resource": "amd.com/gpu",
+    "node_selector": {"gpu": "mi300"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "host"}]}},
+    "priority_class": "high",
+    "service_account": "worker",
+    "image_pull_secrets": ["registry"],
+    "run_as_user": 1234,
+    "shm_gib": 16,
+    "pvc": "data",
+    "secrets": {"HF_TOKEN": "hub/token"},
+    "labels": {"team": "nlp"},
+    "annotations": {"note": "mine"},
+    "queue": "lab",
+    "pod_group_label": "scheduling.x-k8s.io/pod-group",
+    "port": 2022,
+    "python": "/opt/venv/bin/python",
+    "deadline_s": 3600,
+}
+
+
+def objects(spec: PodSpec | None = None, **options: Any) -> ClusterObjects:
+    return ClusterObjects(
+        base="wb-test-0a1b2c",
+        namespace="lab",
+        options=KubernetesOptions(**{"image": "example.org/worker:1", **options}),
+        spec=spec or PodSpec(cpus=2, memory_gib=8, gpus=1, env={"WANDB_API_KEY": "canary-5f1e"}),
+        count=2,
+        lease_s=60.0,
+        wait_s=120.0,
+    )
+
+
+def all_of(made: ClusterObjects) -> list[dict[str, Any]]:
+    return [made.pod(0, None), made.pod(1, OWNER), made.service(OWNER), made.secret(PUBLIC_KEY, KEYS, OWNER)]
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING, {"run_as_user": None}], ids=["least", "everything", "own user"])
+def test_what_is_made_is_what_kubernetes_takes(options: dict[str, Any]) -> None:
+    for version in VERSIONS:
+        for manifest in all_of(objects(**options)):
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_check_sees_a_wrong_manifest() -> None:
+    manifest: Any = objects().pod(0, None)
+    manifest["spec"]["containers"][0]["ressources"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+
+
+def test_every_shipped_manifest_is_valid_and_listed() -> None:
+    kustomization = yaml.safe_load((MANIFESTS / "kustomization.yaml").read_text())
+    assert sorted(kustomization["resources"]) == sorted(
+        path.name for path in MANIFESTS.glob("*.yaml") if path.name != "kustomization.yaml"
+    )
+    names, images = set(), set()
+    for name in kustomization["resources"]:
+        for document in yaml.safe_load_all((MANIFESTS / name).read_text()):
+            for version in VERSIONS:
+                kubernetes_validate.validate(document, version, strict=True)
+            if document["kind"] != "Namespace":
+                assert document["metadata"]["namespace"] == kustomization["namespace"]
+            names.add((document["kind"], document["metadata"]["name"]))
+            for container in document.get("spec", {}).get("template", {}).get("spec", {}).get("containers", []):
+                images.add(container["image"])
+    assert {("Namespace", "workbench"), ("Role", "workbench"), ("Deployment", "jupyterlab")} <= names
+    assert images == {image["name"] for image in kustomization["images"]}
+
+
+def test_all_options_arrive() -> None:
+    pod: Any = objects(**EVERYTHING).pod(1, OWNER)
+    spec, container = pod["spec"], pod["spec"]["containers"][0]
+    assert container["resources"] == {
+        kind: {"cpu": "2000m", "memory": "8192Mi", "amd.com/gpu": "1"} for kind in ("requests", "limits")
+    }
+    assert spec["nodeSelector"] == EVERYTHING["node_selector"]
+    assert spec["tolerations"] == EVERYTHING["tolerations"]
+    assert spec["affinity"] == EVERYTHING["affinity"]
+    assert (spec["priorityClassName"], spec["serviceAccountName"]) == ("high", "worker")
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["activeDeadlineSeconds"] == 3600
+    assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 1234
+    assert {"name": "work", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16384Mi"}} in spec["volumes"]
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert token in container["env"]
+    assert container["command"][0] == "/opt/venv/bin/python"
+    assert container["ports"] == [{"name": "ssh", "containerPort": 2022}]
+    labels = pod["metadata"]["labels"]
+    assert labels["team"] == "nlp"
+    assert labels["kueue.x-k8s.io/queue-name"] == "lab"
+    assert labels["kueue.x-k8s.io/pod-group-name"] == labels["scheduling.x-k8s.io/pod-group"] == "wb-test-0a1b2c"
+    assert pod["metadata"]["annotations"] == {"note": "mine", "kueue.x-k8s.io/pod-group-total-count": "2"}
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+
+
+def test_pods_keep_to_the_restricted_standard_and_get_no_token() -> None:
+    for options in ({}, {"run_as_user": None}):
+        spec: Any = objects(**options).pod(0, None)["spec"]
+        container = spec["containers"][0]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert spec["automountServiceAccountToken"] is False
+
+
+def test_no_secret_stands_in_a_pod_and_each_pod_gets_only_its_own_host_key() -> None:
+    made = objects(secrets={"HF_TOKEN": "hub/token"})
+    shown = json.dumps([made.pod(0, None), made.pod(1, OWNER), made.service(OWNER)]) + repr(made) + repr(KEYS)
+    assert "canary-5f1e" not in shown.replace(repr(made.spec), "")  # a spec shows its own variables
+    assert "PRIVATE KEY" not in shown
+    pod: Any = made.pod(1, OWNER)
+    items = {item["key"] for item in pod["spec"]["volumes"][0]["secret"]["items"]}
+    assert items == {"start.py", "authorized_keys", "sshd_options", "pod-1", "pod-1.pub"}
+    secret: Any = made.secret(PUBLIC_KEY, KEYS, OWNER)
+    data = {name: base64.b64decode(text).decode() for name, text in secret["data"].items()}
+    assert items <= set(data)
+    assert data["authorized_keys"] == f"restrict {PUBLIC_KEY.removesuffix(' workbench')}\n"
+    assert "PasswordAuthentication no" in data["sshd_options"]
+
+
+@pytest.mark.parametrize("name", ["cluster-20261121-170804-ab12", "Mein Lauf!", "ä", "x" * 200, "-", ""])
+def test_names_are_dns_labels(name: str) -> None:
+    made = base_name(name, "0a1b2c")
+    longest = f"{made}-4095"
+    assert len(longest) <= 63
+    assert all(part.isalnum() and part.isascii() and part == part.lower() for part in longest.split("-"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"namespace": "Lab"}, "namespace is 'Lab'; names in Kubernetes have lower-case"),
+        ({"pvc": "a/b"}, "pvc is 'a/b'"),
+        ({"reach": "tunnel"}, "reach 'tunnel' is not known.*port-forward"),
+        ({"run_as_user": 0}, "run_as_user is 0; pods never run as root"),
+        ({"shm_gib": 0}, "shm_gib is 0; it must be a number, more than 0"),
+        ({"deadline_s": True}, "deadline_s is True"),
+        ({"port": 22}, "port is 22; pods do not run as root"),
+        ({"port": "ssh"}, "'ssh' is not a port"),
+        ({"labels": {"a": 1}}, "labels is {'a': 1}; it must be a mapping of text to text"),
+        ({"labels": {"deepspeed-workbench/cluster": "mine"}}, "by which we find our own objects"),
+        ({"secrets": {"HF_TOKEN": "hf_abcdefghij"}}, "secrets has 'HF_TOKEN'; .* the token itself never stands here"),
+        ({"secrets": {"A B": "hub/token"}}, "secrets has 'A B'"),
+    ],
+)
+def test_what_no_server_would_take_is_refused_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        KubernetesPods(image="x", **options)
+
+
+def test_a_token_in_the_wrong_place_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as refused:
+        KubernetesPods(secrets={"HF_TOKEN": "hf_abcdefghij"})
+    assert "hf_abcdefghij" not in str(refused.value)
+
+
+def test_pods_without_an_image_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"need an image .* KubernetesPods\(image=…\)"):
+        objects(image="")
+    assert objects(spec=PodSpec(image="example.org/other:2"), image="").image == "example.org/other:2"
+
+
+def test_options_travel_as_json(tmp_path: Path) -> None:
+    made = KubernetesPods(**EVERYTHING)
+    data = json.loads(json.dumps(made.to_dict()))
+    again = backend_from_dict(data)
+    assert again.to_dict() == data == {"kind": "kubernetes", **EVERYTHING}
+    assert repr(KubernetesPods(image="x", pvc="data")) == "KubernetesPods(image='x', pvc='data')"
+    with pytest.raises(ConfigError, match="'node_selectors' is not known: did you mean 'node_selector'"):
+        backend_from_dict({"kind": "kubernetes", "node_selectors": {}})
+
+
+def test_a_missing_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'deepspeed-workbench\[kubernetes\]'"):
+        KubernetesPods(image="x")
