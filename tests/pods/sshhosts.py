@@ -82,11 +82,12 @@ class HostsPlace:
     """Three machines and the user's key to them."""
 
     owns_daemons = False
+    launchers = ("ssh", "pdsh", "openmpi")
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.hosts: list[SSHHost] = []
-        self.root = folder / "on the hosts"
+        self.root = folder / "on-the-hosts"
 
     def __enter__(self) -> Self:
         self.user = Identity.create(self.folder / "user")

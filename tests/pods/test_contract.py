@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from tests.pods.conftest import PLACES, Launched, Place, children, note_others, on_pods
+from workbench import Cluster, FineTune
 from workbench.errors import PodError, WorkbenchError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
@@ -29,6 +30,8 @@ ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
 
 
 owning_only = pytest.mark.parametrize("place", [kind for kind in PLACES if PLACES[kind].owns_daemons], indirect=True)
+
+elsewhere = pytest.mark.parametrize("place", [kind for kind in PLACES if kind != "local"], indirect=True)
 
 
 @pytest.fixture(params=sorted(PLACES))
@@ -222,3 +225,29 @@ def test_logs_are_as_long_as_asked_and_of_pods_that_exist(launched: Launched) ->
     assert len(launched.backend.logs("pod-1", tail=1).splitlines()) == 1
     with pytest.raises(WorkbenchError, match="pod-7"):
         launched.backend.logs("pod-7")
+
+
+@elsewhere
+@pytest.mark.slow
+def test_a_run_over_three_pods_goes_as_it_does_on_local_ones(place: Place, tmp_path: Path) -> None:
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 10},
+        technique="zero1",
+        max_steps=2,
+        predict_rows=2,
+        per_device_train_batch_size=2,
+    )
+    with Cluster(place.backend(), PodSpec(), count=3, path=tmp_path / "cluster") as cluster:
+        assert cluster.hostfile.world_size == 3
+        pods = cluster.pods
+        runs = [cluster.submit(replace(job, launcher=launcher)) for launcher in place.launchers]
+        results = [run.wait(300, progress=False).raise_for_status() for run in runs]
+        context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
+    for run, result in zip(runs, results, strict=True):
+        assert (result.world_size, result.steps) == (3, 2)
+        told = json.loads(run.paths.result.read_text())["hosts"]
+        assert [host["address"] for host in told] == [pod.address for pod in pods]
+        assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
+    assert len({result.train_loss for result in results}) == 1
+    assert on_pods(pods) == []
+    assert place.left(context) == []
