@@ -7,7 +7,6 @@ run. What is in a part is in `snapshot.py`; which one is fetched, trusted and se
 
 from __future__ import annotations
 
-import logging
 import shutil
 import time
 from collections import deque
@@ -25,7 +24,6 @@ from workbench.runs.manifest import problem_of, read_manifest, write_manifest
 
 __all__ = ["Checkpoints", "ResumableTrainer"]
 
-logger = logging.getLogger(__name__)
 _KEPT = 2
 
 
@@ -162,7 +160,6 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
         write_tree(part, tree)
         size = write_manifest(part, step=step, rank=ranks.rank(), world_size=ranks.world_size())
     except OSError as error:
-        logger.warning("checkpoint of step %d: %s", step, error)
         return 0, error
     return size, None
 
