@@ -227,3 +227,26 @@ print(json.dumps([sorted(c._REMOVED_TOP_LEVEL_CONFIG_KEYS), sorted(c._REMOVED_ZE
     assert set(removed_zero) == set(dskeys.REMOVED_ZERO)
     assert set(zero) == set(dskeys.ZERO)
     assert strange == []
+
+
+@pytest.mark.parametrize("technique", WITH_DEEPSPEED)
+def test_a_profiler_variant_is_its_technique_s_file_with_the_profiler_s_options(technique: str) -> None:
+    plain, source = load(FineTune(technique=technique))
+    variant, named = load(own(f"dsconfig/{technique}-profiler.json", technique=technique))
+    assert named.removesuffix("-profiler.json") == source.removesuffix(".json")
+    options = variant.pop("flops_profiler")
+    assert variant == plain
+    assert set(options) == {"enabled", "module_depth", "top_modules", "detailed"}
+    resolved = resolve(own(f"dsconfig/{technique}-profiler.json", technique=technique), gpus=0, world_size=3)
+    assert resolved is not None
+    assert resolved["flops_profiler"] == {**options, "enabled": False}  # the trainer drives it
+
+
+def test_a_shipped_file_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(own("dsconfig/zero1-profiler.json"))[1] == "dsconfig/zero1-profiler.json"
+    with pytest.raises(ConfigError, match=r"zero9\.json is not among.*zero1-profiler\.json, zero1\.json"):
+        load(own("dsconfig/zero9.json"))
+    (tmp_path / "dsconfig").mkdir()
+    (tmp_path / "dsconfig" / "zero1.json").write_text('{"zero_optimization": {"stage": 1}, "log_level": "info"}')
+    assert "log_level" in load(own("dsconfig/zero1.json"))[0], "a file of one's own comes first"

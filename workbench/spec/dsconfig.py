@@ -56,6 +56,8 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
 def load(job: FineTune) -> tuple[dict[str, Any], str]:
     """Read a job's configuration as it was written.
 
+    A path `dsconfig/NAME.json` that is not there from where one stands is the file of that name that is shipped.
+
     Returns:
         A copy of its own, and what to call it in messages.
 
@@ -64,10 +66,12 @@ def load(job: FineTune) -> tuple[dict[str, Any], str]:
     """
     if isinstance(job.deepspeed, Mapping):
         return copy.deepcopy(dict(job.deepspeed)), "deepspeed"
+    name = f"{job.technique}.json"
     if job.deepspeed is not None:
         path = Path(job.deepspeed).expanduser()
-        return _parse(_read(path), str(path)), str(path)
-    name = f"{job.technique}.json"
+        if path.exists() or path.parent.name != "dsconfig" or path.parent.parent != Path():
+            return _parse(_read(path), str(path)), str(path)
+        name = path.name
     return _parse(_shipped(name).read_text(encoding="utf-8"), f"dsconfig/{name}"), f"dsconfig/{name}"
 
 
@@ -81,7 +85,13 @@ def _shipped(name: str) -> Traversable:
     if beside is not None and (beside / "dsconfig" / name).is_file():
         found: Traversable = beside / "dsconfig" / name
         return found
-    raise ConfigError(f"dsconfig/{name} is missing from this installation; install the package again")
+    shipped = ", ".join(sorted(_names(package)))
+    raise ConfigError(f"dsconfig/{name} is not among the files that are shipped: {shipped or 'none; install again'}")
+
+
+def _names(package: Traversable) -> set[str]:
+    folders = (package / "dsconfig", getattr(package, "parent", package) / "dsconfig")
+    return {file.name for folder in folders if folder.is_dir() for file in folder.iterdir()}
 
 
 def _read(path: Path) -> str:
