@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.cluster import Cluster
     from workbench.display.compose import compose
+    from workbench.planner.plan import plan
     from workbench.pods.hosts import SSHPods
     from workbench.pods.kubernetes import KubernetesPods
     from workbench.pods.local import LocalPods
@@ -36,6 +37,7 @@ __all__ = [
     "compare_predictions",
     "compose",
     "history",
+    "plan",
 ]
 __version__ = "0.1.0"
 
@@ -54,6 +56,7 @@ _HOME = {
     "compare_predictions": "workbench.results.answers",
     "compose": "workbench.display.compose",
     "history": "workbench.runs.store",
+    "plan": "workbench.planner.plan",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m workbench run SPEC.json [--out DIR]` and `python -m workbench doctor SPEC.json`.
+"""The command line: `python -m workbench run SPEC.json [--out DIR]`, `… doctor SPEC.json` and `… plan SPEC.json`.
 
 Exit codes: 0 the run succeeded or the pods are well, 1 not, 2 what was asked is refused and nothing has started.
 """
@@ -15,11 +15,13 @@ from tempfile import TemporaryDirectory
 
 from workbench.cluster import Cluster
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.planner.plan import Fit, plan
 from workbench.runs.journal import fail_unstarted
 from workbench.runs.prepare import prepare_run
 from workbench.runs.run import Run
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import RunState, write_json
+from workbench.spec.job import FineTune
 
 __all__ = ["main"]
 
@@ -37,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "doctor":
             return doctor_spec(Path(args.spec))
+        if args.command == "plan":
+            return plan_spec(Path(args.spec), args.gpu_memory_gib)
         return run_spec(Path(args.spec), Path(args.out) if args.out else None)
     except ConfigError as error:
         _say(f"refused: {error}")
@@ -98,6 +102,35 @@ def doctor_spec(spec_path: Path) -> int:
     return 0 if diagnosis.ok else 1
 
 
+def plan_spec(spec_path: Path, gpu_memory_gib: float | None) -> int:
+    """Print what the job of a `SPEC.json` needs under every technique; nothing starts.
+
+    Args:
+        spec_path: The file.
+        gpu_memory_gib: Memory of one GPU, which a specification does not say. None plans for CPUs.
+
+    Returns:
+        0 where the job's own technique fits or nothing says how much memory there is, 1 where it does not fit.
+
+    Raises:
+        ConfigError: Something asked for is refused, or the model's shape is not known here.
+        WorkbenchError: The model's step cannot be traced.
+    """
+    spec = RunSpec.load(spec_path)
+    if not isinstance(spec.job, FineTune):
+        raise ConfigError("a plan is made for a finetune job; what a script needs is not known")
+    pods = spec.cluster.pods
+    table = plan(
+        spec.job,
+        pods=spec.pods or spec.cluster.count,
+        gpus=pods.slots,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=pods.memory_gib,
+    )
+    _say(str(table))
+    return 1 if table.row(spec.job.technique).fit is Fit.NOT else 0
+
+
 def _follow(run: Run) -> int:
     result = run.wait()
     _say(f"{result}\nrun directory: {run.path}")
@@ -111,6 +144,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("spec", metavar="SPEC.json")
     doctor = commands.add_parser("doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused")
     doctor.add_argument("spec", metavar="SPEC.json")
+    planned = commands.add_parser("plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused")
+    planned.add_argument("spec", metavar="SPEC.json")
+    planned.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs")
     run.add_argument("--out", metavar="DIR", help="the run directory, new or empty")
     return parser
 

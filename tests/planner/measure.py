@@ -1,0 +1,109 @@
+"""Run trainer jobs in forked ranks and write down the most that their tensors held while they trained.
+
+`python measure.py PLAN.json`: the plan is a list of {"folder", "world_size"}; each folder holds a job.json. Leaves
+peak.json ({"codes", "peaks": {rank: bytes}}) in each folder. Every real storage of the rank is counted from its making
+to its release, those of the engine's own buffers among them, and nothing of the planner is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "jobs")]
+
+import torch  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils._pytree import tree_leaves  # noqa: E402
+
+
+class Held(TorchDispatchMode):
+    """Add up the storages that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self.sizes: dict[int, int] = {}
+        self.alive: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it asks again with the parts that really are here
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                self.see(leaf.untyped_storage())
+        return out
+
+    def see(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.sizes:
+            self.alive[key] = weakref.ref(storage, lambda _: self.gone(key))
+            self.sizes[key] = 0
+        self.live += size - self.sizes[key]
+        self.sizes[key] = size
+        self.peak = max(self.peak, self.live)
+
+    def gone(self, key: int) -> None:
+        self.live -= self.sizes.pop(key)
+        del self.alive[key]
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    import accelerate  # noqa: F401
+    import forkrun
+
+    import workbench.jobs.train as train
+
+    torch.set_num_threads(1)
+    real = train.main
+    train.main = lambda: measured(real)
+    for run in plan:
+        folder = Path(run["folder"])
+        codes = forkrun.run_one(folder, run["world_size"], 1)
+        peaks = {rank: json.loads(p.read_text()) for rank in codes if (p := folder / f"rank-{rank}/peak.json").exists()}
+        (folder / "peak.json").write_text(json.dumps({"codes": codes, "peaks": peaks}))
+
+
+def measured(real: Any) -> None:
+    from workbench.jobs import model
+    from workbench.jobs.trainer import FineTuner
+
+    held = Held()
+    load, fit, resize = model.load, FineTuner.train, torch.UntypedStorage.resize_
+
+    def load_and_copy(*args: object, **options: object) -> Any:
+        # Weights read from safetensors are pages of the file: no operation makes them.
+        loaded = load(*args, **options)  # type: ignore[arg-type]
+        for tensor in (*loaded.model.parameters(), *loaded.model.buffers()):
+            tensor.data = tensor.data.clone()
+        return loaded
+
+    def resized(storage: Any, size: int) -> Any:
+        resize(storage, size)  # FSDP empties and refills storages behind the dispatcher
+        held.see(storage)
+        return storage
+
+    def fit_measured(self: Any, *args: object, **options: object) -> Any:
+        held.peak = held.live
+        result = fit(self, *args, **options)
+        (Path(os.environ["WORKBENCH_RANK_DIR"]) / "peak.json").write_text(json.dumps(held.peak))
+        return result
+
+    model.load, FineTuner.train, torch.UntypedStorage.resize_ = load_and_copy, fit_measured, resized  # type: ignore
+    with held:
+        real()
+
+
+if __name__ == "__main__":
+    main()

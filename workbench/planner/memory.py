@@ -1,0 +1,196 @@
+"""How much memory a rank needs at the highest moment of a training step, and what it is made of. Pure.
+
+The activations come from a trace of the model's own step; who holds weights, gradients and optimizer states how long
+is read in the code of torch 2.13 and DeepSpeed 0.19.8 and held to measured steps by tests/planner/test_measured.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from workbench.planner.setting import Setting
+from workbench.planner.tracing import Moment, Parameters, Trace
+from workbench.spec.technique import Technique
+
+__all__ = ["Memory", "Need", "need_of"]
+
+_FP32 = 4
+# NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for 256 of those
+# (https://arxiv.org/abs/2305.14314, section 3).
+_PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
+# Not counted but taken as given: a CUDA context with its kernels and NCCL's buffers, and what a process with torch,
+# transformers and DeepSpeed imported holds.
+_CONTEXT_BYTES = 1.0 * 2**30
+_PROCESS_BYTES = 0.8 * 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes of one rank in one place, by what they are for."""
+
+    parameters: float = 0.0
+    """Weights that stay."""
+    gradients: float = 0.0
+    """Gradients."""
+    optimizer: float = 0.0
+    """Its states, its copy of the weights in FP32 where there is one, and what its update works with."""
+    activations: float = 0.0
+    """What the forward pass keeps for the backward pass, and what both work with."""
+    logits: float = 0.0
+    """The same, of the scores of every word for every token."""
+    communication: float = 0.0
+    """Buckets of gradients, and weights gathered from other ranks."""
+    overhead: float = 0.0
+    """The runtime's own; not counted but taken as given."""
+
+    @property
+    def total(self) -> float:
+        """Give the sum."""
+        return self.tensors + self.overhead
+
+    @property
+    def tensors(self) -> float:
+        """Give the sum of what is in tensors."""
+        return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead)
+
+    def times(self, factor: float) -> Memory:
+        """Give as much for several ranks."""
+        return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
+
+    def plus(self, other: Memory) -> Memory:
+        """Give both together."""
+        return Memory(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Need:
+    """What one rank needs at its highest moment."""
+
+    gpu: Memory | None
+    """On its GPU; None where it computes on the CPU."""
+    host: Memory
+    """In the pod's own memory."""
+
+
+def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
+    """Work out what a rank needs.
+
+    Args:
+        setting: How it trains.
+        trace: What a step of its model holds.
+        rows: Rows of a micro-batch.
+    """
+    moments = [_at(setting, trace, moment, rows) for moment in trace.moments[setting.arithmetic]]
+    device, host = max([*moments, _update(setting, trace)], key=lambda pair: pair[0].total)
+    if not setting.gpu:  # all of it is in the pod's memory: the highest moment is that of the sum
+        both = max((d.plus(h) for d, h in [*moments, _update(setting, trace)]), key=lambda memory: memory.total)
+        return Need(gpu=None, host=replace(both, overhead=_PROCESS_BYTES))
+    return Need(gpu=replace(device, overhead=_CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES))
+
+
+def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
+    """Give what the device and the host hold at a moment of the forward or the backward pass."""
+    device, host = _kept(setting, trace)
+    logits = max(0.0, moment.logits + rows * moment.logits_row)
+    held = moment.held(rows)
+    if setting.packed:  # a layer's weights are unpacked one matrix at a time
+        held += trace.largest_packed * setting.compute_bytes
+    gradients, communication = _backward(setting, trace, moment)
+    moving = Memory(
+        activations=max(0.0, held - logits), logits=logits, gradients=gradients, communication=communication
+    )
+    return device.plus(moving), host
+
+
+def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+    """Give what both hold while the optimizer works."""
+    device, host = _kept(setting, trace)
+    trained, shard = trace.trained, trace.trained / setting.shards
+    technique = setting.technique
+    # Torch's AdamW makes a root of the second moments, and a quotient beside it on CPUs. SGD without momentum
+    # makes nothing.
+    makes = 0.0 if not setting.state_bytes else _FP32 if setting.foreach else 2 * _FP32
+    if not technique.uses_deepspeed:
+        at_once = shard if setting.foreach else min(trace.largest, trained) / setting.shards
+        work = Memory(gradients=_FP32 * shard, optimizer=makes * at_once)
+        if technique is Technique.DDP:
+            work = replace(work, communication=_FP32 * trained)
+        return device.plus(work), host
+    # DeepSpeed updates its whole part at once (ZeRO-3 a sub-group of it), from a copy of its gradients in FP32.
+    at_once = min(shard, setting.sub_group) if technique.zero_stage == 3 else shard
+    work = Memory(gradients=_FP32 * at_once, optimizer=makes * at_once)
+    if technique.zero_stage < 3:
+        return device.plus(replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)), host
+    device = device.plus(Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist))))
+    if "optimizer" not in setting.offload:
+        return device.plus(work), host
+    return device, host.plus(Memory(optimizer=work.optimizer + work.gradients * int(not setting.gpu)))
+
+
+def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+    """Give what device and host hold all the time."""
+    frozen = trace.parameters - trace.trained - trace.packed
+    packed = trace.packed * (_PACKED if setting.packed else setting.weight_bytes)
+    trained, shards = trace.trained, setting.shards
+    stage = setting.technique.zero_stage
+    weights = (frozen + trained) * setting.weight_bytes + packed
+    if stage == 3 or setting.technique is Technique.FSDP:
+        weights /= shards
+    master = _FP32 * trained / shards if stage else 0.0
+    states = setting.state_bytes * trained / shards
+    gradients = setting.weight_bytes * trained / shards if stage == 3 else 0.0
+    bucket = float(setting.bucket * setting.weight_bytes) if stage == 3 else 0.0
+    device, host = Memory(communication=bucket), Memory()
+    if "parameters" in setting.offload:
+        host = host.plus(Memory(parameters=weights))
+    else:
+        device = device.plus(Memory(parameters=weights))
+    if "optimizer" in setting.offload:
+        # DeepSpeed keeps gradients there in FP32 beside those of the weights' own format.
+        kept = Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards)
+        return device, host.plus(kept)
+    if setting.paged and setting.gpu:
+        return device.plus(Memory(optimizer=master, gradients=gradients)), host.plus(Memory(optimizer=states))
+    return device.plus(Memory(optimizer=master + states, gradients=gradients)), host
+
+
+def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
+    """Give the bytes of gradients and of communication at a moment."""
+    trained, arrived, technique = trace.trained, min(moment.gradients, trace.trained), setting.technique
+    held = trained if setting.accumulates else arrived
+    if technique in (Technique.SINGLE, Technique.DDP):
+        return _FP32 * held, float(_FP32 * trained) if technique is Technique.DDP else 0.0
+    if technique is Technique.FSDP:
+        return _FP32 * held / setting.shards, _gathered_by_fsdp(setting, trace, moment)
+    size = setting.weight_bytes
+    if technique.zero_stage == 3:
+        # A full bucket is copied, cut and reduced into parts.
+        reducing = 3 * min(setting.bucket, arrived)
+        return 0.0, size * (_gathered_by_zero3(setting, trace, moment) + reducing)
+    buckets = float(setting.bucket * setting.buckets * size) if arrived else 0.0
+    if technique is Technique.ZERO1 and setting.accumulates:
+        return float(size * trained), buckets
+    full = arrived > setting.bucket or setting.accumulates
+    return size * trained / setting.shards if full else 0.0, buckets
+
+
+def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:
+    # A layer is kept if it is needed again within `reuse` elements, which forward and backward pass both use up; the
+    # backward pass lets go of it.
+    whole = trace.parameters
+    kept = min(whole, setting.reuse / 2)
+    kept = min(kept, whole - whole * moment.gradients / max(1, trace.trained))
+    ahead = _largest_layer(trace).all + min(setting.prefetch, whole)
+    return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)))
+
+
+def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:
+    layer = _largest_layer(trace)
+    ahead = 1 + max(1, setting.prefetch)
+    gathered = trace.rest.all + (len(trace.layers) if setting.gathers_all else ahead) * layer.all
+    reducing = _FP32 * layer.trained + setting.compute_bytes * layer.trained if moment.gradients else 0.0
+    return setting.compute_bytes * min(gathered, trace.parameters) + reducing
+
+
+def _largest_layer(trace: Trace) -> Parameters:
+    return max(trace.layers, key=lambda layer: layer.all, default=trace.rest)

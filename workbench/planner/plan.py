@@ -1,0 +1,317 @@
+"""`plan`: which techniques fit on the pods, before anything starts.
+
+The table is predicted: activations are counted on the model's own step (`tracing.py`), the rest is arithmetic
+(`memory.py`). Nothing is downloaded, and no torch is imported in this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from workbench.errors import ConfigError
+from workbench.planner.memory import Memory, Need, need_of
+from workbench.planner.setting import Setting, request_of, setting_of
+from workbench.planner.shapes import model_config
+from workbench.planner.tracing import Trace, cached_trace, trace_step
+from workbench.spec.job import FineTune
+from workbench.spec.technique import Launcher, Technique
+
+__all__ = ["Fit", "PlanRow", "PlanTable", "machine_memory_gib", "plan", "predict"]
+
+GIB = 2**30
+TIGHT = 0.9
+"""Share of the memory there is from which a plan is tight: what is predicted may be a tenth off."""
+_MOST_ROWS = 1 << 16
+# From the least that goes over the network for a step to the most, then what waits for the host: facts measured with
+# 3 ranks and gloo in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2, ZeRO-3 and FSDP
+# 2.00 or more each micro-batch. `single` leaves every other pod idle, so it is the cheapest only where there is one.
+_CHEAPEST = (
+    Technique.DDP,
+    Technique.ZERO1,
+    Technique.ZERO2,
+    Technique.FSDP,
+    Technique.ZERO3,
+    Technique.ZERO3_OFFLOAD,
+    Technique.SINGLE,
+)
+
+
+class Fit(StrEnum):
+    """Whether a technique fits."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    NOT = "does not fit"
+    UNKNOWN = "no limit given"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRow:
+    """What one technique needs."""
+
+    technique: str
+    """The technique."""
+    fit: Fit
+    """Whether it fits."""
+    gpu: Memory | None = None
+    """On one GPU, in bytes; None where it computes on CPUs or is refused."""
+    host: Memory | None = None
+    """In one pod's own memory, all its ranks together, in bytes; None where it is refused."""
+    gpus_on_pod: int = 0
+    """GPUs of a pod that it uses."""
+    ranks: int = 0
+    """Ranks on all pods."""
+    micro_batch: int | None = None
+    """The most rows of a micro-batch that fit; 0 where not even one does, None where there is no limit."""
+    cheapest: bool = False
+    """Whether it is the one that fits and moves least over the network."""
+    why: str = ""
+    """Why it is refused."""
+
+    @property
+    def gpu_gib(self) -> float | None:
+        """GiB that one GPU needs; None without GPUs."""
+        return None if self.gpu is None else self.gpu.total / GIB
+
+    @property
+    def pod_gpu_gib(self) -> float | None:
+        """GiB that all GPUs of a pod need together; None without GPUs."""
+        return None if self.gpu is None else self.gpu.total * self.gpus_on_pod / GIB
+
+    @property
+    def host_gib(self) -> float | None:
+        """GiB that a pod's own memory needs; None where it is refused."""
+        return None if self.host is None else self.host.total / GIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanTable:
+    """What a job needs under every technique; all of it predicted."""
+
+    model: str
+    """The model."""
+    parameters: int
+    """Elements of its weights, adapters among them."""
+    trained: int
+    """Those that are trained."""
+    pods: int
+    """The pods it is planned for."""
+    gpu_memory_gib: float | None
+    """Memory of one GPU; None for CPUs."""
+    memory_gib: float | None
+    """Memory of one pod; None where it is not known."""
+    job: FineTune
+    """The job as it was asked."""
+    lengths: tuple[int, int]
+    """Tokens of a row: source and target."""
+    rows: Sequence[PlanRow]
+    """One a technique."""
+
+    @property
+    def cheapest(self) -> PlanRow | None:
+        """Give the row that fits and moves least over the network; None where none fits."""
+        return next((row for row in self.rows if row.cheapest), None)
+
+    def row(self, technique: str) -> PlanRow:
+        """Give the row of a technique.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        found = next((row for row in self.rows if row.technique == technique), None)
+        if found is None:
+            raise ConfigError(f"the plan has no technique {technique!r}")
+        return found
+
+    def __repr__(self) -> str:
+        """Say it in a line."""
+        best = self.cheapest
+        return f"PlanTable({self.model} on {self.pods} pods, {f'cheapest: {best.technique}' if best else 'none fits'})"
+
+    def __str__(self) -> str:
+        """Give it as a text table."""
+        from workbench.display.plan import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.plan import plan_html
+
+        return plan_html(self)
+
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
+def plan(
+    job: FineTune,
+    *,
+    pods: int = 1,
+    gpus: int = 1,
+    gpu_memory_gib: float | None = None,
+    memory_gib: float | None = None,
+    techniques: Sequence[str] | None = None,
+    lengths: tuple[int, int] | None = None,
+) -> PlanTable:
+    """Predict what a job needs under every technique, and what of it fits.
+
+    Args:
+        job: The job; its own technique is only one of the rows.
+        pods: How many pods.
+        gpus: GPUs of each, if `gpu_memory_gib` says that there are any.
+        gpu_memory_gib: Memory of one GPU in GiB. None plans for CPUs.
+        memory_gib: Memory of one pod in GiB. None leaves the pods' own memory out of the verdict where there are
+            GPUs; on CPUs there is no verdict then.
+        techniques: Which rows. Default: all.
+        lengths: Tokens of a row's source and target. Default: the longest that the job allows.
+
+    Raises:
+        ConfigError: The model's shape is not known here, or a number cannot be.
+        WorkbenchError: The model's step cannot be traced.
+    """
+    for name, value, least in (("pods", pods, 1), ("gpus", gpus, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    for name, size in (("gpu_memory_gib", gpu_memory_gib), ("memory_gib", memory_gib)):
+        if size is not None and not (isinstance(size, int | float) and size > 0):
+            raise ConfigError(f"{name} is {size!r}; it must be a number of GiB more than 0, or None")
+    gpus = gpus if gpu_memory_gib else 0
+    asked = [_as_planned(job, name) for name in techniques or list(Technique)]
+    settings = [setting_of(made, pods=pods, gpus=gpus) for made in asked if isinstance(made, FineTune)]
+    trace = _trace(job, settings, gpu=gpus > 0, lengths=lengths)
+    assert trace is not None
+    limits = (gpu_memory_gib, memory_gib)
+    rows = [
+        made if isinstance(made, PlanRow) else _row(setting_of(made, pods=pods, gpus=gpus), trace, made, limits)
+        for made in asked
+    ]
+    return PlanTable(
+        model=job.model,
+        parameters=trace.parameters,
+        trained=trace.trained,
+        pods=pods,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib,
+        job=job,
+        lengths=lengths or (job.max_source_length, job.max_target_length),
+        rows=_marked(rows),
+    )
+
+
+def predict(
+    job: FineTune, *, pods: int, gpus: int, lengths: tuple[int, int] | None = None, trace: bool = True
+) -> PlanRow | None:
+    """Predict what a job needs as it is, without a verdict.
+
+    Args:
+        job: The job.
+        pods: The pods it runs on.
+        gpus: GPUs of a pod; 0 for CPUs.
+        lengths: As for `plan`.
+        trace: Whether a step may be traced, which takes seconds; else only what was traced before is used.
+
+    Returns:
+        The row of its technique; None where it would have to be traced and may not be.
+
+    Raises:
+        ConfigError: The model's shape is not known here.
+        WorkbenchError: Its step cannot be traced.
+    """
+    setting = setting_of(job, pods=pods, gpus=gpus)
+    traced = _trace(job, [setting], gpu=gpus > 0, lengths=lengths, only_cached=not trace)
+    return None if traced is None else _row(setting, traced, job, (None, None))
+
+
+def _as_planned(job: FineTune, technique: str) -> FineTune | PlanRow:
+    """Give a job with another technique; a refused row where that cannot work."""
+    own = technique == job.technique
+    try:
+        return replace(
+            job,
+            technique=technique,
+            deepspeed=job.deepspeed if own else None,
+            fsdp=job.fsdp if own else {},
+            launcher=job.launcher if technique != Technique.SINGLE else Launcher.SSH.value,
+        )
+    except ConfigError as error:
+        return PlanRow(technique=str(technique), fit=Fit.REFUSED, why=str(error))
+
+
+def machine_memory_gib() -> float:
+    """Give this machine's memory in GiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+
+
+def _trace(
+    job: FineTune,
+    settings: Sequence[Setting],
+    *,
+    gpu: bool,
+    lengths: tuple[int, int] | None,
+    only_cached: bool = False,
+) -> Trace | None:
+    config = model_config(job.model)
+    wanted = sorted({setting.arithmetic for setting in settings}) or ["fp32"]
+    traces = []
+    for arithmetic in wanted:
+        request = request_of(job, config, [arithmetic], gpu=gpu, lengths=lengths)
+        found = cached_trace(request) if only_cached else trace_step(request)
+        if found is None:
+            return None
+        traces.append(found)
+    moments: Mapping[str, object] = {name: m for trace in traces for name, m in trace.moments.items()}
+    return replace(traces[0], moments=moments)  # type: ignore[arg-type]
+
+
+def _row(setting: Setting, trace: Trace, job: FineTune, limits: tuple[float | None, float | None]) -> PlanRow:
+    need = need_of(setting, trace, job.per_device_train_batch_size)
+    fit = _fit(setting, need, limits)
+    return PlanRow(
+        technique=str(setting.technique),
+        fit=fit,
+        gpu=need.gpu,
+        host=need.host.times(setting.on_pod),
+        gpus_on_pod=setting.on_pod if setting.gpu else 0,
+        ranks=setting.ranks,
+        micro_batch=None if fit is Fit.UNKNOWN else _most_rows(setting, trace, limits),
+    )
+
+
+def _fit(setting: Setting, need: Need, limits: tuple[float | None, float | None]) -> Fit:
+    gpu_gib, pod_gib = limits
+    shares = []
+    if need.gpu is not None and gpu_gib is not None:
+        shares.append(need.gpu.total / GIB / gpu_gib)
+    if pod_gib is not None:
+        shares.append(need.host.total * setting.on_pod / GIB / pod_gib)
+    if not shares:
+        return Fit.UNKNOWN
+    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > TIGHT else Fit.FITS
+
+
+def _most_rows(setting: Setting, trace: Trace, limits: tuple[float | None, float | None]) -> int:
+    """Search the largest micro-batch that fits, tight or not; what is needed only grows with the rows."""
+    low, high = 0, _MOST_ROWS
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _fit(setting, need_of(setting, trace, middle), limits) is Fit.NOT:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+def _marked(rows: Sequence[PlanRow]) -> list[PlanRow]:
+    """Mark the cheapest row that fits; a tight one only where no other does."""
+    alone = all(row.ranks <= 1 for row in rows)
+    order = [Technique.SINGLE, *_CHEAPEST] if alone else list(_CHEAPEST)
+    for fit in (Fit.FITS, Fit.TIGHT):
+        fitting = [row for row in rows if row.fit is fit]
+        if fitting:
+            best = min(fitting, key=lambda row: order.index(Technique(row.technique)))
+            return [replace(row, cheapest=row is best) for row in rows]
+    return list(rows)

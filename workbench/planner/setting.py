@@ -1,0 +1,176 @@
+"""What of a job decides how much memory its ranks need, as numbers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.errors import ConfigError
+from workbench.spec.adapters import fsdp_from, lora_from
+from workbench.spec.dsconfig import load
+from workbench.spec.job import FineTune
+from workbench.spec.technique import Optimizer, Peft, Precision, Shard, Technique
+
+__all__ = ["Setting", "arithmetic_of", "request_of", "setting_of"]
+
+# DeepSpeed's own defaults: https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
+_BUCKET, _PREFETCH, _PERSIST, _REUSE, _SUB_GROUP = 500_000_000, 50_000_000, 100_000, 1_000_000_000, 1_000_000_000
+# Bytes that an optimizer keeps for an element: two FP32 numbers, or two bytes with an FP32 scale for each block of 256
+# (https://arxiv.org/abs/2110.02861, section 2.1).
+_STATES = {
+    Optimizer.ADAMW: 8.0,
+    Optimizer.SGD: 0.0,
+    Optimizer.ADAMW_8BIT: 2 * (1 + 4 / 256),
+    Optimizer.PAGED_ADAMW: 8.0,
+    Optimizer.PAGED_ADAMW_8BIT: 2 * (1 + 4 / 256),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """How a technique trains, in the numbers that its memory depends on."""
+
+    technique: Technique
+    """The technique."""
+    ranks: int
+    """Ranks that train together."""
+    shards: int
+    """Ranks that the state is cut over; fewer where replicas stand on other pods."""
+    on_pod: int
+    """Ranks of a pod."""
+    gpu: bool
+    """Whether ranks compute on GPUs."""
+    arithmetic: str
+    """Which of the trace's steps it is."""
+    weight_bytes: int
+    """Bytes of a weight that is held."""
+    compute_bytes: int
+    """Bytes of a weight that is computed with, where it is gathered for that."""
+    packed: bool
+    """Whether frozen weights are in 4 bits."""
+    state_bytes: float
+    """Bytes that the optimizer keeps for a trained element."""
+    paged: bool
+    """Whether these move to the host when the GPU is short."""
+    foreach: bool
+    """Whether the optimizer's update works on all parameters at once: torch does on GPUs."""
+    accumulates: bool
+    """Whether gradients live through more than one micro-batch."""
+    bucket: int
+    """Elements of a communication bucket."""
+    buckets: int
+    """How many of them."""
+    prefetch: int
+    """Elements, or layers under FSDP, that are gathered ahead."""
+    persist: int
+    """Elements up to which ZeRO-3 keeps a parameter whole."""
+    reuse: int
+    """Elements within which ZeRO-3 keeps a parameter that is needed again."""
+    sub_group: int
+    """Elements that ZeRO-3 updates at once."""
+    offload: tuple[str, ...]
+    """What DeepSpeed keeps on the host: `optimizer`, `parameters`."""
+    gathers_all: bool
+    """Whether parameters stay whole from their forward to their backward pass."""
+
+
+def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
+    """Work out a job's setting.
+
+    Args:
+        job: The job.
+        pods: The pods it runs on.
+        gpus: GPUs of a pod; 0 for CPUs.
+
+    Raises:
+        ConfigError: Its DeepSpeed JSON cannot be read.
+    """
+    technique, precision = Technique(job.technique), Precision(job.precision)
+    on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
+    ranks = on_pod * pods if technique is not Technique.SINGLE else 1
+    fsdp = fsdp_from(job.fsdp)
+    config: Mapping[str, Any] = load(job)[0] if technique.uses_deepspeed else {}
+    zero = config.get("zero_optimization", {})
+    half = precision in (Precision.BF16, Precision.FP16)
+    shards = 1 if technique in (Technique.SINGLE, Technique.DDP) else ranks
+    return Setting(
+        technique=technique,
+        ranks=ranks,
+        shards=on_pod if technique is Technique.FSDP and fsdp.shard == Shard.HYBRID else shards,
+        on_pod=on_pod,
+        gpu=gpus > 0,
+        arithmetic=arithmetic_of(job),
+        weight_bytes=2 if half and technique.uses_deepspeed else 4,
+        compute_bytes=2 if half and technique is not Technique.SINGLE and technique is not Technique.DDP else 4,
+        packed=job.peft == Peft.QLORA,
+        state_bytes=_STATES[Optimizer(job.optimizer)],
+        paged=job.optimizer.startswith("paged"),
+        foreach=gpus > 0,
+        accumulates=job.gradient_accumulation_steps > 1,
+        bucket=_number(zero, "reduce_bucket_size", _BUCKET),
+        buckets=2 if zero.get("overlap_comm") and technique.zero_stage < 3 else 1,
+        prefetch=fsdp.prefetch if not zero else _number(zero, "stage3_prefetch_bucket_size", _PREFETCH),
+        persist=_number(zero, "stage3_param_persistence_threshold", _PERSIST),
+        reuse=_number(zero, "stage3_max_reuse_distance", _REUSE),
+        sub_group=_number(zero, "sub_group_size", _SUB_GROUP),
+        offload=tuple(
+            name
+            for name, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
+            if isinstance(zero.get(key), Mapping) and zero[key].get("device") != "none"
+        ),
+        gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
+    )
+
+
+def arithmetic_of(job: FineTune) -> str:
+    """Name the number formats of a job's step, as the trace does."""
+    precision = Precision(job.precision)
+    if precision not in (Precision.BF16, Precision.FP16):
+        return "fp32"
+    plain = Technique(job.technique) in (Technique.SINGLE, Technique.DDP)
+    # DeepSpeed and FSDP turn the weights themselves; else the Trainer computes under autocast.
+    return f"autocast-{precision}" if plain else str(precision)
+
+
+def request_of(
+    job: FineTune, config: Mapping[str, object], arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None
+) -> dict[str, object]:
+    """Ask for the trace of a job's step.
+
+    Args:
+        job: The job.
+        config: Its model's shape.
+        arithmetic: The number formats that are wanted.
+        gpu: Whether it runs on GPUs.
+        lengths: Tokens of source and target. None for the longest that the job allows.
+    """
+    source, target = lengths or (job.max_source_length, job.max_target_length)
+    lora = lora_from(job.lora)
+    return {
+        "config": dict(config),
+        "source": -(-source // 8) * 8,  # as the trainer pads
+        "target": -(-target // 8) * 8,
+        "arithmetic": sorted(set(arithmetic)),
+        "checkpointing": job.gradient_checkpointing,
+        "lora": None
+        if job.peft == Peft.NONE
+        else {
+            "r": lora.r,
+            "alpha": lora.alpha,
+            "dropout": lora.dropout,
+            "target_modules": lora.target_modules
+            if isinstance(lora.target_modules, str)
+            else list(lora.target_modules),
+        },
+        "gpu": gpu,
+    }
+
+
+def _number(zero: Mapping[str, Any], key: str, default: int) -> int:
+    value = zero.get(key, default)
+    if isinstance(value, str):  # "auto": the Trainer puts a small number there
+        return default if value != "auto" else 1_000_000
+    if not isinstance(value, int | float):
+        raise ConfigError(f"deepspeed zero_optimization.{key} is {value!r}; it must be a number")
+    return int(value)

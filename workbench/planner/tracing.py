@@ -1,0 +1,207 @@
+"""Ask a process of its own, `workbench.jobs.trace`, what a training step holds; remember the answers on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+
+__all__ = ["Moment", "Parameters", "Trace", "cached_trace", "trace_step"]
+
+_LIMIT_S = 300.0
+_FORM = 1  # of what is remembered; another number forgets what was
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """What is held at a moment of a step beside weights, gradients and optimizer states: lines over the rows."""
+
+    base: float
+    """Bytes, whatever the rows."""
+    row: float
+    """Bytes a row."""
+    logits: float
+    """Those of `base` that tensors over the vocabulary take."""
+    logits_row: float
+    """Those of `row`."""
+    gradients: float
+    """Elements of gradients that parameters have got by then."""
+
+    def held(self, rows: int) -> float:
+        """Give the bytes with that many rows."""
+        return max(0.0, self.base + rows * self.row)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameters:
+    """Elements of a group of parameters: a transformer layer's, or those of no layer."""
+
+    frozen: int
+    """That are not trained and stay in whole numbers of bytes."""
+    trained: int
+    """That are trained."""
+    packed: int
+    """That are not trained and can be held in 4 bits."""
+    largest: int
+    """Of the largest one."""
+    largest_packed: int
+    """Of the largest one that can be held in 4 bits."""
+    small: Mapping[int, int]
+    """How many parameters there are of each number of elements."""
+
+    @property
+    def all(self) -> int:
+        """Give the elements of all of them."""
+        return self.frozen + self.trained + self.packed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """What a training step of one model holds, by arithmetic, and the sizes of its parameters."""
+
+    moments: Mapping[str, Sequence[Moment]]
+    """By arithmetic, the moments that can be the highest."""
+    layers: Sequence[Parameters]
+    """The transformer layers."""
+    rest: Parameters
+    """What is in none of them: embeddings, the output layer, last norms."""
+
+    @property
+    def parameters(self) -> int:
+        """Give the elements of all parameters."""
+        return self.rest.all + sum(layer.all for layer in self.layers)
+
+    @property
+    def trained(self) -> int:
+        """Give those that are trained."""
+        return self.rest.trained + sum(layer.trained for layer in self.layers)
+
+    @property
+    def packed(self) -> int:
+        """Give those that 4 bits can hold."""
+        return self.rest.packed + sum(layer.packed for layer in self.layers)
+
+    @property
+    def largest(self) -> int:
+        """Give the elements of the largest parameter."""
+        return max(self.rest.largest, *(layer.largest for layer in self.layers))
+
+    @property
+    def largest_packed(self) -> int:
+        """Give the elements of the largest parameter that 4 bits can hold."""
+        return max(self.rest.largest_packed, *(layer.largest_packed for layer in self.layers))
+
+    def no_larger_than(self, elements: int) -> int:
+        """Give the elements of all parameters that have no more than so many each."""
+        groups = (self.rest, *self.layers)
+        return sum(size * times for group in groups for size, times in group.small.items() if size <= elements)
+
+
+def cached_trace(request: Mapping[str, object]) -> Trace | None:
+    """Give a trace that was made before; None where none was."""
+    try:
+        return _read(json.loads(_place(request).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def trace_step(request: Mapping[str, object]) -> Trace:
+    """Trace a training step in a process of its own, or give what was traced before. Takes some seconds.
+
+    Args:
+        request: As `workbench.jobs.trace.trace` takes it.
+
+    Raises:
+        WorkbenchError: The model cannot be traced; says why.
+    """
+    known = cached_trace(request)
+    if known is not None:
+        return known
+    # One thread: fake tensors compute nothing. No GPU: none is touched.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
+    package = Path(__file__).resolve().parents[2]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "workbench.jobs.trace"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            env=env,
+            timeout=_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise WorkbenchError(f"tracing the model took more than {_LIMIT_S:.0f} s and was given up") from error
+    try:
+        raw = json.loads(done.stdout)
+        trace = _read(raw)
+    except (ValueError, KeyError, TypeError) as error:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise WorkbenchError(f"the model cannot be traced: {said[0]}") from error
+    _remember(request, raw)
+    return trace
+
+
+def _place(request: Mapping[str, object]) -> Path:
+    text = json.dumps([_FORM, *map(_version, ("torch", "transformers", "peft")), request], sort_keys=True)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspeed-workbench" / "traces"
+    return cache / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _remember(request: Mapping[str, object], raw: object) -> None:
+    place = _place(request)
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, not the plan
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False) as file:
+            json.dump(raw, file)
+        Path(file.name).replace(place)
+
+
+def _read(raw: Mapping[str, object]) -> Trace:
+    points, sizes = raw["points"], raw["sizes"]
+    assert isinstance(points, dict) and isinstance(sizes, dict)
+    return Trace(
+        moments={name: [_moment(values) for values in listed] for name, listed in points.items()},
+        layers=[_parameters(layer) for layer in sizes["layers"]],
+        rest=_parameters(sizes["rest"]),
+    )
+
+
+def _moment(values: Sequence[float]) -> Moment:
+    base, row, logits, logits_row, gradients = values
+    return Moment(base=base, row=row, logits=logits, logits_row=logits_row, gradients=gradients)
+
+
+def _parameters(entries: Sequence[Sequence[int]]) -> Parameters:
+    small: dict[int, int] = {}
+    for size, _, _ in entries:
+        small[size] = small.get(size, 0) + 1
+    trained = sum(size for size, is_trained, _ in entries if is_trained)
+    packed = sum(size for size, _, can_pack in entries if can_pack)
+    total = sum(size for size, _, _ in entries)
+    largest = max((size for size, _, _ in entries), default=0)
+    return Parameters(
+        frozen=total - trained - packed,
+        trained=trained,
+        packed=packed,
+        largest=largest,
+        largest_packed=max((size for size, _, can_pack in entries if can_pack), default=0),
+        small=small,
+    )
