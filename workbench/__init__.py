@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from workbench.cluster import Cluster
     from workbench.display.compose import compose
     from workbench.planner.plan import plan
+    from workbench.pods.cml import CMLPods
     from workbench.pods.hosts import SSHPods
     from workbench.pods.kubernetes import KubernetesPods
     from workbench.pods.local import LocalPods
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from workbench.spec.job import FineTune, Script
 
 __all__ = [
+    "CMLPods",
     "Cluster",
     "FineTune",
     "KubernetesPods",
@@ -42,6 +44,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "CMLPods": "workbench.pods.cml",
     "Cluster": "workbench.cluster",
     "FineTune": "workbench.spec.job",
     "KubernetesPods": "workbench.pods.kubernetes",

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 import pytest
 
+from tests.pods.cmlplace import CMLPlace
 from tests.pods.kubeplace import KubernetesPlace
 from tests.pods.sshhosts import HostsPlace
 from workbench.pods.identity import Identity
@@ -66,7 +67,12 @@ class LocalPlace:
         return [str(path) for path in (context.directory / "pods").glob("pod-?")]
 
 
-PLACES: dict[str, type[Place]] = {"local": LocalPlace, "ssh": HostsPlace, "kubernetes": KubernetesPlace}
+PLACES: dict[str, type[Place]] = {
+    "local": LocalPlace,
+    "ssh": HostsPlace,
+    "kubernetes": KubernetesPlace,
+    "cml": CMLPlace,
+}
 """By kind of backend, what makes its platform in an empty folder; the contract suite runs against each."""
 
 _OTHERS: list[Process] = []

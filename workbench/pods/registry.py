@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from workbench.errors import ConfigError, one_of
+from workbench.pods.cml import CMLPods
 from workbench.pods.hosts import SSHPods
 from workbench.pods.kubernetes import KubernetesPods
 from workbench.pods.local import LocalPods
@@ -18,6 +19,7 @@ _HOSTS = ("hosts", "hostfile", "user", "port", "key", "known_hosts", "trust", "j
 _OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
     LocalPods.kind: (LocalPods, ("port",)),
     SSHPods.kind: (SSHPods, _HOSTS),
+    CMLPods.kind: (CMLPods, ("cpu", "memory_gib", "nvidia_gpu", "port", "project", "options")),
     KubernetesPods.kind: (KubernetesPods, tuple(option.name for option in fields(KubernetesPods))),
 }
 

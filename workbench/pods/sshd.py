@@ -80,6 +80,8 @@ class Daemon:
     """The one key that may log in."""
     environment: Mapping[str, str]
     """Variables of every session, at least one."""
+    allowed_from: str = "127.0.0.0/8"
+    """The addresses that may log in: one, or a network."""
 
     @property
     def host_key(self) -> str:
@@ -94,7 +96,7 @@ class Daemon:
         """
         self.folder.mkdir(mode=0o700)
         generate_key(self.folder / "host_key", comment=self.folder.parent.name)
-        allowed = f'restrict,from="127.0.0.0/8" {check_key_line(self.public_key)}\n'
+        allowed = f'restrict,from="{self.allowed_from}" {check_key_line(self.public_key)}\n'
         write_private(self.folder / "authorized_keys", allowed)
         write_private(self.folder / "sshd_config", self.config() + _quirks(sshd))
 

@@ -70,6 +70,8 @@ class WorkerConfig:
     """Where to report."""
     token: str
     """The cluster's secret in hexadecimal."""
+    allowed_from: str = "127.0.0.0/8"
+    """The addresses that may log in."""
 
     def __repr__(self) -> str:
         """Show the pod; never the token."""
@@ -127,6 +129,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         user=user,
         public_key=config.public_key,
         environment=config.environment,
+        allowed_from=config.allowed_from,
     )
     daemon.prepare(sshd)
     seen = Path(config.log).stat().st_size

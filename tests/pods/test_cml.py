@@ -1,0 +1,177 @@
+"""`CMLPods` beyond the contract: what the platform refuses, what fails on the way, and that only ours is stopped."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.pods.cmlplace import CMLPlace
+from workbench.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.pods.cml import CMLPods
+from workbench.pods.pod import LaunchContext, Phase, PodSpec
+from workbench.pods.registry import backend_from_dict
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[CMLPlace]:
+    with CMLPlace(tmp_path / "place") as made:
+        yield made
+
+
+@pytest.fixture
+def backend(session: CMLPlace) -> Iterator[CMLPods]:
+    made = session.backend()
+    assert isinstance(made, CMLPods)
+    yield made
+    made.stop()
+
+
+def stopped(session: CMLPlace) -> list[object]:
+    return [what for verb, what in session.api.calls if verb == "stop_workers"]
+
+
+def test_a_worker_that_fails_to_start_is_named_with_the_platforms_words(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext
+) -> None:
+    session.api.failing.add(102)
+    began_s = time.monotonic()
+    with pytest.raises(PodError, match=r"pod-1 \(worker 102\) did not start: .*ImagePullBackOff"):
+        backend.launch(PodSpec(), 3, context)
+    assert time.monotonic() - began_s < 0.5 * context.timeout_s
+    assert stopped(session) == [(101, 102, 103)]
+    assert session.left(context) == []
+
+
+def test_a_worker_that_never_registers_is_named_at_the_deadline(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext
+) -> None:
+    session.api.mute.add(101)
+    with pytest.raises(PodTimeout) as caught:
+        backend.launch(PodSpec(), 2, replace(context, timeout_s=8.0))
+    assert "1 of 2 workers reported in 8 s; missing: pod-0 (worker 101, last log line: none)" in str(caught.value)
+    assert stopped(session) == [(101, 102)]
+    assert session.left(context) == []
+
+
+def test_a_refusal_carries_the_platforms_words_and_stops_what_began(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext
+) -> None:
+    session.api.quota = 1
+    with pytest.raises(BackendError, match="Cloudera ML refused launch_workers: 403: cpu quota exceeded"):
+        backend.launch(PodSpec(), 2, context)
+    assert stopped(session) == [(101,)]
+    backend.stop()
+    assert stopped(session) == [(101,)], "a second stop has no ids and so asks for nothing"
+
+
+def test_workers_get_what_was_asked_and_the_projects_other_workers_live_on(
+    session: CMLPlace, context: LaunchContext
+) -> None:
+    (other,) = session.api.launch_workers(1, 1, 1, code="import time; time.sleep(600)")
+    mine = CMLPods(cpu=2, nvidia_gpu=3, port=free_port(), project=str(session.project))
+    (pod,) = mine.launch(PodSpec(cpus=1, memory_gib=6), 1, context)
+    assert session.api.calls[1][1] == {"n": 1, "cpu": 2, "memory": 6, "nvidia_gpu": 3}
+    assert (pod.slots, pod.ssh_port, pod.address) == (3, mine.port, "127.0.0.3")
+    assert mine.refresh()[0].phase is Phase.RUNNING
+    session.api.stop_workers(102)
+    (pod,) = mine.refresh()
+    assert (pod.phase, "its worker has ended: " in pod.message) == (Phase.FAILED, True)
+    mine.stop()
+    assert session.api.processes[other["id"]].poll() is None
+    assert session.left(context) == [f"worker {other['id']}"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.3", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_the_port_and_the_addresses_where_the_platform_has_its_own_daemon_and_tells_none(
+    session: CMLPlace, context: LaunchContext
+) -> None:
+    session.api.tells_addresses = False
+    with socket.create_server(("127.0.0.2", 0)) as platforms_own:
+        port = platforms_own.getsockname()[1]
+        backend = CMLPods(port=port, project=str(session.project))
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        assert pod.address == "127.0.0.2"
+        assert pod.ssh_port != port
+        backend.stop()
+
+
+def test_a_worker_that_contradicts_the_platform_is_refused(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = session.api.list_workers
+    module = sys.modules["cml.workers_v1"]
+    monkeypatch.setattr(module, "list_workers", lambda: [{**w, "ip_address": "10.1.1.1"} for w in real()])
+    with pytest.raises(PodError, match=r"pod-0 reports the address 127.0.0.2, and Cloudera ML says .* 10.1.1.1"):
+        backend.launch(PodSpec(), 1, context)
+    assert session.left(context) == []
+
+
+def test_a_pod_that_nobody_logs_in_to_ends_with_its_lease(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext
+) -> None:
+    backend.launch(PodSpec(), 1, replace(context, lease_s=0.5, timeout_s=6.0))
+    assert session.api.processes[101].wait(20) == 0
+    assert "nobody was logged in for 0 s" in backend.logs("pod-0")
+    assert backend.refresh()[0].phase is Phase.FAILED
+    backend.stop()
+    assert session.left(context) == []
+
+
+def test_the_token_is_in_no_argument_and_no_environment(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext
+) -> None:
+    backend.launch(PodSpec(), 1, context)
+    file = context.directory / "pods" / "pod-0.json"
+    assert file.stat().st_mode & 0o077 == 0
+    token = file.read_text().split('"token": "')[1].partition('"')[0]
+    assert len(token) == 64
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        assert token.encode() not in text
+    assert token not in backend.logs("pod-0")
+
+
+def test_outside_a_session_the_error_says_so(context: LaunchContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "cml", raising=False)
+    with pytest.raises(ConfigError, match=r"only inside a session of Cloudera ML.*no module cml.workers_v1"):
+        CMLPods().launch(PodSpec(), 1, context)
+
+
+def test_a_directory_that_workers_do_not_share_is_refused(session: CMLPlace, context: LaunchContext) -> None:
+    with pytest.raises(ConfigError, match="is not in the project's folder /home/cdsw"):
+        CMLPods().launch(PodSpec(), 1, context)
+    assert session.api.calls == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"nvidia_gpu": -1}, "nvidia_gpu is -1"),
+        ({"cpu": 0}, "cpu is 0"),
+        ({"memory_gib": -1}, "memory_gib is -1"),
+        ({"port": 0}, "is not a port"),
+        ({"options": {"code": "x"}}, "may not hold code"),
+    ],
+)
+def test_refusals(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        CMLPods(**options)  # type: ignore[arg-type]
+
+
+def test_it_comes_back_from_json() -> None:
+    backend = CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={"accelerator_label_id": 3})
+    assert repr(backend) == "CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={'accelerator_label_id': 3})"
+    assert repr(backend_from_dict(backend.to_dict())) == repr(backend)
