@@ -44,7 +44,8 @@ def whole(cluster: Cluster) -> Run:
 def killed(cluster: Cluster) -> Run:
     """A run one of whose ranks was killed while it wrote a checkpoint."""
     run = submit(cluster, save_steps=1)
-    until(lambda: checkpoints_of(run)[2:])
+    until(lambda: checkpoints_of(run)[2:] and list(run.paths.checkpoints.glob("step-*")))
+    assert not run.state.is_terminal, "checkpoints are carried here while it trains"
     folder = Path(cluster.pods[1].root) / "runs" / run.id
     pid = pid_of(folder / "rank-1")
     until(lambda: stopped_while_writing(pid, folder / "checkpoints"))
@@ -107,7 +108,7 @@ def kept(run: Run) -> list[int]:
 def test_the_last_two_checkpoints_come_back_from_a_run_that_was_killed(killed: Run) -> None:
     steps = kept(killed)
     assert steps == checkpoints_of(killed)[-2:], "the one that was being written counts for nothing"
-    assert killed.message.endswith(f"its checkpoint of step {steps[-1]} is here to resume from")
+    assert killed.message.endswith(f"resume=run.path goes on from its checkpoint of step {steps[-1]}")
     assert [path.name for path in killed.paths.checkpoints.iterdir() if "part" in path.name] == []
 
 
@@ -183,5 +184,5 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     result = run.wait(60, progress=False)
     assert result.state is RunState.CANCELLED
     assert checkpoints_of(run) == [result.steps]
-    assert f"its checkpoint of step {result.steps} is here to resume from" in result.message
+    assert f"resume=run.path goes on from its checkpoint of step {result.steps}" in result.message
     assert list(run.paths.checkpoints.glob("*/*/*")) == [run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"]

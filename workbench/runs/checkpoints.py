@@ -28,6 +28,7 @@ __all__ = ["Checkpoint", "Returned", "bring_checkpoints_back", "newest_good", "s
 logger = logging.getLogger(__name__)
 _STEP, _RANK = re.compile(r"step-(\d+)"), re.compile(r"rank-(\d+)")
 _KEPT = 2
+_SPARED = 256 << 20  # bytes left free on this machine's disk, for the logs and the result of the run
 _Parts = Mapping[int, Mapping[int, PurePosixPath]]  # folders on a pod by step and rank
 
 
@@ -71,7 +72,10 @@ class Returned:
 def bring_checkpoints_back(
     links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
 ) -> Returned:
-    """Bring the last two checkpoints of a run back from its pods, as far as they answer; each is checked.
+    """Bring the last two checkpoints of a run back from its pods, those of which every part answers; each is checked.
+
+    What is here already does not travel again; what is older than those two is removed here. May be called while
+    the run goes on.
 
     Args:
         links: The lines to the pods that may answer.
@@ -82,14 +86,15 @@ def bring_checkpoints_back(
     with ThreadPoolExecutor(max_workers=max(1, len(links))) as pool:
         looks = pool.map(lambda link: _parts_on(link, pods[link.pod.name]), links)
         held = {link: parts for link, parts in zip(links, looks, strict=True) if parts is not None}
-        answering = {link.pod.name for link in held}
-        expected = {place.rank for place in places if place.pod in answering}
-        newest = [step for step in _steps_of(held) if expected <= _ranks_of(held, step)][:_KEPT]
-        problems = {step: _fetch(pool, held, paths, step) for step in newest}
-    silent = [name for name in pods if name not in answering]
-    notes = [f"{name} does not answer: its parts of checkpoints stay there" for name in silent]
-    notes += [f"the checkpoint of step {step} did not come back: {said}" for step, said in problems.items() if said]
-    return Returned(steps=[step for step, said in problems.items() if not said], notes=notes)
+        ranks = {place.rank for place in places}
+        whole = [step for step in _steps_of(held) if ranks <= _ranks_of(held, step)][:_KEPT]
+        problems = {step: _fetch(pool, held, paths, step) for step in whole}
+    here = _keep_the_last(paths)
+    notes = [f"the checkpoint of step {step} did not come back: {said}" for step, said in problems.items() if said]
+    silent = sorted(pods.keys() - {link.pod.name for link in held})
+    if silent and (cut := [step for step in _steps_of(held) if step > max(here, default=0)]):
+        notes.append(f"parts of the checkpoint of step {cut[0]} are on {', '.join(silent)}, out of reach")
+    return Returned(steps=here, notes=notes)
 
 
 def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
@@ -152,9 +157,19 @@ def _ranks_of(held: Mapping[AgentLink, _Parts], step: int) -> set[int]:
     return {rank for parts in held.values() for rank in parts.get(step, {})}
 
 
+def _keep_the_last(paths: RunPaths) -> list[int]:
+    """Remove all but the last checkpoints that are here, and give their steps, the newest first."""
+    here = sorted((_number(_STEP, path.name) for path in paths.checkpoints.glob("step-*")), reverse=True)
+    for step in here[_KEPT:]:
+        shutil.rmtree(paths.checkpoints / f"step-{step}", ignore_errors=True)
+    return here[:_KEPT]
+
+
 def _fetch(pool: ThreadPoolExecutor, held: Mapping[AgentLink, _Parts], paths: RunPaths, step: int) -> str:
     """Bring one checkpoint back under another name, and give it its own when it is whole; else say what is wrong."""
     final = paths.checkpoints / f"step-{step}"
+    if final.exists():
+        return ""
     part = final.with_name(f".{final.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     wanted = [(link, rank, folder) for link, parts in held.items() for rank, folder in parts.get(step, {}).items()]
@@ -176,7 +191,11 @@ def _fetch(pool: ThreadPoolExecutor, held: Mapping[AgentLink, _Parts], paths: Ru
 
 def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
     link.get(str(source / NAME), target / NAME)
-    for name in read_manifest(target).get("files", {}):
+    files = read_manifest(target).get("files", {})
+    needed, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(target).free
+    if free < needed + _SPARED:
+        return f"it takes {needed >> 20} MiB, and {free >> 20} MiB are free in {target.parent.parent.parent}"
+    for name in files:
         link.get(str(source / name), target / name)
     return problem_of(target)
 

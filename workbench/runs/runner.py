@@ -15,12 +15,13 @@ from dataclasses import replace
 from workbench.errors import WorkbenchError
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.attempt import Attempt
-from workbench.runs.checkpoints import Returned, bring_checkpoints_back
+from workbench.runs.checkpoints import Returned
 from workbench.runs.context import RunContext, Wishes
+from workbench.runs.courier import Courier
 from workbench.runs.journal import Journal
 from workbench.runs.outcome import MemoryPeaks
 from workbench.runs.result import RunFault
-from workbench.runs.stage import clear, fetch, pod_paths, resumed_from
+from workbench.runs.stage import clear, fetch, resumed_from
 from workbench.runs.state import RunState
 
 __all__ = ["RunContext", "Runner"]
@@ -84,12 +85,15 @@ class Runner:
             How the run ended. No error leaves: what went wrong is in the result.
         """
         self._started_s = time.time()
+        courier = Courier(self._context, lambda: self._attempt.sight.saved)
+        courier.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
-        self._bring_checkpoints_back()
+        self._journal.hint("bringing results back")
+        self._returned = courier.finish(self._attempt.sight.lost)
         fault = self._bring_back(fault)
         state, message = self._verdict(fault)
         self._write_result(state, message, fault)
@@ -114,23 +118,9 @@ class Runner:
         named = re.search(rf"\b{self._attempt.master_port}\b", said) is not None
         return named and bool(_PORT_TAKEN.search(said)) and not self._attempt.sight.training
 
-    def _bring_checkpoints_back(self) -> None:
-        c = self._context
-        if getattr(c.spec.job, "save_steps", None) is None or not self._attempt.sight.checkpoints:
-            return
-        self._journal.hint("bringing checkpoints back")
-        pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
-        links = [link for link in c.links if link.pod.name not in self._attempt.sight.lost]
-        try:
-            self._returned = bring_checkpoints_back(links, c.places, pods, c.paths)
-        except Exception as error:  # the run's own outcome must be written whatever happens to its checkpoints
-            logger.exception("bringing back the checkpoints of %s", c.run_id)
-            self._returned = Returned(notes=[f"its checkpoints could not be brought back: {error}"])
-
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
         c = self._context
         try:
-            self._journal.hint("bringing results back")
             fetch(c.links[0], c.run_id, c.paths)
             if fault is None and self._attempt.sight.all_done and not self._attempt.sight.cut:
                 self._clear()
@@ -155,7 +145,7 @@ class Runner:
         notes += [*sight.warnings, *self._returned.notes]
         succeeded = fault is None and sight.all_done and sight.stopped_at is None
         if self._returned.steps and not succeeded:
-            notes += [f"its checkpoint of step {self._returned.steps[0]} is here to resume from"]
+            notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}"]
         notes += ["the disk was full: logs here are incomplete"] if sight.cut else []
         if self._attempt.left_processes is None:
             notes += ["a pod does not answer; what is left there ends with its agent's lease"]

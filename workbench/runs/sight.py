@@ -36,8 +36,8 @@ class Sight:
     """Whether the first optimizer step is done."""
     stopped_at: int | None = None
     """The optimizer step after which the trainer stopped because it was asked to; None where it did not."""
-    checkpoints: bool = False
-    """Whether its ranks have said that they made one."""
+    saved: int = 0
+    """The step of the last checkpoint that its ranks spoke of; 0 before the first."""
     warnings: list[str] = field(default_factory=list)
     """What its ranks want said of the run, whatever becomes of it."""
     cut: bool = False
@@ -66,7 +66,7 @@ class Sight:
         if event.kind == "stopped":
             self.stopped_at = int(str(event.data.get("step", 0)))
         elif event.kind == "checkpoint":
-            self.checkpoints = True
+            self.saved = int(str(event.data.get("step", 0)))
         elif event.kind == "checkpoint_failed":
             where = self.ranks[event.rank].pod.name if event.rank in self.ranks else f"rank {event.rank}"
             step, said = event.data.get("step"), event.data.get("message")
