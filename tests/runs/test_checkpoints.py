@@ -1,16 +1,21 @@
-"""Which checkpoint of a run directory is used: damaged in every way, of somebody else, or with a part too few."""
+"""Which checkpoints come back from the pods, and which is used: damaged ones, somebody else's, with a part too few."""
 
 from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
 
 import pytest
 
-from workbench.errors import ConfigError
-from workbench.runs.checkpoints import Checkpoint, newest_good
+from workbench.errors import ConfigError, RemoteError
+from workbench.pods.pod import Pod
+from workbench.runs.checkpoints import Checkpoint, Returned, bring_checkpoints_back, newest_good
+from workbench.runs.launch import RankPlace
 from workbench.runs.manifest import NAME, write_manifest
+from workbench.runs.paths import PodRunPaths, RunPaths
 from workbench.runs.state import read_json, write_json
 
 OLD, NEW = 4, 6
@@ -103,3 +108,85 @@ def test_a_checkpoint_of_the_last_step_is_of_no_use(run: Path) -> None:
     assert found.notes == [
         f"the checkpoint of step {NEW} was left out: max_steps is {NEW}, nothing is left to do after it"
     ]
+
+
+class PodLink:
+    """What the keeper asks of a line to a pod, answered from a folder of this machine."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.pod = Pod(name=name)
+        self.root = root
+        self.answers = True
+
+    def ensure(self) -> None:
+        if not self.answers:
+            raise RemoteError(f"no line to {self.pod.name}", host="")
+
+    def run(self, argv: list[str]) -> str:
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    def get(self, remote: str, local: Path) -> None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(Path(remote).read_bytes())
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> list[PodLink]:
+    return [PodLink(f"pod-{rank}", tmp_path / f"pod-{rank}") for rank in (0, 1)]
+
+
+def save(links: list[PodLink], step: int, ranks: tuple[int, ...] = (0, 1)) -> None:
+    for rank in ranks:
+        part = links[rank].root / "checkpoints" / f"step-{step}" / f"rank-{rank}"
+        part.mkdir(parents=True)
+        (part / "state.safetensors").write_bytes(random.Random(step + rank).randbytes(3000))
+        write_manifest(part, step=step, rank=rank, world_size=2)
+
+
+def bring(links: list[PodLink], home: Path) -> Returned:
+    pods = {link.pod.name: PodRunPaths(PurePosixPath(link.root)) for link in links}
+    places = [RankPlace(rank=rank, local_rank=0, pod=f"pod-{rank}") for rank in (0, 1)]
+    return bring_checkpoints_back(links, places, pods, RunPaths(home))  # type: ignore[arg-type]
+
+
+def test_only_whole_checkpoints_come_back_and_the_last_two_stay(links: list[PodLink], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for step in (2, 4, 6):
+        save(links, step)
+    save(links, 8, (0,))
+    (links[0].root / "checkpoints" / "step-8" / "rank-1.part").mkdir()
+    assert bring(links, home) == Returned(steps=[6, 4], notes=[])
+    save(links, 8, (1,))
+    assert bring(links, home) == Returned(steps=[8, 6], notes=[])
+    assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-6", "step-8"]
+    assert newest_good(home).step == 8
+
+
+def test_a_pod_that_is_gone_costs_only_what_was_not_here_yet(links: list[PodLink], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    save(links, 2)
+    bring(links, home)
+    for step in (4, 6, 8):
+        save(links, step)
+    links[1].answers = False
+    said = "parts of the checkpoint of step 8 are on pod-1, out of reach"
+    assert bring(links, home) == Returned(steps=[2], notes=[said])
+    assert newest_good(home).step == 2
+
+
+def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
+    links: list[PodLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    save(links, 2)
+    save(links, 4)
+    with (links[1].root / "checkpoints" / "step-4" / "rank-1" / "state.safetensors").open("r+b") as file:
+        file.write(b"x")
+    said = "the checkpoint of step 4 did not come back: the checksum of rank-1/state.safetensors is wrong"
+    assert bring(links, home) == Returned(steps=[2], notes=[said])
+    save(links, 6)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20))
+    returned = bring(links, home)
+    assert returned.steps == [2]
+    assert "step 6 did not come back: it takes 0 MiB, and 5 MiB are free in " in returned.notes[0]
+    assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-2"]
