@@ -98,13 +98,26 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             emit("first_step")
             emit_memory(1)
 
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        """Have the last evaluation happen before training ends: trackers close their run then."""
+        if control.should_training_stop:
+            control.should_evaluate = True
+
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        """Tell the metrics of the steps since the last log."""
+        """Tell the metrics of the steps since the last log; trackers get the same figures, being called later."""
+        if logs and "train_runtime" in logs:
+            # The Trainer's own sums count evaluations as training.
+            logs["train_runtime"] = round(self.clock.runtime_s, 3)
+            logs["train_samples_per_second"] = round(self.clock.samples_per_s, 3)
+            logs.pop("train_steps_per_second", None)
         if not logs or "loss" not in logs:
             return
         _finite("loss", logs["loss"], state.global_step)
         _finite("gradient norm", logs.get("grad_norm"), state.global_step)
-        rate = self.clock.since_last_log()
+        rate = round(self.clock.since_last_log(), 3)
+        logs["samples_per_s"] = rate
+        if self._learning_rate is not None:
+            logs["learning_rate"] = self._learning_rate
         if ranks.rank() != 0:
             return
         emit(
@@ -115,7 +128,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             loss=logs["loss"],
             grad_norm=logs.get("grad_norm"),
             learning_rate=self._learning_rate,
-            samples_per_s=round(rate, 3),
+            samples_per_s=rate,
             **({"profiled": True} if state.global_step == self.profile_step else {}),
         )
 

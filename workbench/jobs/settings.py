@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import warnings
@@ -123,8 +124,9 @@ def prepare_process(work: Assignment) -> None:
     """Set this process up before torch and DeepSpeed look around.
 
     Raises:
-        ConfigError: For what this pod's hardware cannot do.
+        ConfigError: For what this pod's hardware cannot do, and for a tracker that is not installed on it.
     """
+    _check_trackers(work)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
     # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
@@ -175,7 +177,9 @@ def training_arguments(work: Assignment) -> Any:
         eval_strategy="steps" if job.eval_steps else "no",
         eval_steps=job.eval_steps,
         save_strategy="no",
-        report_to="none",
+        # One rank speaks for all, as with the project's own metrics.
+        report_to=list(job.report_to) if work.rank == 0 and job.report_to else "none",
+        run_name=work.folder.name,
         disable_tqdm=True,
         use_cpu=on_cpu,
         remove_unused_columns=False,
@@ -202,6 +206,16 @@ def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     ours = {"max_grad_norm": 1.0, "weight_decay": 0.0, "warmup_steps": _WARMUP}
     return {**ours, **{name: value for name, value in told.items() if value != "auto"}}
+
+
+def _check_trackers(work: Assignment) -> None:
+    # Only rank 0 hands metrics on, so only its pod needs the package.
+    for name in work.job.report_to if work.rank == 0 else ():
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"report_to names '{name}', and the pod of rank 0 has no package of that name; install it there "
+                f"(pip install 'deepspeed-workbench[{name}]'), or drop it: TensorBoard has the metrics anyway"
+            )
 
 
 def _open_on_cpu(*, with_deepspeed: bool) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from workbench.errors import RunError
 from workbench.jobs import ranks, sharding
@@ -89,6 +89,10 @@ class FineTuner(ResumableTrainer):
             pin_memory=self.args.device.type == "cuda",
         )
 
+    def tell_first(self, callback: TrainerCallback) -> None:
+        """Add a callback that is called before all others, those of trackers among them."""
+        self.callback_handler.callbacks.insert(0, callback)
+
     @property
     def forward_is_collective(self) -> bool:
         """Whether a forward pass needs every rank, because each holds but a part of the weights."""
@@ -136,12 +140,14 @@ class FineTuner(ResumableTrainer):
         step = self.state.global_step
         if step in self.eval_losses:  # the Trainer evaluates after its last step, and once more after the epoch
             return {"eval_loss": self.eval_losses[step]}
-        training = self.is_in_train
+        training = self.is_in_train and not self.control.should_training_stop
         self.clock.pause()
         phase("evaluating")
         self.eval_losses[step] = loss = self._eval_loss()
         if ranks.rank() == 0:
             emit("eval", step=step, eval_loss=loss)
+        if self.args.report_to:
+            self.log({"eval_loss": loss})
         emit_memory(step)
         if training:
             phase("training")
