@@ -91,7 +91,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     profile_step = min(work.job.profile_step, _steps(work, len(train)))
     check.trainer = trainer
     trainer.add_callback(check)
-    trainer.add_callback(EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step))
+    trainer.tell_first(EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step))
     if profile_step and work.rank == 0:
         trainer.profiler = StepProfiler(
             loaded.model,
