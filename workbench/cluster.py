@@ -19,6 +19,7 @@ from workbench.errors import PodError, RunError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod, PodBackend, PodSpec
+from workbench.pods.registry import backend_from_dict, remove_left
 from workbench.runs.journal import fail_unstarted
 from workbench.runs.launch import LaunchCommand
 from workbench.runs.paths import ClusterPaths
@@ -98,8 +99,6 @@ class Cluster:
         Raises:
             ConfigError: The backend is unknown or refuses its options.
         """
-        from workbench.pods.registry import backend_from_dict
-
         cluster = cls(backend_from_dict(spec.backend), spec.pods, count=spec.count, path=path)
         cluster._spec = spec
         return cluster
@@ -250,12 +249,14 @@ class Cluster:
 
         Raises:
             PodError: Something is still there after 40 s.
+            BackendError: The place of the pods did not remove what a killed keeper left there.
         """
         self._closed = True
         state = read_json(self._paths.state)
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):
             Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
+            remove_left(self._spec.backend, self.path)
             return
         deadline = time.monotonic() + _CLOSE_S
         asked = False

@@ -112,6 +112,18 @@ class Kubelet:
         pod = self._by_host(host)
         await self._patch(pod, {"status": {"conditions": [condition, _condition("Ready", True)]}})
 
+    async def make_secret(self, name: str, data: dict[str, str]) -> None:
+        """Make a Secret, as a user does."""
+        coded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": coded}
+        async with self._session.post("/api/v1/namespaces/lab/secrets", json=secret) as response:
+            await response.read()
+
+    async def delete(self, host: str) -> None:
+        """Delete a pod, as an administrator does."""
+        async with self._session.delete(f"/api/v1/namespaces/lab/pods/{self._by_host(host).name}") as response:
+            await response.read()
+
     def _by_host(self, host: str) -> Running:
         return next(pod for pod in self.pods.values() if pod.manifest["spec"].get("hostname") == host)
 

@@ -10,12 +10,13 @@ import contextlib
 import json
 import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from workbench.errors import BackendError
+from workbench.errors import BackendError, ConfigError
 from workbench.pods.kubeconfig import account_namespace, find_access, need_client
 from workbench.pods.kubeobjects import Manifest, Owner
 from workbench.pods.kubeoptions import KubernetesOptions
@@ -86,6 +87,8 @@ class KubeApi:
         client = need_client()
         access = find_access(options)
         self.in_cluster, self.namespace = access.in_cluster, access.namespace
+        self.giving_up = threading.Event()
+        """Once set, nothing more is tried again for the sake of making something."""
         self._configuration = access.configuration
         self._client = client
         core = client.CoreV1Api(client.ApiClient(self._configuration))
@@ -225,8 +228,13 @@ class KubeApi:
                 pause_s = _pause_s(error, tries)
                 if error.status not in (0, *_AGAIN) or time.monotonic() + pause_s > deadline:
                     raise
+                if what[0] == "create" and self.giving_up.is_set():
+                    raise
             tries += 1
-            time.sleep(pause_s)
+            if what[0] == "create":
+                self.giving_up.wait(pause_s)
+            else:
+                time.sleep(pause_s)
 
     def _once(self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from urllib3.exceptions import HTTPError
@@ -237,6 +245,8 @@ class KubeApi:
             raise self._refusal(*what, error) from error
         except (HTTPError, OSError) as error:
             raise ApiRefusal(f"the Kubernetes API server {self.host} does not answer: {error}", 0) from error
+        except ValueError as error:  # the client holds manifests against its models
+            raise ConfigError(f"the {what[1]}'s manifest is not valid: {_mistakes(error)}") from error
 
     def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:
         """Say what was refused, in the server's words."""
@@ -273,6 +283,12 @@ def _message(error: Any) -> str:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
         return str(error.body or error.reason or "no answer")[:500]
+
+
+def _mistakes(error: ValueError) -> str:
+    """Say where a manifest is wrong, without its values."""
+    found: list[Any] = getattr(error, "errors", list)()
+    return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in found[:5]) or str(error)[:500]
 
 
 def _name(manifest: Manifest) -> str:

@@ -56,6 +56,7 @@ def find_access(options: KubernetesOptions) -> Access:
     Raises:
         ConfigError: There is none, or it cannot be used.
     """
+    import yaml
     from kubernetes import config
 
     configuration = need_client().Configuration()
@@ -69,7 +70,7 @@ def find_access(options: KubernetesOptions) -> Access:
             path = options.kubeconfig or None
             config.load_kube_config(path, context=options.context or None, client_configuration=configuration)
             named = _context_namespace(config.list_kube_config_contexts(path), options.context)
-    except (config.ConfigException, OSError, ValueError, KeyError) as error:
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
         where = options.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise ConfigError(f"the kubeconfig {where} cannot be used: {error}") from error
     return Access(configuration=configuration, namespace=options.namespace or named or "default", in_cluster=in_cluster)

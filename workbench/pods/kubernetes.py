@@ -124,7 +124,7 @@ class KubernetesPods(KubernetesOptions):
             return  # it made nothing, or has removed it
         from workbench.pods.kubeapi import KubeApi
         from workbench.pods.kubeobjects import CLUSTER_LABEL
-        from workbench.pods.kubesession import remove
+        from workbench.pods.kuberemove import remove
 
         remove(KubeApi(self), base, f"{CLUSTER_LABEL}={base}")
         (directory / _RECORD).unlink()

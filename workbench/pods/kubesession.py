@@ -19,6 +19,7 @@ import workbench
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.pods.kubeapi import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubeobjects import ClusterObjects, HostKey, Manifest, Owner
+from workbench.pods.kuberemove import delete
 from workbench.pods.kubestatus import as_gone, is_hopeless, is_ready, phase_of, why
 from workbench.pods.kubewatch import Picture
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -26,7 +27,7 @@ from workbench.pods.podmain import REPORT
 from workbench.pods.portforward import PortForward
 from workbench.pods.registration import decode_report
 
-__all__ = ["Session", "remove"]
+__all__ = ["Session"]
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
@@ -34,7 +35,6 @@ _LOG_LINES = 200
 _LAST_LINES = 20
 _GONE_S = 15.0
 _REPORT_S = 5.0
-_GRACE_S = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class Session:
             BackendError: Something could not be deleted; says what, and how to.
         """
         self._closed.set()
+        self._api.giving_up.set()
         with self._changed:
             self._changed.notify_all()
         with self._making:
@@ -118,7 +119,7 @@ class Session:
             forward.close()
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             list(pool.map(self._keep_log, self._pods))
-            left = [words for words in pool.map(partial(_delete, self._api), made) if words]
+            left = [words for words in pool.map(partial(delete, self._api), made) if words]
         if self._picture is not None:
             if not left:
                 self._await_gone([name for kind, name, _ in made if kind == "pod"])
@@ -234,15 +235,24 @@ class Session:
         self._pods[index] = replace(pod, versions={**pod.versions, "workbench": workbench.__version__})
 
     def _report_of(self, index: int) -> str:
+        """Find who a pod says it is; its log may take a moment to be there."""
         deadline = time.monotonic() + _REPORT_S
         while True:
-            lines = self.log(f"pod-{index}", _LOG_LINES).splitlines()
-            found = [line.removeprefix(REPORT) for line in lines if line.startswith(REPORT)]
+            text, trouble = "", None
+            try:
+                text = self._api.log(self._objects.names[index], _LOG_LINES)
+            except ApiRefusal as error:
+                trouble = error
+            found = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
             if found:
                 return found[-1]
-            if time.monotonic() > deadline or self._closed.wait(0.1):
-                self._check_open()
-                raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{_tail(lines)}")
+            self._check_open()
+            if trouble is not None and (trouble.status in (401, 403) or time.monotonic() > deadline):
+                raise trouble
+            if time.monotonic() > deadline:
+                lines = _tail(text.splitlines())
+                raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{lines}")
+            self._closed.wait(0.1)
 
     def _obituary(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
@@ -279,31 +289,6 @@ class Session:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     _LOG.warning("%d pods are still being deleted; Kubernetes goes on with it", len(left))
                     return
-
-
-def remove(api: KubeApi, base: str, selector: str) -> None:
-    """Delete what is left of a cluster whose keeper died.
-
-    Raises:
-        BackendError: Something could not be deleted.
-    """
-    pods, _ = api.list("pod", label_selector=selector)
-    made: list[tuple[Kind, str, str]] = [("secret", base, ""), ("service", base, "")]
-    for pod in pods:
-        metadata: Any = pod["metadata"]
-        made.append(("pod", metadata["name"], metadata["uid"]))
-    if left := [words for thing in made if (words := _delete(api, thing))]:
-        raise BackendError("; ".join(left))
-
-
-def _delete(api: KubeApi, thing: tuple[Kind, str, str]) -> str:
-    """Delete an object and give why that failed, if it did."""
-    kind, name, uid = thing
-    try:
-        api.delete(kind, name, uid, grace_s=_GRACE_S if kind == "pod" else None)
-    except ApiRefusal as error:
-        return str(error)
-    return ""
 
 
 def _with_look(pod: Pod, look: _Look) -> Pod:

@@ -1,0 +1,333 @@
+"""Faults of a Kubernetes cluster, each with the platform's own words and nothing left behind; see test_contract.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pods.conftest import Launched, on_pods
+from tests.pods.kubeplace import KubernetesPlace, role
+from workbench.cluster import Cluster
+from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.pods.identity import Identity
+from workbench.pods.kubernetes import KubernetesPods
+from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.processes import find
+from workbench.pods.ssh import SSHConnection
+
+AFFINITY = {"nodeAffinity": "gpu"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
+    with KubernetesPlace(tmp_path / "place") as made:
+        yield made
+
+
+@pytest.fixture
+def context(tmp_path: Path, identity: Identity) -> LaunchContext:
+    return LaunchContext(
+        cluster_id="test", directory=tmp_path, public_key=identity.public_key, lease_s=2.0, timeout_s=20.0
+    )
+
+
+def fault(place: KubernetesPlace, verb: str, resource: str, status: int, **more: Any) -> None:
+    from tests.pods.kubeserver import Fault
+
+    place.server.faults.append(Fault(verb, resource, status, **more))
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Wait up to ten seconds for something to hold."""
+    deadline = time.monotonic() + 10
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return holds()
+
+
+def refused(place: KubernetesPlace, context: LaunchContext, kind: type[Exception], words: str, **options: Any) -> str:
+    """A launch that fails with these words and leaves nothing."""
+    backend = place.backend(**options)
+    with pytest.raises(kind, match=words) as error:
+        backend.launch(PodSpec(), 3, context)
+    assert place.left(context) == []
+    assert eventually(lambda: place.kubelet.pods == {})
+    assert list(backend.refresh()) == []
+    assert not (context.directory / "kubernetes.json").exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("verb", "resource"), [("create", "secrets"), ("watch", "pods"), ("get", "pods/log")])
+def test_what_the_role_forbids_is_named(
+    place: KubernetesPlace, context: LaunchContext, verb: str, resource: str
+) -> None:
+    place.server.allowed = role() - {(verb, resource)}
+    words = f'cannot {verb} resource "{resource}" in API group "" in the namespace "lab"; docker/kubernetes/rbac.yaml'
+    refused(place, context, BackendError, re.escape(words))
+
+
+def test_the_shipped_role_allows_what_is_called_and_no_more(place: KubernetesPlace, context: LaunchContext) -> None:
+    fault(place, "create", "pods", 500, after=True)  # then it is read, to see whether it was made
+    backend = place.backend()
+    pods = backend.launch(PodSpec(), 1, context)
+    identity = Identity(context.directory / "identity")
+    identity.pin(pods)
+    SSHConnection(pods[0], identity).open().close()
+    backend.stop()
+    assert set(place.server.calls) == role()
+
+
+def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: LaunchContext) -> None:
+    words = (
+        'pods "wb-test" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 8, limited: 8'
+    )
+    fault(place, "create", "pods", 403, message=words, skip=2)
+    refused(place, context, BackendError, f"{words}; ask for fewer or smaller pods, or for a larger quota")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "words"),
+    [
+        (
+            404,
+            'namespaces "lab" not found',
+            'did not create the pod in namespace lab .404.: namespaces "lab" not found',
+        ),
+        (401, "Unauthorized", "Unauthorized; the credentials are not valid"),
+        (409, 'pods "wb-test" already exists', "already exists"),
+        (422, "spec.affinity: Invalid value", "spec.affinity: Invalid value"),
+    ],
+)
+def test_other_refusals(place: KubernetesPlace, context: LaunchContext, status: int, message: str, words: str) -> None:
+    fault(place, "create", "pods", status, message=message)
+    refused(place, context, BackendError, words)
+
+
+def test_a_server_in_trouble_is_asked_again(place: KubernetesPlace, context: LaunchContext) -> None:
+    fault(place, "list", "pods", 503)
+    fault(place, "create", "secrets", 429, headers={"Retry-After": "1"})
+    fault(place, "create", "services", 500, after=True)
+    fault(place, "create", "pods", 504, after=True, skip=1)
+    fault(place, "watch", "pods", 410)
+    fault(place, "watch", "events", 500, times=2)
+    fault(place, "delete", "secrets", 500)
+    backend = place.backend()
+    began_s = time.monotonic()
+    pods = backend.launch(PodSpec(), 2, context)
+    assert time.monotonic() - began_s >= 1.0, "Retry-After was not heeded"
+    assert [pod.name for pod in pods] == ["pod-0", "pod-1"]
+    backend.stop()
+    assert place.left(context) == []
+    assert [fault for fault in place.server.faults if fault.times] == []
+
+
+def test_a_manifest_that_the_users_options_spoil_is_refused(place: KubernetesPlace, context: LaunchContext) -> None:
+    refused(place, context, ConfigError, "manifest is not valid: spec.affinity.nodeAffinity", affinity=AFFINITY)
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path, context: LaunchContext) -> None:
+    from workbench.pods import kubeapi
+
+    place = KubernetesPlace(tmp_path / "place")
+    with place:
+        pass  # its port is closed now
+    patient_s, kubeapi._PATIENCE_S = kubeapi._PATIENCE_S, 0.5
+    try:
+        with pytest.raises(BackendError, match=r"the Kubernetes API server http://127.0.0.1:\d+ does not answer"):
+            place.backend().launch(PodSpec(), 1, context)
+    finally:
+        kubeapi._PATIENCE_S = patient_s
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ("no-claim", 'pod-1 .* did not start: Unschedulable: .*persistentvolumeclaim "data" not found'),
+        ("image", r'did not start: ImagePullBackOff: Back-off pulling image "example.org/nothing:1": not found'),
+        ("crash", r"did not start: Error \(exit code 3\): no sshd here"),
+    ],
+)
+def test_a_pod_that_cannot_start_is_given_up_at_once(
+    place: KubernetesPlace, context: LaunchContext, behaviour: str, words: str
+) -> None:
+    place.kubelet.behave["pod-1"] = behaviour
+    began_s = time.monotonic()
+    refused(place, context, PodError, words)
+    assert time.monotonic() - began_s < 10.0
+
+
+def test_a_python_that_the_image_lacks(place: KubernetesPlace, context: LaunchContext) -> None:
+    refused(place, context, PodError, 'RunContainerError: exec: "python9": No such file', python="python9")
+
+
+def test_a_pending_pod_is_given_up_at_the_deadline_with_its_words(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    place.kubelet.behave |= {"pod-1": "pending", "pod-2": "silent"}
+    said: list[str] = []
+    short = replace(context, timeout_s=3.0, report=said.append)
+    pending = "pod-1 (Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    words = re.escape(f"1 of 3 pods came up in 3 s; missing: {pending}")
+    error = refused(place, short, PodTimeout, words)
+    assert "FailedScheduling" in error
+    assert "pod-2" in error
+    assert any(pending in line for line in said), said
+
+
+def test_a_token_comes_from_a_secret_and_its_absence_is_told(
+    place: KubernetesPlace, context: LaunchContext, identity: Identity
+) -> None:
+    secrets = {"HF_TOKEN": "hub/token"}
+    refused(place, context, PodError, 'CreateContainerConfigError: secret "hub" not found', secrets=secrets)
+    place.do(place.kubelet.make_secret("hub", {"token": "hf_canary0000000000"}))
+    backend = place.backend(secrets=secrets)
+    pods = backend.launch(PodSpec(), 1, context)
+    identity.pin(pods)
+    with SSHConnection(pods[0], identity) as connection:
+        assert connection.run(["printenv", "HF_TOKEN"]).stdout == "hf_canary0000000000\n"
+    manifests = [item for item in place.server.live() if item["metadata"]["name"] != "hub"]
+    seen = f"{manifests}{backend.logs('pod-0', 999)}{backend!r}{backend.to_dict()}{pods}"
+    assert "hf_canary" not in seen
+    backend.stop()
+    assert place.left(context) == ["Secret hub"]
+
+
+@pytest.fixture
+def running(launched: Launched, place: KubernetesPlace) -> Callable[[str], Pod]:
+    """Waits until pod-1 has ended, and gives it."""
+
+    def look(words: str) -> Pod:
+        eventually(lambda: launched.backend.refresh()[1].phase.is_terminal)
+        pod = launched.backend.refresh()[1]
+        assert re.search(words, pod.message), pod
+        assert pod.phase is Phase.FAILED
+        assert launched.backend.refresh()[0].phase is Phase.RUNNING
+        return pod
+
+    return look
+
+
+def test_eviction_is_seen_though_the_watch_was_cut(running: Callable[[str], Pod], place: KubernetesPlace) -> None:
+    fault(place, "watch", "pods", 410, times=2)
+    place.server.cut(place.server.watches)
+    place.do(place.kubelet.fail("pod-1", reason="Evicted", message="The node was low on resource: memory."))
+    running("Evicted: The node was low on resource: memory")
+
+
+def test_a_kill_for_memory_is_told(running: Callable[[str], Pod], place: KubernetesPlace) -> None:
+    killed = {"name": "worker", "state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+    place.do(place.kubelet.fail("pod-1", containerStatuses=[killed]))
+    running(r"OOMKilled \(exit code 137\)")
+
+
+def test_preemption_and_deletion_by_others_are_told(
+    running: Callable[[str], Pod], launched: Launched, place: KubernetesPlace
+) -> None:
+    words = {"reason": "PreemptionByScheduler", "message": "default-scheduler: preempting to accommodate a higher one"}
+    place.do(place.kubelet.condition("pod-1", type="DisruptionTarget", status="True", **words))
+    place.do(place.kubelet.delete("pod-1"))
+    pod = running(r"deleted at \d\d:\d\d:\d\d, not by this cluster; PreemptionByScheduler: default-scheduler")
+    assert on_pods([pod]) == []
+    launched.backend.stop()
+
+
+def test_a_deletion_while_the_watch_was_cut_is_not_missed(
+    running: Callable[[str], Pod], place: KubernetesPlace
+) -> None:
+    fault(place, "watch", "pods", 503, times=2)
+    place.server.cut(place.server.watches)
+    place.do(place.kubelet.delete("pod-1"))
+    running("not by this cluster")
+
+
+def test_with_the_first_pod_all_goes(launched: Launched, place: KubernetesPlace, context: LaunchContext) -> None:
+    place.do(place.kubelet.delete("pod-0"))
+    assert eventually(lambda: place.left(context) == [])
+    assert eventually(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.FAILED, Phase.FAILED])
+
+
+def test_a_broken_forward_is_opened_again(launched: Launched, place: KubernetesPlace) -> None:
+    assert launched.pods[0].ssh_address == "127.0.0.1"
+    connection = launched.connect().open()
+    place.server.cut(place.server.forwards)
+    with pytest.raises(WorkbenchError):
+        connection.run(["true"], timeout_s=5)
+    connection.close()
+    with launched.connect() as again:
+        assert again.run(["echo", "there"]).stdout == "there\n"
+
+
+def test_a_forward_that_is_forbidden_does_not_hang(launched: Launched, place: KubernetesPlace) -> None:
+    place.server.allowed = role() - {("create", "pods/portforward")}
+    began_s = time.monotonic()
+    with pytest.raises(PodError, match="pod-0"):
+        launched.connect().open()
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_inside_a_cluster_pods_are_reached_directly(
+    place: KubernetesPlace, context: LaunchContext, identity: Identity
+) -> None:
+    backend = place.backend(reach="direct")
+    pods = backend.launch(PodSpec(), 1, context)
+    assert (pods[0].ssh_address, pods[0].ssh_port) == ("", 2222)
+    identity.pin(pods)
+    SSHConnection(pods[0], identity).open().close()
+    assert ("get", "pods/portforward") not in place.server.calls
+    backend.stop()
+
+
+def test_the_notebooks_own_pod_owns_the_first(
+    place: KubernetesPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.pods import kubeconfig
+    from workbench.pods.kubeapi import KubeApi
+
+    place.kubelet.behave[""] = "creating"
+    api = KubeApi(place.backend())
+    assert api.own_pod() is None, "outside a cluster there is none"
+    monkeypatch.setattr(kubeconfig, "_ACCOUNT", tmp_path)
+    (tmp_path / "namespace").write_text("lab\n")
+    api.in_cluster = True
+    assert api.own_pod() is None, "a pod on its node's network has another name"
+    notebook = {"metadata": {"name": socket.gethostname()}, "spec": {"containers": [{"name": "jupyterlab"}]}}
+    made = api.create("pod", notebook)
+    owner = api.own_pod()
+    assert owner is not None
+    assert {"uid": owner.uid, "name": owner.name}.items() <= made["metadata"].items()  # type: ignore[attr-defined]
+    api.delete("pod", owner.name, "another-uid")
+    assert api.read_pod(owner.name), "deleted though it is another of that name"
+
+
+@pytest.mark.slow
+def test_what_a_killed_keeper_left_is_removed(place: KubernetesPlace, tmp_path: Path, context: LaunchContext) -> None:
+    cluster = Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False).start()
+    pods = cluster.pods
+    keeper = find(json.loads((cluster.path / "state.json").read_text())["pid"])
+    assert keeper is not None
+    assert on_pods(pods)
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert eventually(lambda: not keeper.is_alive())
+    assert len(place.left(context)) == 4
+    cluster.close()
+    cluster.close()
+    assert eventually(lambda: place.left(context) == [] and on_pods(pods) == [])
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}"])
+def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, context: LaunchContext, text: str | None) -> None:
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(f"the kubeconfig {path} cannot be used")):
+        KubernetesPods(image="x", kubeconfig=str(path)).launch(PodSpec(), 1, context)
