@@ -82,7 +82,7 @@ class HostsPlace:
     """Three machines and the user's key to them."""
 
     owns_daemons = False
-    launchers = ("ssh", "pdsh", "openmpi")
+    launchers = ("openmpi",)  # the other two are the notebook's in test_places.py
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,0 +1,35 @@
+"""A notebook moves to another place by its first cell alone: 03 as it stands, on each place that has one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.pods.conftest import PLACES
+
+pytestmark = pytest.mark.slow
+NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipynb"
+
+
+@pytest.mark.parametrize("kind", ["ssh", "kubernetes"])
+def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_path: Path) -> None:
+    book = nbformat.read(NOTEBOOK, as_version=4)
+    first = next(cell for cell in book.cells if cell.cell_type == "code")
+    assert "backend, pod, count = LocalPods(), PodSpec(cpus=1), 3" in first.source
+    with PLACES[kind](tmp_path / "place") as place:
+        backend = place.backend()
+        name = type(backend).__name__
+        options = {key: value for key, value in backend.to_dict().items() if key != "kind"}
+        first.source = (
+            f"from workbench import Cluster, FineTune, PodSpec, {name}\n\n"
+            f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), 3"
+        )
+        done = NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        text = "".join(out.get("text", "") for cell in done.cells for out in cell.get("outputs", []))
+    assert "train loss" in text
+    clusters = list((tmp_path / "runs").iterdir())
+    assert len(clusters) == 1
+    assert len(list((clusters[0] / "runs").iterdir())) == 2
