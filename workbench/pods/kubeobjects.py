@@ -114,7 +114,7 @@ class ClusterObjects:
         if not self.image:
             raise ConfigError(
                 "Kubernetes pods need an image with sshd and the pinned requirements: KubernetesPods(image=…), or"
-                " PodSpec(image=…); docker/Dockerfile builds one"
+                " PodSpec(image=…)"
             )
 
     @property

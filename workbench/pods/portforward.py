@@ -77,7 +77,7 @@ class PortForward:
             finally:
                 with contextlib.suppress(Exception):  # the peer may be gone in the middle of its farewell
                     channel.close(timeout=1)
-        except (WorkbenchError, OSError, ValueError) as error:
+        except WorkbenchError as error:
             _LOG.warning("port-forward to port %d: %s", self._remote_port, error)
         except Exception as error:  # the border of a thread; websocket-client has a tree of errors of its own
             _LOG.info("port-forward to port %d ended: %s", self._remote_port, error)
