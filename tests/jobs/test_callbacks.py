@@ -40,6 +40,17 @@ def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -
         callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": 1.0, name: float("nan")})
 
 
+def test_with_a_scaled_loss_a_gradient_that_overflows_is_left_out_and_a_loss_still_ends_the_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    callback = EventCallback(StepClock(), global_batch=8, profile_step=0, scales_loss=True)
+    state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
+    callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": float("inf")})
+    assert '"grad_norm": null' in "".join(capfd.readouterr())
+    with pytest.raises(RunError, match="loss is nan at step 7"):
+        callback.on_log(None, state, None, logs={"loss": float("nan"), "grad_norm": 1.0})
+
+
 def test_training_stops_after_the_step_in_which_a_file_appeared(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

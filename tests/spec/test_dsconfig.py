@@ -229,6 +229,20 @@ print(json.dumps([sorted(c._REMOVED_TOP_LEVEL_CONFIG_KEYS), sorted(c._REMOVED_ZE
     assert strange == []
 
 
+def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() -> None:
+    llama: dict[str, object] = {"model": "tiny-llama", "precision": "fp16", "technique": "zero1"}
+    resolved = resolve(FineTune(**llama), gpus=1)  # type: ignore[arg-type]
+    assert resolved is not None and resolved["fp16"] == {"enabled": "auto"}
+    with pytest.raises(ConfigError, match=r"fp16.enabled is true, and the job's precision is 'fp32'"):
+        resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": True}}, model="tiny-llama"), gpus=1)
+    with pytest.raises(ConfigError, match=r"fp16.enabled is false, and the job's precision is 'fp16'"):
+        resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": False}}, **llama), gpus=1)
+    with pytest.raises(ConfigError, match="use 'bf16' on CPUs"):
+        resolve(FineTune(**llama), gpus=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'fsdp' is not offered: use 'bf16'"):
+        FineTune(**{**llama, "technique": "fsdp"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("technique", WITH_DEEPSPEED)
 def test_a_profiler_variant_is_its_technique_s_file_with_the_profiler_s_options(technique: str) -> None:
     plain, source = load(FineTune(technique=technique))

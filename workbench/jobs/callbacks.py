@@ -80,8 +80,16 @@ class StepClock:
 class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Turn the Trainer's progress into events."""
 
-    def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int) -> None:
-        """Keep what the events are computed from."""
+    def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int, scales_loss: bool = False) -> None:
+        """Keep what the events are computed from.
+
+        Args:
+            clock: Measures the steps.
+            global_batch: Rows of a step.
+            profile_step: The step under the FLOPS profiler.
+            scales_loss: Whether a gradient that is no number only makes the loss scale smaller, as with fp16.
+        """
+        self.scales_loss = scales_loss
         self.clock = clock
         self.global_batch = global_batch
         self.profile_step = profile_step
@@ -113,6 +121,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         if not logs or "loss" not in logs:
             return
         _finite("loss", logs["loss"], state.global_step)
+        if self.scales_loss and not math.isfinite(logs.get("grad_norm") or 0.0):
+            logs.pop("grad_norm")  # the step was left out, and the next one has half the scale
         _finite("gradient norm", logs.get("grad_norm"), state.global_step)
         rate = round(self.clock.since_last_log(), 3)
         logs["samples_per_s"] = rate

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from workbench.errors import ConfigError, one_of
 from workbench.spec.dskeys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL, ZERO
 from workbench.spec.job import FineTune
+from workbench.spec.model import Family, model_family
 from workbench.spec.technique import Optimizer, Precision, Technique
 
 __all__ = ["check", "section"]
@@ -92,8 +93,13 @@ def _is_offload(value: object) -> bool:
 
 
 def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -> None:
-    if section(config, "fp16", source).get("enabled") is True:
+    half = section(config, "fp16", source).get("enabled")
+    if half is True and model_family(job.model) is Family.ENCODER_DECODER:
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
+    if isinstance(half, bool) and half != (job.precision == Precision.FP16):
+        raise ConfigError(
+            f"{source}: fp16.enabled is {str(half).lower()}, and the job's precision is '{job.precision}'"
+        )
     for key in ("bf16", "bfloat16", "torch_autocast"):
         enabled = section(config, key, source).get("enabled")
         if enabled is True and job.precision != Precision.BF16:

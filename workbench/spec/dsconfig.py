@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.spec.dscheck import check
 from workbench.spec.job import FineTune
 from workbench.spec.refusals import check_hardware
-from workbench.spec.technique import Optimizer, Technique
+from workbench.spec.technique import Optimizer, Precision, Technique
 
 __all__ = ["load", "resolve"]
 
@@ -128,6 +128,8 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
     config.setdefault("steps_per_print", 1_000_000_000)
     if "bf16" not in config and "bfloat16" not in config:
         config["bf16"] = {"enabled": "auto"}
+    if job.precision == Precision.FP16:
+        config.setdefault("fp16", {"enabled": "auto"})
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True

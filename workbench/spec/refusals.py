@@ -81,6 +81,8 @@ def _check_technique(job: FineTune) -> None:
     if job.fsdp and technique is not Technique.FSDP:
         raise ConfigError(f"fsdp has options, and the technique is '{technique}'; choose 'fsdp', or drop them")
     fsdp_from(job.fsdp)
+    if technique is Technique.FSDP and job.precision == Precision.FP16:
+        raise ConfigError("precision 'fp16' with technique 'fsdp' is not offered: use 'bf16', or 'zero3' for fp16")
 
 
 def _check_peft(job: FineTune) -> None:
