@@ -22,7 +22,7 @@ from workbench.pods.versions import installed_versions
 from workbench.runs.events import emit
 from workbench.spec.adapters import fsdp_from
 from workbench.spec.prompts import wording
-from workbench.spec.technique import Peft, Technique
+from workbench.spec.technique import Peft, Precision, Technique
 
 __all__ = ["main"]
 
@@ -91,7 +91,10 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     profile_step = min(work.job.profile_step, _steps(work, len(train)))
     check.trainer = trainer
     trainer.add_callback(check)
-    trainer.tell_first(EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step))
+    scaled = work.job.precision == Precision.FP16
+    trainer.tell_first(
+        EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step, scales_loss=scaled)
+    )
     if profile_step and work.rank == 0:
         trainer.profiler = StepProfiler(
             loaded.model,
