@@ -19,7 +19,7 @@ from workbench.pods.kubernetes import KubernetesPods
 from workbench.pods.pod import PodSpec
 from workbench.pods.registry import backend_from_dict
 
-VERSIONS = ("1.28", "1.33", "1.37")
+VERSIONS = ("1.28", "1.37")
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDm8HPuLLvBjeJk+Ybo+4CioaLUU5LYYZAMmVGIHvGtu workbench"
 KEYS = [HostKey.generate(), HostKey.generate()]
 OWNER = Owner(name="jupyterlab-7f", uid="u-1")

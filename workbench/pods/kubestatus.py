@@ -64,6 +64,8 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
     said = [_join(status)]
     said += [_join(end) for container in _containers(pod) if (end := _ended(container))]
     said.append(_join(_condition(pod, "DisruptionTarget", "True")))
+    if phase_of(pod) is Phase.UNKNOWN:
+        said.append(_join(_condition(pod, "Ready")))
     if not any(said):
         said += [_join(waiting) for container in _containers(pod) if (waiting := _waiting(container))]
         said.append(_join(_condition(pod, "PodScheduled", "False")))

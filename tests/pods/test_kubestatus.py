@@ -1,0 +1,107 @@
+"""What pods and events say, read from samples as a cluster writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.pods.kubeobjects import CLUSTER_LABEL
+from workbench.pods.kubestatus import as_gone, is_hopeless, is_ready, leftovers, phase_of, why
+from workbench.pods.pod import Phase
+
+NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z
+
+
+def pod(phase: str = "Pending", *conditions: dict[str, str], state: dict[str, Any] | None = None, **status: Any) -> Any:
+    containers = [{"name": "worker", "state": state}] if state is not None else None
+    found = {"phase": phase, "conditions": list(conditions), "containerStatuses": containers, **status}
+    return {"metadata": {"name": "wb-a-0", "uid": "u-0"}, "status": found}
+
+
+def condition(kind: str, value: str, reason: str = "", message: str = "") -> dict[str, str]:
+    return {"type": kind, "status": value, "reason": reason, "message": message}
+
+
+UNSCHEDULABLE = condition("PodScheduled", "False", "Unschedulable", "0/3 nodes are available: 3 Insufficient cpu.")
+GATED = condition("PodScheduled", "False", "SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
+NO_CLAIM = condition("PodScheduled", "False", "Unschedulable", 'persistentvolumeclaim "data" not found')
+READY = condition("Ready", "True")
+LOST = condition("Ready", "False", "NodeNotReady")
+PREEMPTED = condition("DisruptionTarget", "True", "PreemptionByScheduler", "preempting to accommodate a higher one")
+
+
+@pytest.mark.parametrize(
+    ("seen", "phase", "hopeless", "words"),
+    [
+        ({"metadata": {}}, Phase.PENDING, False, ""),
+        (pod(), Phase.PENDING, False, ""),
+        (pod("Pending", UNSCHEDULABLE), Phase.PENDING, False, "Unschedulable: 0/3 nodes are available: 3 Insuff"),
+        (pod("Pending", GATED), Phase.PENDING, False, "SchedulingGated: Scheduling is blocked"),
+        (pod("Pending", NO_CLAIM), Phase.PENDING, True, 'Unschedulable: persistentvolumeclaim "data" not found'),
+        (pod(state={"waiting": {"reason": "ContainerCreating"}}), Phase.PENDING, False, ""),
+        (pod(state={"waiting": {"reason": "ErrImagePull", "message": "i/o timeout"}}), Phase.PENDING, False, "ErrIm"),
+        (pod(state={"waiting": {"reason": "ImagePullBackOff", "message": "x"}}), Phase.PENDING, True, "ImagePullBac"),
+        (pod("Running", READY, state={"running": {}}, podIP="10.0.0.7"), Phase.RUNNING, False, ""),
+        (pod("Running", LOST, podIP="10.0.0.7"), Phase.UNKNOWN, False, "NodeNotReady"),
+        (pod("Running", READY, PREEMPTED, podIP="10.0.0.7"), Phase.RUNNING, False, "PreemptionByScheduler: preem"),
+        (pod("Failed", reason="Evicted", message="low on memory"), Phase.FAILED, True, "Evicted: low on memory"),
+        (pod("Failed", reason="DeadlineExceeded"), Phase.FAILED, True, "DeadlineExceeded"),
+        (
+            pod("Failed", state={"terminated": {"reason": "OOMKilled", "exitCode": 137}}),
+            Phase.FAILED,
+            True,
+            "OOMKilled (exit code 137)",
+        ),
+        (
+            pod("Failed", state={"terminated": {"reason": "Error", "exitCode": 1, "message": "no sshd\n"}}),
+            Phase.FAILED,
+            True,
+            "Error (exit code 1): no sshd",
+        ),
+        (pod("Succeeded", state={"terminated": {"reason": "Completed", "exitCode": 0}}), Phase.SUCCEEDED, True, ""),
+    ],
+)
+def test_phase_and_words(seen: dict[str, Any], phase: Phase, hopeless: bool, words: str) -> None:
+    assert (phase_of(seen), is_hopeless(seen)) == (phase, hopeless)
+    assert why(seen).startswith(words)
+    assert bool(why(seen)) == bool(words)
+
+
+def test_a_pod_is_up_once_its_daemon_listens_and_it_has_an_address() -> None:
+    up = pod("Running", READY, podIP="10.0.0.7")
+    assert is_ready(up)
+    assert not is_ready(pod("Running", READY))
+    assert not is_ready(pod("Running", condition("Ready", "False"), podIP="10.0.0.7"))
+    going = {**up, "metadata": {**up["metadata"], "deletionTimestamp": "2026-11-18T11:00:00Z"}}
+    assert not is_ready(going)
+    assert is_hopeless(going)
+
+
+def test_events_tell_what_the_status_does_not() -> None:
+    mount = {"type": "Warning", "reason": "FailedMount", "message": "timed out", "involvedObject": {"uid": "u-0"}}
+    events = [mount, mount, {**mount, "involvedObject": {"uid": "u-1"}, "message": "another's"}]
+    events.append({**mount, "type": "Normal", "reason": "Pulled"})
+    assert why(pod(), events) == "FailedMount: timed out"
+    assert as_gone(pod("Running", PREEMPTED), "11:06:40").startswith(
+        "it was deleted at 11:06:40, not by this cluster; Pre"
+    )
+
+
+def ended(cluster: str, name: str, finished: str, phase: str = "Succeeded") -> Any:
+    seen = pod(phase, state={"terminated": {"exitCode": 0, "finishedAt": finished}})
+    return {**seen, "metadata": {"name": name, "uid": f"uid-{name}", "labels": {CLUSTER_LABEL: cluster}}}
+
+
+def test_only_what_nobody_looks_after_any_more_is_left_over() -> None:
+    old, recent = "2026-11-18T10:00:00Z", "2026-11-18T11:05:00Z"
+    half = {**pod("Running"), "metadata": {"name": "half-1", "labels": {CLUSTER_LABEL: "half"}}}
+    pods = [
+        *(ended("dead", "dead-0", old), ended("dead", "dead-1", old, "Failed")),
+        *(
+            ended("half", "half-0", old),
+            {**pod("Running"), "metadata": {"name": "half-1", "labels": {CLUSTER_LABEL: "half"}}},
+        ),
+        *(ended("fresh", "fresh-0", old), ended("fresh", "fresh-1", recent)),
+    ]
+    assert leftovers(pods, NOW_S) == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]
