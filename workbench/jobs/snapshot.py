@@ -139,7 +139,8 @@ def _from_the_first(state: Mapping[str, Any] | None) -> Any:
     for name, (dtype, shape) in json.loads(ranks.broadcast_bytes(shapes if text else None)).items():
         mine = packer.tensors.get(name)
         data = ranks.broadcast_bytes(bytes(mine.reshape(-1).view(torch.uint8).numpy()) if mine is not None else None)
-        tensors[name] = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        tensors[name] = flat.view(getattr(torch, dtype)).reshape(shape)
     return unpack(told, tensors)
 
 

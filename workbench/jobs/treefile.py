@@ -73,7 +73,7 @@ class TreePacker:
         """Start with no tensors."""
         self.tensors: dict[str, torch.Tensor] = {}
         """The tensors by the names that stand for them in the JSON; each is contiguous and owns its memory."""
-        self._names: dict[tuple[int, torch.Size, torch.dtype], str] = {}
+        self._names: dict[tuple[object, ...], str] = {}
 
     def pack(self, value: object) -> object:
         """Give the JSON form of a tree, and put its tensors aside.
@@ -99,7 +99,7 @@ class TreePacker:
 
     def _name(self, tensor: torch.Tensor) -> str:
         # The same tensor in two places of the tree is written once, and is one tensor again after reading.
-        key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
+        key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in self._names:
             return self._names[key]
         name = self._names[key] = f"t{len(self.tensors)}"
