@@ -121,7 +121,8 @@ def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
     assert curve(run) == {step: figures for step, figures in curve(whole).items() if int(str(step)) > first}
     assert len(curve(run)) == STEPS - first
     before = whole.result
-    assert (result.steps, result.eval_loss) == (STEPS, before.eval_loss)
+    assert (result.steps, result.resumed_step, result.eval_loss) == (STEPS, first, before.eval_loss)
+    assert before.resumed_step is None
     assert result.first_eval_loss == before.first_eval_loss
     assert result.message == f"every rank is done; it went on from step {first}"
 

@@ -268,7 +268,9 @@ class Attempt:
         elif self._wishes.stop.is_set():
             hint = "stopping after a checkpoint"
         else:
-            hint = "the disk is full: logs here are incomplete" if self.sight.cut else ""
+            hint = (
+                "the disk is full: logs here are incomplete" if self.sight.cut else "; ".join(self.sight.warnings[:1])
+            )
         self._journal.hint(hint)
 
     def _end_ranks(self) -> None:

@@ -224,6 +224,8 @@ def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
         if event.kind == "start":
             causal = data.get("family") == Family.CAUSAL
             facts |= {k: data[k] for k in _START_FIELDS if k in data}
+        elif event.kind == "resumed":
+            facts["resumed_step"] = data.get("step")
         elif event.kind == "step":
             facts |= {"steps": data.get("step"), "epochs": data.get("epoch")}
         elif event.kind == "eval":

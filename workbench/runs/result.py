@@ -91,6 +91,8 @@ class RunResult:
     """Those of them that were trained."""
     steps: int | None = None
     """Optimizer steps taken."""
+    resumed_step: int | None = None
+    """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
     epochs: float | None = None
     """Passes over the training rows."""
     global_batch_size: int | None = None
