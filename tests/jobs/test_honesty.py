@@ -155,3 +155,17 @@ def test_a_run_that_is_something_else_fails_after_it_has_told_so(capfd: pytest.C
     with pytest.raises(RunError, match=r"zero1 was asked for \(ZeRO stage 1 on 3 ranks\), but this ran: no DeepSpeed"):
         check.on_step_end(None, None, None)
     assert '"engine": "none"' in "".join(capfd.readouterr())
+
+
+def test_adapters_are_known_by_what_is_trained_and_four_bits_by_how_the_rest_is_held() -> None:
+    small = Share(local=90, whole=90, dtypes=("float32",), devices=("cpu",))
+    plain = held("ddp", parameters=ALL, trained=small, gradients=small, updated=small, states=small)
+    packed = replace(plain, parameters=replace(ALL, dtypes=("float32", "uint8")))
+    assert not found("ddp", plain, peft="lora")
+    assert not found("ddp", packed, peft="qlora")
+    assert found("ddp", plain, peft="qlora") == [
+        "peft qlora was asked for, but no weights are in 4 bits: they are float32"
+    ]
+    assert found("ddp", AS_ASKED["ddp"], peft="lora") == [
+        f"peft lora was asked for, but all {WHOLE} weights are trained"
+    ]

@@ -21,7 +21,7 @@ from workbench.jobs.sharding import spread_over
 from workbench.runs.events import emit
 from workbench.spec.adapters import fsdp_from
 from workbench.spec.job import FineTune
-from workbench.spec.technique import Precision, Technique
+from workbench.spec.technique import Peft, Precision, Technique
 
 __all__ = ["TechniqueCheck", "differences"]
 
@@ -69,6 +69,10 @@ def differences(job: FineTune, held: Holdings, *, world_size: int, shards: int) 
         yield f"precision {job.precision} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
     if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
         yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
+    if job.peft == Peft.QLORA and "uint8" not in held.parameters.dtypes:
+        yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
+    if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
+        yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
     if offloads and held.updated.devices not in (("cpu",), ()):
         yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
 
