@@ -123,9 +123,10 @@ def test_all_options_arrive() -> None:
 
 
 def test_pods_keep_to_the_restricted_standard_and_get_no_token() -> None:
-    for options in ({}, {"run_as_user": None}):
+    for options, mode in (({}, 0o440), ({"run_as_user": None}, 0o444)):
         spec: Any = objects(**options).pod(0, None)["spec"]
         container = spec["containers"][0]
+        assert spec["volumes"][0]["secret"]["defaultMode"] == mode
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -189,10 +190,12 @@ def test_pods_without_an_image_are_refused() -> None:
     assert objects(spec=PodSpec(image="example.org/other:2"), image="").image == "example.org/other:2"
 
 
-def test_options_travel_as_json(tmp_path: Path) -> None:
+def test_options_travel_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = KubernetesPods(**EVERYTHING)
     data = json.loads(json.dumps(made.to_dict()))
     again = backend_from_dict(data)
+    monkeypatch.chdir(tmp_path)
+    assert KubernetesPods(kubeconfig="config").kubeconfig == str(tmp_path / "config")
     assert again.to_dict() == data == {"kind": "kubernetes", **EVERYTHING}
     assert repr(KubernetesPods(image="x", pvc="data")) == "KubernetesPods(image='x', pvc='data')"
     with pytest.raises(ConfigError, match="'node_selectors' is not known: did you mean 'node_selector'"):

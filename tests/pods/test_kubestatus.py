@@ -98,10 +98,7 @@ def test_only_what_nobody_looks_after_any_more_is_left_over() -> None:
     half = {**pod("Running"), "metadata": {"name": "half-1", "labels": {CLUSTER_LABEL: "half"}}}
     pods = [
         *(ended("dead", "dead-0", old), ended("dead", "dead-1", old, "Failed")),
-        *(
-            ended("half", "half-0", old),
-            {**pod("Running"), "metadata": {"name": "half-1", "labels": {CLUSTER_LABEL: "half"}}},
-        ),
+        *(ended("half", "half-0", old), half),
         *(ended("fresh", "fresh-0", old), ended("fresh", "fresh-1", recent)),
     ]
     assert leftovers(pods, NOW_S) == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]

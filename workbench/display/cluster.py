@@ -28,7 +28,7 @@ def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapp
     memory = ["memory in use"] if memory_gib else []
     rows = [
         (
-            pod.name, f"{pod.address}:{pod.ssh_port}" if pod.address else "", str(pod.slots), str(pod.phase),
+            pod.name, _where(pod), str(pod.slots), str(pod.phase),
             *(pod.versions.get(name, "") for name in shown),
             *([gib(used) if (used := (memory_gib or {}).get(pod.address)) else UNKNOWN] if memory else []),
             *([pod.message] if notes else []),
@@ -41,3 +41,8 @@ def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapp
         right={"slots", *memory},
         caption=f"Cluster {phase}: {message}" if message else f"Cluster {phase}",
     )
+
+
+def _where(pod: Pod) -> str:
+    """Give address and port; the port of a forward is not the pod's, and is left out."""
+    return f"{pod.address}:{pod.ssh_port}" if pod.address and not pod.ssh_address else pod.address

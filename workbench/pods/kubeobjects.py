@@ -262,8 +262,11 @@ class ClusterObjects:
         items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
         claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
         memory = {"medium": "Memory", "sizeLimit": f"{round(self.options.shm_gib * 1024)}Mi"}
+        mode = (
+            0o444 if self.options.run_as_user is None else 0o440
+        )  # the files are root's, and fsGroup's if there is one
         return [
-            {"name": "secret", "secret": {"secretName": self.base, "defaultMode": 0o440, "items": items}},
+            {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
             {"name": "shm", "emptyDir": memory},
         ]

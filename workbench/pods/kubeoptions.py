@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Literal, get_args
 
 from workbench.errors import ConfigError, one_of
@@ -79,6 +80,8 @@ class KubernetesOptions:
         Raises:
             ConfigError: Names the option, what it was given and what would do.
         """
+        if self.kubeconfig:  # whoever reads it works in another folder
+            self.kubeconfig = str(Path(self.kubeconfig).expanduser().absolute())
         if self.reach not in get_args(Reach):
             raise one_of("KubernetesPods.reach", self.reach, get_args(Reach))
         for name in ("namespace", "priority_class", "service_account", "pvc", "queue"):
