@@ -1,17 +1,19 @@
 """Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
 
 `python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share
-a pod (1), and "path", a folder that the ranks import from first; each run's folder holds a job.json.
+a pod (1), "path", a folder that the ranks import from first, and "shallow", a model's folder and the folder for a copy
+of it with one layer; each run's folder holds a job.json.
 Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
 needs.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import resource
-import shutil
 import shutil
 import socket
 import sys
@@ -19,8 +21,20 @@ import time
 import traceback
 from pathlib import Path
 
+from safetensors.numpy import load_file, save_file
+
 GRACE_S = 10
 LIMIT_S = 400
+# What the engine, the optimizers and the shards import when they are made: seconds in every rank.
+LATE = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.module_inject",
+    "deepspeed.profiling.flops_profiler",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.utils.cpp_extension",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.t5.modeling_t5",
+)
 
 
 def main() -> None:
@@ -30,11 +44,16 @@ def main() -> None:
 
     import workbench.jobs.train  # noqa: F401
 
+    for name in LATE:
+        importlib.import_module(name)
     torch.set_num_threads(1)
+    gc.freeze()  # what lives now stays shared with the ranks
     for run in plan:
         if "checkpoint" in run:  # that an earlier run of the plan left
             shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
         began = time.monotonic()
+        if "shallow" in run:
+            copy_one_layer(*map(Path, run["shallow"]))
         if "path" in run:
             sys.path.insert(0, run["path"])
         codes = run_one(Path(run["folder"]), run["world_size"], run.get("on_pod", 1))
@@ -43,6 +62,18 @@ def main() -> None:
         (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(Path(run["folder"]).name, codes, round(time.monotonic() - began, 1), "s", round(cpu.ru_utime), flush=True)
+
+
+def copy_one_layer(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "num_layers": 1, "num_decoder_layers": 1}))
+    weights = load_file(target / "model.safetensors")
+    save_file(
+        {name: w for name, w in weights.items() if ".block.1." not in name},
+        target / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def run_one(folder: Path, world_size: int, on_pod: int) -> dict[int, int]:

@@ -4,94 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("deepspeed")
 
-from workbench.runs.events import Event, parse_event  # deepspeed first: without it nothing runs
-from workbench.spec.dsconfig import resolve
-from workbench.spec.job import FineTune
-from workbench.spec.mini import mini_rows
+from forkedruns import STEPS, Plan, Ran  # deepspeed first: without it nothing runs
 
 pytestmark = pytest.mark.slow
 
-STEPS = 20
-# A model that has learned nothing answers up to the last token it may.
-DEFAULTS = {"predict_rows": 0, "max_steps": STEPS, "learning_rate": 2e-3, "max_target_length": 40}
 GLOBAL_BATCH = 12
-# name: technique, ranks, rows of a micro-batch, accumulation
-SAME_BATCHES = {
-    "single": ("single", 1, 12, 1),
-    "single-gas4": ("single", 1, 3, 4),
-    "zero1": ("zero1", 3, 4, 1),
-    "zero1-gas4": ("zero1", 3, 1, 4),
-    "zero1-two-ranks": ("zero1", 2, 6, 1),
-    "zero3": ("zero3", 3, 4, 1),
-    "zero3-gas4": ("zero3", 3, 1, 4),
-    "offload": ("zero3-offload", 3, 4, 1),
-}
-SGD = ("single", "zero1-gas4", "zero3", "offload")
-
-
-@dataclass
-class Ran:
-    folder: Path
-    exit_codes: dict[int, int]
-
-    def events(self, rank: int = 0) -> list[Event]:
-        text = (self.folder / f"rank-{rank}" / "stdout.log").read_text(errors="replace")
-        return [event for line in text.splitlines() if (event := parse_event(line))]
-
-    def data(self, kind: str, rank: int = 0) -> list[dict[str, object]]:
-        return [dict(event.data) for event in self.events(rank) if event.kind == kind]
-
-    def curve(self, name: str) -> list[float]:
-        return [float(str(step[name])) for step in self.data("step")]
-
-    def stderr(self, rank: int = 0) -> str:
-        return (self.folder / f"rank-{rank}" / "stderr.log").read_text(errors="replace")
-
-    def record(self, rank: int, name: str) -> dict[str, object]:
-        return dict(json.loads((self.folder / f"rank-{rank}" / name).read_text()))
-
-
-class Plan:
-    """Runs to come, and their rows."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.runs: list[dict[str, object]] = []
-        for seed, (name, count) in enumerate({"train": 240, "eval": 31}.items()):
-            lines = [row.to_json() + "\n" for row in mini_rows(seed, count)]
-            (root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-
-    def add(
-        self, name: str, ranks: int, *, on_pod: int = 1, path: Path | None = None, patch: object = None, **job: object
-    ) -> None:
-        folder = self.root / name
-        folder.mkdir()
-        spec = FineTune(**{**DEFAULTS, **job})  # type: ignore[arg-type]
-        config = resolve(spec, gpus=0, world_size=ranks)
-        if callable(patch):
-            patch(config)
-        files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
-        raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
-        (folder / "job.json").write_text(json.dumps(raw))
-        more = {} if path is None else {"path": str(path)}
-        self.runs.append({"folder": str(folder), "world_size": ranks, "on_pod": on_pod, **more})
-
-    def run(self) -> dict[str, Ran]:
-        (self.root / "plan.json").write_text(json.dumps(self.runs))
-        forkrun = Path(__file__).with_name("forkrun.py")
-        subprocess.run([sys.executable, str(forkrun), str(self.root / "plan.json")], check=True, timeout=550)
-        folders = [Path(str(run["folder"])) for run in self.runs]
-        codes = {f.name: {int(k): v for k, v in json.loads((f / "exit.json").read_text()).items()} for f in folders}
-        return {f.name: Ran(folder=f, exit_codes=codes[f.name]) for f in folders}
+TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
+# A wrong scale of the gradients hides in AdamW, which divides it out, and shows in SGD without momentum.
+OPTIMIZERS = ("adamw", "sgd")
+LENGTH = {"max_target_length": 32}
+TOLD = {"predict_rows": 3}  # a row for each rank
 
 
 def stage_three(config: dict[str, object]) -> None:
@@ -100,21 +28,29 @@ def stage_three(config: dict[str, object]) -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """Every technique on tiny-t5, one micro-batch a step."""
     plan = Plan(tmp_path_factory.mktemp("train"))
-    for optimizer in ("adamw", "sgd"):
-        for name, (technique, ranks, rows, accumulation) in SAME_BATCHES.items():
-            if optimizer == "sgd" and name not in SGD:
-                continue
-            plan.add(
-                f"{name}-{optimizer}",
-                ranks,
-                technique=technique,
-                per_device_train_batch_size=rows,
-                gradient_accumulation_steps=accumulation,
-                optimizer=optimizer,
-                profile_step=3,
-                predict_rows=7 if name in ("single", "zero1", "zero3", "offload") and optimizer == "adamw" else 0,
-            )
+    for optimizer in OPTIMIZERS:
+        how = {"optimizer": optimizer, "profile_step": 3, **LENGTH, **(TOLD if optimizer == "adamw" else {})}
+        plan.add(f"single-{optimizer}", 1, technique="single", per_device_train_batch_size=GLOBAL_BATCH, **how)
+        for technique in TECHNIQUES:
+            plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=4, **how)
+    plan.add("two-ranks", 2, technique="zero1", per_device_train_batch_size=6, profile_step=0, **LENGTH)
+    return plan.run()
+
+
+@pytest.fixture(scope="module")
+def accumulated(ran: dict[str, Ran], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """The same with four micro-batches a step. They cost ZeRO-3 four times its hooks: a model of one layer has half."""
+    plan = Plan(tmp_path_factory.mktemp("accumulated"))
+    model = plan.root / "one-layer-t5"
+    more = {"shallow": [str(ran["single-adamw"].folder / "out" / "model"), str(model)]}
+    for optimizer in OPTIMIZERS:
+        how = {"optimizer": optimizer, "gradient_accumulation_steps": 4, "model": str(model), **LENGTH}
+        plan.add(f"single-{optimizer}", 1, technique="single", per_device_train_batch_size=3, **how)
+        for technique in TECHNIQUES:
+            plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=1, **how)
+    plan.runs[0] |= more
     return plan.run()
 
 
@@ -126,20 +62,17 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan.add("bf16-single", 1, technique="single", precision="bf16", gradient_checkpointing=True, **few)
     plan.add("nan", 2, technique="zero1", learning_rate=1e30, optimizer="sgd", **{**few, "max_steps": 8})
     plan.add("not-asked-for", 2, technique="zero1", patch=stage_three, **few)
+    trackers = {"path": str(Path(__file__).parents[1] / "samples" / "trackers")}
+    plan.add("tracked", 2, technique="ddp", report_to=["mlflow"], profile_step=0, more=trackers, **few)
+    plan.add("no-tracker", 1, technique="single", report_to=["wandb"], **few)
     plan.add(
         "epochs", 2, technique="zero1", max_steps=None, epochs=0.5, per_device_train_batch_size=16, logging_steps=2
     )
     return plan.run()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-@pytest.mark.parametrize("name", [name for name in SAME_BATCHES if name != "single"])
-def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
-    ran: dict[str, Ran], name: str, optimizer: str
-) -> None:
-    if f"{name}-{optimizer}" not in ran:
-        pytest.skip("SGD is held on fewer shapes")
-    reference, run = ran[f"single-{optimizer}"], ran[f"{name}-{optimizer}"]
+def follows(run: Ran, reference: Ran) -> None:
+    """Hold a run to the curves of another at equal global batches."""
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     for metric in ("loss", "grad_norm", "learning_rate"):
         expected, got = reference.curve(metric), run.curve(metric)
@@ -148,6 +81,48 @@ def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
     (end,), (reference_end,) = run.data("end"), reference.data("end")
     for key in ("eval_loss", "first_eval_loss", "train_loss"):
         assert end[key] == pytest.approx(reference_end[key], rel=0.01)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
+    ran: dict[str, Ran], technique: str, optimizer: str
+) -> None:
+    follows(ran[f"{technique}-{optimizer}"], ran[f"single-{optimizer}"])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_every_technique_follows_it_when_it_adds_four_micro_batches_up(
+    accumulated: dict[str, Ran], technique: str, optimizer: str
+) -> None:
+    follows(accumulated[f"{technique}-{optimizer}"], accumulated[f"single-{optimizer}"])
+
+
+def test_the_curve_does_not_depend_on_the_number_of_ranks(ran: dict[str, Ran]) -> None:
+    follows(ran["two-ranks"], ran["single-adamw"])
+
+
+@pytest.mark.parametrize("technique", ["single", *TECHNIQUES])
+def test_every_rank_tells_what_it_holds_of_the_training_state(ran: dict[str, Ran], technique: str) -> None:
+    run = ran[f"{technique}-adamw"]
+    told = [dict(run.data("engine", rank)[0]) for rank in run.exit_codes]
+    parameters = int(str(run.data("start")[0]["parameters"]))
+    n = len(told)
+    for name, share in (("trained", n), ("gradients", n), ("updated", n), ("states", n)):
+        parts = [int(what[name]["local"]) for what in told]
+        whole = (2 if name == "states" else 1) * parameters
+        assert {int(what[name]["whole"]) for what in told} == {whole}
+        spread = name != "trained" if technique in ("zero1", "zero2") else technique not in ("single", "ddp")
+        if spread:
+            assert whole <= sum(parts) <= 1.01 * whole  # with padding
+            assert max(parts) < 1.02 * whole / share
+        else:
+            assert parts == [whole] * n
+    engine = {"single": "none", "ddp": "ddp", "fsdp": "fsdp"}.get(technique, f"deepspeed-{technique[:5]}")
+    assert {str(what["engine"]) for what in told} == {engine}
+    assert {str(what["arithmetic"]) for what in told} == {"float32"}
+    assert bool(told[0]["offload"]) == (technique == "zero3-offload")
 
 
 def test_the_curve_is_one_of_learning(ran: dict[str, Ran]) -> None:
@@ -187,7 +162,7 @@ def test_evaluations_come_before_the_first_step_after_the_last_and_between(
     assert [e["step"] for e in short["bf16"].data("eval")] == [0, 2, 3]
 
 
-@pytest.mark.parametrize("name", ["single-adamw", "zero1-adamw", "zero3-gas4-adamw", "offload-adamw"])
+@pytest.mark.parametrize("name", ["single-adamw", "fsdp-adamw", "zero3-offload-adamw"])
 def test_the_profile_is_deepspeed_s_with_whole_parameters_and_all_three_times(ran: dict[str, Ran], name: str) -> None:
     text = (ran[name].folder / "out" / "profile.txt").read_text()
     parameters = int(str(ran[name].data("start")[0]["parameters"]))
@@ -208,31 +183,33 @@ def test_a_run_shorter_than_the_profiled_step_profiles_its_last_one(short: dict[
     assert not (short["bf16"].folder / "out" / "profile.txt").exists()  # asked for none
 
 
-@pytest.mark.parametrize("name", ["single", "zero1", "zero3", "offload"])
+@pytest.mark.parametrize("technique", ["single", *TECHNIQUES])
 def test_the_saved_model_loads_plainly_and_gives_the_loss_and_the_answers_of_the_run(
-    ran: dict[str, Ran], name: str
+    ran: dict[str, Ran], technique: str
 ) -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    run = ran[f"{name}-adamw"]
+    run = ran[f"{technique}-adamw"]
     folder = run.folder / "out" / "model"
-    assert (folder / "model.safetensors").is_file()
+    weights = [path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pkl")]
+    assert weights == ["model.safetensors"]
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["T5ForConditionalGeneration"]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model.eval()
     predictions = [json.loads(line) for line in (run.folder / "out" / "predictions.jsonl").read_text().splitlines()]
-    assert len(predictions) == 7
+    assert len(predictions) == 3
     rows = [json.loads(line) for line in (run.folder.parent / "eval.jsonl").read_text().splitlines()]
-    assert [p["expected"] for p in predictions] == [row["target"] for row in rows[:7]]
+    assert [p["expected"] for p in predictions] == [row["target"] for row in rows[:3]]
     total, tokens = 0.0, 0
     with torch.no_grad():
         for row in rows:
-            labels = tokenizer(row["target"], return_tensors="pt").input_ids
+            labels = tokenizer(row["target"], return_tensors="pt", truncation=True, max_length=32).input_ids
             loss = model(input_ids=tokenizer(row["source"], return_tensors="pt").input_ids, labels=labels).loss
             total, tokens = total + float(loss) * labels.numel(), tokens + labels.numel()
         for prediction in predictions:
             ids = tokenizer(prediction["source"], return_tensors="pt").input_ids
-            answer = tokenizer.decode(model.generate(ids, max_new_tokens=40)[0], skip_special_tokens=True)
+            answer = tokenizer.decode(model.generate(ids, max_new_tokens=32)[0], skip_special_tokens=True)
             assert answer == prediction["predicted"]
     assert total / tokens == pytest.approx(run.data("end")[0]["eval_loss"], rel=1e-3)
 
@@ -278,8 +255,37 @@ def test_another_technique_than_asked_for_is_a_failure(short: dict[str, Ran]) ->
     assert not run.data("end")
 
 
+def test_a_tracker_gets_the_run_s_own_metrics_from_rank_0_and_is_closed_after_the_last(short: dict[str, Ran]) -> None:
+    run = short["tracked"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    noted = [json.loads(line) for line in (run.folder / "mlflow.jsonl").read_text().splitlines()]
+    assert {line["rank"] for line in noted} == {"0"}
+    assert noted[0]["started"] == "tracked"
+    assert noted[-1].get("ended")
+    told = [(line["step"], line["metrics"]) for line in noted if "metrics" in line]
+    for step in run.data("step"):
+        (metrics,) = [m for number, m in told if number == step["step"] and "loss" in m]
+        for name in ("loss", "grad_norm", "learning_rate", "samples_per_s"):
+            assert metrics[name] == pytest.approx(step[name]), name
+    evaluated = [(number, m["eval_loss"]) for number, m in told if "eval_loss" in m]
+    assert evaluated == [(e["step"], e["eval_loss"]) for e in run.data("eval")]
+    assert [number for number, _ in evaluated] == [0, 3]
+    (sums,) = [m for _, m in told if "train_runtime" in m]
+    (end,) = run.data("end")
+    assert sums["train_runtime"] == pytest.approx(end["train_runtime_s"])
+    assert sums["train_samples_per_second"] == pytest.approx(end["train_samples_per_s"])
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra_before_anything_loads(short: dict[str, Ran]) -> None:
+    run = short["no-tracker"]
+    assert set(run.exit_codes.values()) == {1}
+    assert "'deepspeed-workbench[wandb]'" in str(run.record(0, "error.json")["message"])
+    assert not run.data("phase")
+
+
 def test_no_rank_prints_progress_bars_or_compiles_anything(ran: dict[str, Ran]) -> None:
-    for name in ("single-adamw", "zero1-adamw", "zero3-adamw", "offload-adamw"):
+    for technique in ("single", *TECHNIQUES):
+        name = f"{technique}-adamw"
         output = ran[name].stderr() + (ran[name].folder / "rank-0" / "stdout.log").read_text()
-        for words in ("\r", "it/s", "ninja", "built successfully", "FutureWarning"):
+        for words in ("\r", "it/s", "ninja", "built successfully", "Warning:"):
             assert words not in output, output[:2000]

@@ -1,0 +1,75 @@
+"""Runs of the trainer on real ranks, without a cluster: all forked from one process that has imported torch once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.runs.events import Event, parse_event
+from workbench.spec.dsconfig import resolve
+from workbench.spec.job import FineTune
+from workbench.spec.mini import mini_rows
+
+STEPS = 20
+# A model that has learned nothing answers up to the last token it may.
+DEFAULTS = {"predict_rows": 0, "max_steps": STEPS, "learning_rate": 2e-3, "max_target_length": 40}
+
+
+@dataclass
+class Ran:
+    folder: Path
+    exit_codes: dict[int, int]
+
+    def events(self, rank: int = 0) -> list[Event]:
+        text = (self.folder / f"rank-{rank}" / "stdout.log").read_text(errors="replace")
+        return [event for line in text.splitlines() if (event := parse_event(line))]
+
+    def data(self, kind: str, rank: int = 0) -> list[dict[str, object]]:
+        return [dict(event.data) for event in self.events(rank) if event.kind == kind]
+
+    def curve(self, name: str) -> list[float]:
+        return [float(str(step[name])) for step in self.data("step")]
+
+    def stderr(self, rank: int = 0) -> str:
+        return (self.folder / f"rank-{rank}" / "stderr.log").read_text(errors="replace")
+
+    def record(self, rank: int, name: str) -> dict[str, object]:
+        return dict(json.loads((self.folder / f"rank-{rank}" / name).read_text()))
+
+
+class Plan:
+    """Runs to come, and their rows."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs: list[dict[str, object]] = []
+        for seed, (name, count) in enumerate({"train": 240, "eval": 31}.items()):
+            lines = [row.to_json() + "\n" for row in mini_rows(seed, count)]
+            (root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+    def add(
+        self, name: str, ranks: int, *, patch: object = None, more: Mapping[str, object] | None = None, **job: object
+    ) -> None:
+        """Add a run; `more` are keys of forkrun.py's plan."""
+        folder = self.root / name
+        folder.mkdir()
+        spec = FineTune(**{**DEFAULTS, **job})  # type: ignore[arg-type]
+        config = resolve(spec, gpus=0, world_size=ranks)
+        if callable(patch):
+            patch(config)
+        files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
+        raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
+        (folder / "job.json").write_text(json.dumps(raw))
+        self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})
+
+    def run(self) -> dict[str, Ran]:
+        (self.root / "plan.json").write_text(json.dumps(self.runs))
+        forkrun = Path(__file__).parent / "jobs" / "forkrun.py"
+        subprocess.run([sys.executable, str(forkrun), str(self.root / "plan.json")], check=True, timeout=550)
+        folders = [Path(str(run["folder"])) for run in self.runs]
+        codes = {f.name: {int(k): v for k, v in json.loads((f / "exit.json").read_text()).items()} for f in folders}
+        return {f.name: Ran(folder=f, exit_codes=codes[f.name]) for f in folders}
