@@ -50,4 +50,5 @@ class CMLPlace:
     def left(self, context: LaunchContext) -> list[str]:
         running = [f"worker {number}" for number, process in self.api.processes.items() if process.poll() is None]
         folders = Path("/tmp").glob(f"workbench-{context.cluster_id or context.directory.name}-*")
-        return [*running, *map(str, folders), *map(str, (context.directory / "pods").glob("*.json"))]
+        files = [path for path in (context.directory / "pods").glob("*") if path.suffix != ".log"]
+        return [*running, *map(str, folders), *map(str, files)]

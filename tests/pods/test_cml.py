@@ -15,7 +15,7 @@ from tests.pods.cmlplace import CMLPlace
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.pods.cml import CMLPods
 from workbench.pods.pod import LaunchContext, Phase, PodSpec
-from workbench.pods.registry import backend_from_dict
+from workbench.pods.registry import backend_from_dict, remove_left
 
 
 @pytest.fixture
@@ -175,3 +175,12 @@ def test_it_comes_back_from_json() -> None:
     backend = CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={"accelerator_label_id": 3})
     assert repr(backend) == "CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={'accelerator_label_id': 3})"
     assert repr(backend_from_dict(backend.to_dict())) == repr(backend)
+
+
+def test_the_workers_of_a_killed_keeper_are_stopped(session: CMLPlace, context: LaunchContext) -> None:
+    backend = session.backend()
+    backend.launch(PodSpec(), 2, context)
+    for _ in range(2):  # another process, which knows the backend's JSON form alone
+        remove_left(backend.to_dict(), context.directory)
+    assert stopped(session) == [(101, 102)]
+    assert session.left(context) == []

@@ -22,7 +22,7 @@ from workbench.pods.identity import Identity, generate_key, known_hosts_name
 from workbench.pods.openssh import ssh_argv
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.processes import descendants
-from workbench.pods.registry import backend_from_dict
+from workbench.pods.registry import backend_from_dict, remove_left
 from workbench.pods.ssh import SSHConnection
 
 Launch = Callable[..., list[Pod]]
@@ -367,3 +367,13 @@ def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> 
     launch(1)
     with pytest.raises(BackendError, match="in use already"):
         made[-1].launch(PodSpec(), 1, context)
+
+
+def test_what_a_killed_keeper_left_is_tidied_up(there: HostsPlace, launch: Launch, context: LaunchContext) -> None:
+    (pod,) = launch()
+    ours = subprocess.Popen(["sleep", "600"], env={**os.environ, "WORKBENCH_POD": pod.root})
+    assert Path(pod.root).is_dir()
+    for _ in range(2):  # another process, which knows the backend's JSON form alone
+        remove_left(there.backend().to_dict(), context.directory)
+    assert ours.wait(1) == -signal.SIGTERM
+    assert there.left(context) == []

@@ -8,19 +8,19 @@ SSH daemon of its own, with the cluster's key. Workers are stopped by their ids,
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import secrets
-import shlex
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import workbench
 from workbench.errors import BackendError, ConfigError, PodError
-from workbench.pods.cmlworker import ADDRESS, own_address
+from workbench.pods.cmlapi import WorkersApi, has_ended, words_of
+from workbench.pods.cmlworker import own_address
 from workbench.pods.hostfile import check_port
 from workbench.pods.identity import check_key_line, write_private
 from workbench.pods.localworker import tail_of
@@ -31,7 +31,6 @@ from workbench.pods.worker import WorkerConfig
 __all__ = ["CMLPods"]
 
 logger = logging.getLogger(__name__)
-_ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "finished", "exited", "killed"}
 
 
 class CMLPods:
@@ -74,7 +73,7 @@ class CMLPods:
         self.port = check_port(port)
         self.project = project
         self.options = dict(options or {})
-        self._api: Any = None
+        self._api = WorkersApi()
         self._ids: dict[str, object] = {}
         self._pods: list[Pod] = []
         self._logs: dict[str, Path] = {}
@@ -101,7 +100,7 @@ class CMLPods:
             raise BackendError(f"these workers are launched already ({len(self._ids)}); stop them first")
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
-        self._api = _workers_api()
+        self._api.find()
         self._check_shared(context.directory)
         check_key_line(context.public_key)
         self._stopped, self._failed = False, []
@@ -129,7 +128,7 @@ class CMLPods:
     def refresh(self) -> list[Pod]:
         """Ask the platform; a worker that it no longer runs has failed."""
         if self._pods:
-            known = {str(worker.get("id")): worker for worker in self._call("list_workers")}
+            known = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
             self._pods = [self._seen(pod, known.get(str(self._ids[pod.name]))) for pod in self._pods]
         return list(self._pods)
 
@@ -156,7 +155,19 @@ class CMLPods:
             file.unlink(missing_ok=True)
         self._files = []
         if ids:  # without any, stop_workers would stop every worker of the project
-            self._call("stop_workers", *ids)
+            self._api.call("stop_workers", *ids)
+
+    def remove_left(self, directory: Path) -> None:
+        """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory.
+
+        Raises:
+            BackendError: The platform refused.
+        """
+        files = sorted((directory / "pods").glob("*.id"))
+        if files:
+            self._ids = {file.stem: json.loads(file.read_text()) for file in files}
+            self._files = [*files, *(directory / "pods").glob("pod-*.json")]
+            self.stop()
 
     def _check_shared(self, directory: Path) -> None:
         project = Path(self.project).resolve()
@@ -212,21 +223,23 @@ class CMLPods:
             self._files.append(file)
             self._logs[config.name] = Path(config.log)
             write_private(file, config.to_line().decode())
-            (worker,) = self._call("launch_workers", **asked, **self.options)
+            (worker,) = self._api.call("launch_workers", **asked, **self.options)
             self._ids[config.name] = worker["id"]
+            self._files.append(file.with_suffix(".id"))
+            write_private(self._files[-1], json.dumps(worker["id"]))
 
     def _await(self, timeout_s: float) -> None:
         """Have the platform say which workers failed to start, while others report."""
         ids = list(self._ids.values())
         names = {str(worker): name for name, worker in self._ids.items()}
         try:
-            said = self._api.await_workers(ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
-        except Exception as error:  # the border of a thread; whatever the platform raises are its words
-            logger.warning("await_workers: %s", error)
+            said = self._api.call("await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
+        except BackendError as error:  # the workers' own reports decide
+            logger.warning("%s", error)
             return
         for worker in said.get("failures", []):
             name = names.get(str(worker.get("id")), "a worker")
-            self._failed.append(f"{name} (worker {worker.get('id')}) did not start: {_words(worker)}")
+            self._failed.append(f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}")
 
     def _watch(self) -> None:
         """Give up at once when a worker failed or `stop` was called meanwhile."""
@@ -246,7 +259,7 @@ class CMLPods:
         Raises:
             PodError: They contradict each other.
         """
-        told = {str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._call("list_workers")}
+        told = {str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._api.call("list_workers")}
         for pod in came:
             address = told.get(str(self._ids[pod.name]), "")
             if address not in ("", pod.address):
@@ -262,50 +275,11 @@ class CMLPods:
             return pod
         if worker is None:
             return replace(pod, phase=Phase.FAILED, message="Cloudera ML no longer lists its worker")
-        if str(worker.get("status", "")).lower() in _ENDED:
-            return replace(pod, phase=Phase.FAILED, message=f"its worker has ended: {_words(worker)}")
+        if has_ended(worker):
+            return replace(pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}")
         return pod
-
-    def _call(self, verb: str, *args: object, **options: object) -> Any:
-        """Call the platform.
-
-        Raises:
-            BackendError: It refused; its words are in the message.
-        """
-        try:
-            return getattr(self._api, verb)(*args, **options)
-        except Exception as error:  # the module documents no errors of its own; these are the platform's words
-            raise BackendError(f"Cloudera ML refused {verb}: {error}") from error
-
-
-def _workers_api() -> Any:
-    """Import `cml.workers_v1`.
-
-    Raises:
-        ConfigError: This is no session of Cloudera ML.
-    """
-    try:
-        from cml import workers_v1  # type: ignore[import-not-found]
-
-        own_address()
-    except (ImportError, KeyError) as error:
-        raise ConfigError(
-            f"CMLPods works only inside a session of Cloudera ML, and this is none ({_why(error)}); open the notebook"
-            " there, or take LocalPods, SSHPods or KubernetesPods"
-        ) from error
-    return workers_v1
-
-
-def _why(error: Exception) -> str:
-    return f"{ADDRESS} is not set" if isinstance(error, KeyError) else "there is no module cml.workers_v1"
 
 
 def _code(argv: Sequence[str]) -> str:
     """Write the Python that a worker runs: start our process and wait for it, in the worker's own environment."""
-    return f"import subprocess\nsubprocess.run({list(argv)!r}, check=True)  # {shlex.join(argv[1:3])}\n"
-
-
-def _words(worker: Mapping[str, object]) -> str:
-    """Say what the platform tells of a worker, its secrets apart."""
-    told = {key: value for key, value in worker.items() if key not in ("id", "app_url", "env", "code") and value}
-    return ", ".join(f"{key} {value}" for key, value in told.items()) or "it gives no reason"
+    return f"import subprocess\nsubprocess.run({list(argv)!r}, check=True)\n"

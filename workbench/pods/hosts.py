@@ -7,6 +7,7 @@ how hosts are named, `hostkeys.py` judges who answers, `hostscript.py` is what r
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import secrets
@@ -23,7 +24,7 @@ from workbench.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.pods.hostfile import check_port, check_user
 from workbench.pods.hostlist import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.hostvisit import Arrival, check_arrivals, enter_host, everywhere, leave_host, meet_all
-from workbench.pods.identity import Identity
+from workbench.pods.identity import Identity, write_private
 from workbench.pods.pod import Jump, LaunchContext, Phase, Pod, PodSpec
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _AGAIN_S = 15.0  # between attempts to reach a host whose connection broke
 _AGAIN_TAKES_S = 2.0
 _LOG_S = 4.0
+_NOTE = "left.json"
 _DEFAULTS: dict[str, object] = {
     **{"user": "", "port": 22, "key": "", "known_hosts": "", "trust": {}, "ssh_config": False},
     **{"python": "python3", "root": "~/.cache/deepspeed-workbench"},
@@ -176,6 +178,19 @@ class SSHPods:
             if self._identity is not None:
                 self._identity.destroy()
 
+    def remove_left(self, directory: Path) -> None:
+        """Tidy up the hosts after a keeper that was killed, by what it noted in the cluster's directory. Idempotent."""
+        from workbench.pods.ssh import SSHConnection
+
+        note = directory / "hosts" / _NOTE
+        if not note.is_file():
+            return
+        said = json.loads(note.read_text())
+        self._folder, self._identity = str(said["folder"]), Identity(note.parent)
+        self._pods = [Pod.from_dict(pod) for pod in said["pods"]]
+        self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
+        self.stop()
+
     def _check(self) -> None:
         """Refuse what cannot be."""
         if self.known_hosts and not Path(self.known_hosts).is_file():
@@ -216,6 +231,8 @@ class SSHPods:
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # Nobody can have made it before us: the name is told to nobody.
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
+        noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
+        write_private(folder / _NOTE, json.dumps(noted))
         enter = partial(enter_host, root=self.root, folder=self._folder, python=self.python)
 
         def arrive(number: int) -> Arrival:

@@ -53,7 +53,7 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
 def remove_left(data: Mapping[str, object], directory: Path) -> None:
     """Remove what a keeper that was killed has left where its pods came from. Idempotent.
 
-    Local pods and SSH hosts leave nothing: their processes end by themselves.
+    Local pods leave nothing: their processes end by themselves.
 
     Args:
         data: The backend's JSON form.
@@ -63,5 +63,5 @@ def remove_left(data: Mapping[str, object], directory: Path) -> None:
         BackendError: The platform did not remove all of it.
     """
     backend = backend_from_dict(data)
-    if isinstance(backend, KubernetesPods):
+    if isinstance(backend, KubernetesPods | SSHPods | CMLPods):
         backend.remove_left(directory)
