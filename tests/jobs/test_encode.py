@@ -16,6 +16,7 @@ from workbench.jobs import model
 from workbench.jobs.data import IGNORED, Example, aligned
 from workbench.jobs.encode import Encoder
 from workbench.jobs.generate import answer
+from workbench.jobs.serve import placement
 from workbench.spec.job import FineTune
 from workbench.spec.model import Family
 from workbench.spec.prompts import wording
@@ -173,5 +174,9 @@ def test_a_causal_folder_without_padding_token_trains_and_answers(llama: model.L
         answer(each.model, e, e.questions(EXAMPLES[:3]), device=device) for each, e in ((llama, mine), (loaded, its))
     ]
     assert answers[0] == answers[1]
+    one, small, large = str(tmp_path), 10_000, 10**12
+    assert placement(one, [small]) == placement(one, [large, large]) == placement("tiny-llama", [small, small]) == {}
+    spread = model.load(one, (), seed=0, options=placement(one, [small, small]))
+    assert answer(spread.model, its, its.questions(EXAMPLES[:3]), device=spread.model.device) == answers[0]
     half = model.load(str(tmp_path), (), seed=0, options={"dtype": torch.bfloat16})
     assert half.model.dtype is torch.bfloat16

@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from workbench.pods.pod import Pod
 from workbench.runs.events import Event
 from workbench.runs.outcome import MemoryPeaks, RankStatus, first_cause, measured, only_echoes, rank_statuses
@@ -9,6 +11,16 @@ A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.
 
 def status(rank: int, pod: Pod, **more: Any) -> RankStatus:
     return RankStatus(rank=rank, pod=pod, phase="exited", **more)
+
+
+def test_perplexity_is_a_causal_model_s_also_of_a_run_that_was_cut_short() -> None:
+    def facts(family: str, loss: float) -> dict[str, object]:
+        start = Event(time_s=0.0, rank=0, kind="start", data={"family": family})
+        return measured([start, Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss})], 0.0)
+
+    assert facts("causal", 2.0)["perplexity"] == pytest.approx(7.389, abs=1e-3)
+    assert "perplexity" not in facts("encoder-decoder", 2.0)
+    assert "perplexity" not in facts("causal", 1000.0)  # more than a number can hold
 
 
 def test_the_earliest_record_is_the_cause_and_echoes_are_folded() -> None:

@@ -90,17 +90,18 @@ class Answerer:
 
     def _trained(self) -> model.Loaded:
         if self._job.peft == Peft.NONE:
-            return self._placed(model.load(self._folder, (), seed=0, options=placement(self._folder)))
+            options = placement(self._folder, _free())
+            return self._placed(model.load(self._folder, (), seed=0, options=options), options)
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
         job = self._job
-        options = {**placement(job.model), **adapters.load_options(job.peft, job.precision)}
-        return self._placed(model.initial(job.model, tokenizer, seed=job.seed, options=options))
+        options = {**placement(job.model, _free()), **adapters.load_options(job.peft, job.precision)}
+        return self._placed(model.initial(job.model, tokenizer, seed=job.seed, options=options), options)
 
-    def _placed(self, loaded: model.Loaded) -> model.Loaded:
-        if getattr(loaded.model, "hf_device_map", None) is None:
+    def _placed(self, loaded: model.Loaded, options: Mapping[str, object]) -> model.Loaded:
+        if "device_map" not in options:
             loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return loaded
 
@@ -117,7 +118,7 @@ class Answerer:
         return [answers[n] for n in range(len(rows))]
 
 
-def placement(place: str) -> dict[str, object]:
+def placement(place: str, free: Sequence[int]) -> dict[str, object]:
     """Give what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it.
 
     Layers then lie on one GPU after another, of which one works at a time: a naive pipeline, that answers what no
@@ -125,12 +126,15 @@ def placement(place: str) -> dict[str, object]:
 
     Args:
         place: A built-in model, a folder or a hub id; its configuration is read, not its weights.
+        free: Free bytes of each GPU.
     """
-    gpus = torch.cuda.device_count()
-    if gpus < 2 or model_kind(place) is ModelKind.BUILTIN:
+    if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
         return {}
-    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(gpus)]
     return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
+
+
+def _free() -> list[int]:
+    return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
 
 
 def _example(question: Mapping[str, str]) -> Example:
