@@ -62,7 +62,7 @@ def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
         names: Class names; none for those that the model says must not be split.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are none, or one shares a weight with another or with the rest.
     """
     wanted = set(names or getattr(model, "_no_split_modules", None) or ())
     layers = [module for module in model.modules() if type(module).__name__ in wanted]
@@ -71,7 +71,24 @@ def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
         known = sorted({type(module).__name__ for module in model.modules()})
         what = f"fsdp layers names {', '.join(sorted(missing))}" if missing else "fsdp layers is empty"
         raise ConfigError(f"{what}, and the model consists of {', '.join(known)}; name its transformer layers")
+    _check_nothing_is_tied(model, None, set(layers), {})
     return layers
+
+
+def _check_nothing_is_tied(
+    module: nn.Module, layer: nn.Module | None, layers: set[nn.Module], groups: dict[int, nn.Module | None]
+) -> None:
+    # torch says so itself, but only in the first forward pass.
+    layer = module if module in layers else layer
+    for name, parameter in module.named_parameters(recurse=False):
+        if groups.setdefault(id(parameter), layer) is not layer:
+            names = sorted({type(each).__name__ for each in layers})
+            raise ConfigError(
+                f"fsdp layers {', '.join(names)} share the weight {name!r} of a {type(module).__name__} with another "
+                "part of the model, and a shared weight must be gathered as one; name smaller layers"
+            )
+    for child in module.children():
+        _check_nothing_is_tied(child, layer, layers, groups)
 
 
 def whole_state(model: Any) -> dict[str, Any]:
