@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from workbench.errors import PodError, RunError
+from workbench.planner.foresee import Places, foresee, foretell
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod, PodBackend, PodSpec
@@ -29,7 +30,7 @@ from workbench.runs.spawn import spawn_keeper, start_error
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import is_alive, read_json, write_json
 from workbench.runs.wire import ask
-from workbench.spec.job import Job
+from workbench.spec.job import FineTune, Job
 
 if TYPE_CHECKING:
     from workbench.pods.doctor import Diagnosis
@@ -111,9 +112,6 @@ class Cluster:
     def start(self) -> Cluster:
         """Start the keeper and wait until every pod can be reached.
 
-        Returns:
-            This cluster.
-
         Raises:
             ConfigError: The directory holds another cluster, or the place cannot give what the spec asks.
             BackendError: The platform refused.
@@ -121,7 +119,8 @@ class Cluster:
         """
         fresh_folder(self._paths.root, self._paths.config)
         self.path.chmod(0o700)
-        write_json(self._paths.config, {**self._spec.to_dict(), "pods": _without_env(self._spec.pods)})
+        pods = {**self._spec.pods.to_dict(), "env": dict.fromkeys(self._spec.pods.env, "…")}
+        write_json(self._paths.config, {**self._spec.to_dict(), "pods": pods})
         deadline = time.monotonic() + self._spec.start_timeout_s + 30
         try:
             keeper = spawn_keeper(self._paths, self._spec)
@@ -213,7 +212,11 @@ class Cluster:
         except RunError as error:  # its directory must say why it never ran
             fail_unstarted(prepared.paths, prepared.spec, error)
             raise
+        foresee(prepared.spec.job, **self._places(prepared.spec.pods), file=prepared.paths.prediction)
         return Run.load(prepared.paths.root)
+
+    def _places(self, pods: int | None) -> Places:
+        return Places(pods=pods or self._spec.count, spec=self._spec.pods, local=self._spec.backend["kind"] == "local")
 
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
         """Give the command that starts the ranks of a job, without starting it: the dry run.
@@ -230,10 +233,11 @@ class Cluster:
         answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
         return LaunchCommand.from_dict(answer)
 
-    def doctor(self, *, bandwidth: bool = True) -> Diagnosis:
+    def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
         """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
 
         Args:
+            job: A job to run here: whether it will fit is one more check, predicted in some seconds.
             bandwidth: Whether to measure the all-reduce between the pods too, which takes some seconds; it is left
                 out while a run is using them.
 
@@ -242,7 +246,8 @@ class Cluster:
         """
         from workbench.runs.checkup import diagnose
 
-        return diagnose(self._paths, list(self.pods), self._spec.pods, bandwidth=bandwidth)
+        found = diagnose(self._paths, list(self.pods), self._spec.pods, bandwidth=bandwidth)
+        return found if job is None else foretell(found, job, **self._places(None))
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
@@ -312,7 +317,3 @@ class Cluster:
         from workbench.display.clusterpanel import cluster_page, look_at
 
         return cluster_page(look_at(self))
-
-
-def _without_env(pods: PodSpec) -> dict[str, object]:
-    return {**pods.to_dict(), "env": dict.fromkeys(pods.env, "…")}

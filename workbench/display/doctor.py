@@ -11,7 +11,7 @@ from workbench.display.style import styled
 from workbench.display.tables import Cell, Grid, Marked, html_table, text_table
 from workbench.pods.doctor import Diagnosis
 from workbench.pods.exchange import Exchange, bus_bytes_per_s
-from workbench.pods.verdicts import CHECKS, Finding, Verdict
+from workbench.pods.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict
 
 __all__ = ["diagnosis_html", "diagnosis_text"]
 
@@ -99,7 +99,7 @@ def _hosts(diagnosis: Diagnosis) -> Grid:
 def _found(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
     """Give each check that was made and what it found on every host."""
     by_host = [{finding.check: finding for finding in host.findings} for host in diagnosis.hosts]
-    rows = [(check, [found.get(check) for found in by_host]) for check in CHECKS]
+    rows = [(check, [found.get(check) for found in by_host]) for check in (*CHECKS, MEMORY_OF_JOB)]
     return [(check, findings) for check, findings in rows if any(findings)]
 
 

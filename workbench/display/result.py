@@ -44,6 +44,7 @@ def _grid(result: RunResult) -> Grid:
         ("perplexity", _known(result.perplexity, number(result.perplexity))),
         ("exact match", _known(result.exact_match, percent(result.exact_match))),
         (f"peak memory ({result.memory_kind})", _memory(result)),
+        ("predicted for a pod", _predicted(result)),
         ("run directory", str(result.path)),
     ]
     return facts(f"Run {result.state}{said}", [(name, text) for name, text in pairs if text])
@@ -78,6 +79,11 @@ def _memory(result: RunResult) -> str:
     places = [host.address for host in result.hosts]
     order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
     return ", ".join(f"{host} {gib(peaks[host])}" for host in order)
+
+
+def _predicted(result: RunResult) -> str:
+    predicted = result.predicted_memory_gib
+    return "" if predicted is None else f"{gib(predicted)} at the longest rows that the job allows"
 
 
 def _printable(text: str) -> str:

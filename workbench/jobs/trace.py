@@ -44,7 +44,8 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         request: `config` (of the model, as its config.json), `source` and `target` (tokens of a row; a causal model
             reads both as one text), `arithmetic` (a list of `fp32`, `autocast-bf16`, `autocast-fp16`, `bf16`, `fp16`:
             of the activations under autocast, or of the weights too), `checkpointing`, `lora` (options or null),
-            `gpu` (whether dropout keeps its mask in bytes, as it does there).
+            `gpu` (whether dropout keeps its mask in bytes, as it does there), `whole` (to trace the model at its own
+            depth, which takes longer and must give the same).
 
     Returns:
         `points` by arithmetic: [bytes, bytes a row, bytes of logits, the same a row, elements of gradients that are
@@ -52,7 +53,7 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         parameters, see `_sizes`.
     """
     config = _config(request["config"])
-    depths = _DEPTHS if _depth(config) > max(_DEPTHS) else None
+    depths = _DEPTHS if _depth(config) > max(_DEPTHS) and not request.get("whole") else None
     points = {}
     for arithmetic in request["arithmetic"]:
         runs = {

@@ -9,13 +9,15 @@ from enum import StrEnum
 
 from workbench.pods.pod import Pod, PodSpec
 
-__all__ = ["CHECKS", "Finding", "Verdict", "judge_facts"]
+__all__ = ["CHECKS", "MEMORY_OF_JOB", "Finding", "Verdict", "judge_facts"]
 
 CHECKS = (
     "ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench",
     "GPUs", "GPU memory", "memory", "disk", "/dev/shm", "compiled ops",
 )  # fmt: skip
 """The checks of a host, in the order in which they are shown."""
+MEMORY_OF_JOB = "the job's memory"
+"""One more, where the doctor is asked about a job."""
 
 _SKEW_S = 1.0
 _DISK_GIB = 10.0
@@ -41,7 +43,7 @@ class Finding:
     """One check of one host."""
 
     check: str
-    """Which; one of `CHECKS`."""
+    """Which; one of `CHECKS`, or `MEMORY_OF_JOB`."""
     verdict: Verdict
     """How it stands."""
     found: str

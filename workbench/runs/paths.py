@@ -139,6 +139,11 @@ class RunPaths:
         return self.root / "tensorboard"
 
     @property
+    def prediction(self) -> Path:
+        """The memory that the run was predicted to need."""
+        return self.root / "prediction.json"
+
+    @property
     def profile(self) -> Path:
         """The FLOPS profiler's own report."""
         return self.root / "profile.txt"

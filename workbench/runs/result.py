@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import RunError, RunFailed
 from workbench.runs.paths import RunPaths
-from workbench.runs.state import RunState
+from workbench.runs.state import RunState, read_json
 from workbench.spec.technique import Peft
 
 if TYPE_CHECKING:
@@ -173,6 +173,17 @@ class RunResult:
             return self
         why = str(self.error) if self.error else self.message
         raise RunFailed(f"the run {self.state}: {why}\nIts logs are in {RunPaths(self.path).logs}", result=self)
+
+    @property
+    def predicted_memory_gib(self) -> float | None:
+        """GiB that each pod was predicted to need, on its GPUs where it computes there; None where nobody could say.
+
+        It is the planner's figure for the longest rows that the job allows; shorter rows need less.
+        """
+        raw = read_json(RunPaths(self.path).prediction)
+        on_gpu = self.memory_kind == "cuda" and isinstance(raw.get("pod_gpu_gib"), int | float)
+        predicted = raw.get("pod_gpu_gib" if on_gpu else "host_gib")
+        return float(predicted) if isinstance(predicted, int | float) else None
 
     @property
     def profile(self) -> Profile | None:

@@ -216,7 +216,8 @@ class RunView:
             self._hosts = self.result.hosts or self._hosts
             return
         raw = read_json(self.paths.state)
-        self.state, self.hint = state, str(raw.get("hint") or "")
+        foreseen = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
+        self.state, self.hint = state, str(raw.get("hint") or foreseen)
         self.message = self.run.message if state is RunState.LOST else str(raw.get("message") or "")
 
     def _look_at_cluster(self) -> bool:

@@ -1,0 +1,120 @@
+"""The table of the planner: the walk-through's models on its pods, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench import FineTune, plan
+from workbench.cli import main
+from workbench.errors import ConfigError
+from workbench.planner.plan import Fit, PlanTable, predict
+from workbench.planner.shapes import KNOWN, model_config
+from workbench.planner.tracing import cached_trace
+from workbench.spec.technique import Technique
+
+WALK = {"per_device_train_batch_size": 32, "max_source_length": 96, "max_target_length": 96, "dataset": "wikisql"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of its own: what was traced on this machine before must not answer."""
+    before, folder = os.environ.get("XDG_CACHE_HOME"), tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def big(cache: Path) -> PlanTable:
+    pytest.importorskip("transformers")
+    return plan(FineTune(model="t5-3b", technique="zero1", **WALK), pods=3, gpu_memory_gib=40)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_t5_3b_does_not_fit_one_gpu_of_40_gib_and_does_with_offload(big: PlanTable) -> None:
+    assert big.parameters == pytest.approx(2.85e9, rel=0.01)  # https://arxiv.org/abs/1910.10683: "2.8 billion"
+    single = big.row("single")
+    assert single.fit is Fit.NOT and single.micro_batch == 0
+    assert single.gpu is not None
+    # Weights and two moments of AdamW in FP32 alone are 12 bytes a parameter.
+    assert single.gpu.parameters + single.gpu.optimizer >= 12 * big.parameters
+    assert [row.technique for row in big.rows] == [str(t) for t in Technique]
+    host = big.row("zero3-offload").host
+    assert host is not None and host.optimizer > 2**33
+
+
+@pytest.mark.slow
+def test_more_pods_hold_less_each(big: PlanTable) -> None:
+    wide = plan(big.job, pods=12, gpu_memory_gib=40)  # from the cache: nothing is traced again
+    for name in ("zero1", "zero3", "fsdp"):
+        few, many = big.row(name).gpu_gib, wide.row(name).gpu_gib
+        assert few is not None and many is not None and many < few
+    assert wide.row("single").gpu_gib == big.row("single").gpu_gib
+
+
+@pytest.mark.slow
+def test_the_largest_micro_batch_fits_and_one_more_row_does_not(big: PlanTable) -> None:
+    row = next(row for row in big.rows if row.micro_batch)
+    for rows, fits in ((row.micro_batch, True), ((row.micro_batch or 0) + 1, False)):
+        job = FineTune(**{**WALK, "per_device_train_batch_size": rows, "model": "t5-3b", "technique": row.technique})  # type: ignore[arg-type]
+        again = plan(job, pods=3, gpu_memory_gib=40, techniques=[row.technique]).row(row.technique)
+        assert (again.fit is not Fit.NOT) == fits
+
+
+@pytest.mark.slow
+def test_text_and_html_say_the_same(big: PlanTable) -> None:
+    text, page = str(big), big._repr_html_()
+    best = big.cheapest
+    for row in big.rows:
+        assert row.technique in text and row.technique in page
+        if row.gpu_gib is not None:
+            assert f"{row.gpu_gib:.2f}" in text and f"{row.gpu_gib:.2f}" in page
+    assert "Predicted" in text and "Predicted" in page
+    assert (best is not None) == ("cheapest that fits" in text)
+
+
+@pytest.mark.slow
+def test_the_command_line_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {"kind": "finetune", "model": "tiny-llama", "technique": "zero1", "peft": "qlora"}
+    spec = {"cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1, "memory_gib": 4}, "count": 3}, "job": job}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    assert main(["plan", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "tiny-llama" in said and "cheapest that fits" in said
+    assert "fsdp is refused" in said  # 4-bit weights are not sharded
+    spec["cluster"]["pods"]["memory_gib"] = 0.5  # type: ignore[index]
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    assert main(["plan", str(path)]) == 1
+
+
+def test_what_was_never_traced_is_not_known_without_tracing() -> None:
+    assert predict(FineTune(max_source_length=8), pods=1, gpus=0, trace=False) is None
+    assert cached_trace({"config": {}}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"pods": 0}, "pods is 0"), ({"gpus": True}, "gpus is True"), ({"gpu_memory_gib": -1}, "gpu_memory_gib is -1")],
+)
+def test_numbers_that_cannot_be_are_refused(options: dict[str, object], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        plan(FineTune(), **options)  # type: ignore[arg-type]
+
+
+def test_a_shape_that_is_not_known_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"me/mine.*config\.json"):
+        model_config("me/mine")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="model_type"):
+        model_config(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["t5-base"]), encoding="utf-8")
+    assert model_config(str(tmp_path)) == KNOWN["t5-base"]

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from workbench.jobs.trace import trace  # transformers first: without it there is nothing to test
+
+pytestmark = pytest.mark.slow
+
+SHAPES = {
+    "t5": {"model_type": "t5", "vocab_size": 500, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4}
+    | {"num_layers": 5, "num_decoder_layers": 5, "decoder_start_token_id": 0},
+    "llama": {"model_type": "llama", "vocab_size": 500, "hidden_size": 32, "intermediate_size": 88}
+    | {"num_hidden_layers": 5, "num_attention_heads": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "arithmetic", "more"),
+    [
+        ("t5", "fp32", {}),
+        ("t5", "autocast-bf16", {"checkpointing": True}),
+        ("llama", "bf16", {"checkpointing": True, "lora": {"r": 4}}),
+        ("llama", "fp32", {"gpu": True}),
+    ],
+)
+def test_two_shallow_copies_say_what_the_whole_model_does(shape: str, arithmetic: str, more: dict[str, object]) -> None:
+    request = {"config": SHAPES[shape], "source": 24, "target": 16, "arithmetic": [arithmetic], "lora": None, **more}
+    shallow, whole = trace(request), trace({**request, "whole": True})
+    assert shallow["sizes"] == whole["sizes"]
+
+    def peak(found: dict[str, dict[str, list[list[float]]]], rows: int, weight: float) -> float:
+        return max(base + rows * row + weight * grads for base, row, _, _, grads in found["points"][arithmetic])
+
+    for rows in (1, 5, 40):
+        for weight in (0, 2, 4, 100):
+            assert peak(shallow, rows, weight) == pytest.approx(peak(whole, rows, weight), rel=1e-9)
+
+
+def test_stacks_of_unequal_depth_are_traced_as_they_are() -> None:
+    config = SHAPES["t5"] | {"num_decoder_layers": 3}
+    found = trace({"config": config, "source": 8, "target": 8, "arithmetic": ["fp32"], "lora": None})
+    assert len(found["sizes"]["layers"]) == 8
+    assert found["points"]["fp32"]
