@@ -155,7 +155,7 @@ FIELDS: Mapping[str, Sequence[FormField]] = {
         FormField(name="gpus", label="GPUs a pod"),
     ),
     "What": (
-        FormField(name="model", label="Model", proposals=("tiny-t5", "t5-small", "google/flan-t5-small")),
+        FormField(name="model", label="Model", proposals=("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small")),
         FormField(name="dataset", label="Data", proposals=("wikisql-mini", "wikisql"), hint="a name or a path"),
     ),
     "How": (
