@@ -113,6 +113,7 @@ class FineTune:
             raise ConfigError(f"model is {self.model!r}; give a hub id, a folder or 'tiny-t5'")
         if isinstance(self.report_to, str) or not all(name in TRACKERS for name in self.report_to):
             raise ConfigError(f"report_to is {self.report_to!r}; give a list of {', '.join(TRACKERS)}")
+        object.__setattr__(self, "report_to", tuple(self.report_to))  # JSON knows lists only
         _check_prompt(self.prompt, self.system)
         check_together(self)
         _check_env(self.env)
