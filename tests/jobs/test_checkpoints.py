@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("deepspeed")
 
 import torch  # deepspeed first: without it nothing runs
-from jobs.test_train import Plan, Ran
+from forkedruns import Plan, Ran
 
 from workbench.errors import RunError
 from workbench.jobs.callbacks import StopCallback
@@ -40,6 +40,7 @@ CASES: dict[str, tuple[int, int, dict[str, object]]] = {
     "zero1": (2, BOUNDARY, {"technique": "zero1"}),
     "zero2-sgd": (2, AMID, {"technique": "zero2", "optimizer": "sgd"}),
     "zero3": (2, AMID, {"technique": "zero3"}),
+    "offload": (2, AMID, {"technique": "zero3-offload"}),
     "fsdp": (2, AMID, {"technique": "fsdp"}),
 }
 
