@@ -146,6 +146,7 @@ def test_a_jump_host_is_gone_through_and_checked_too(
         f"Host {n}\n HostName {h.address}\n Port {h.port}\n ProxyJump hop\n"
         for n, h in zip("ab", there.hosts[:2], strict=True)
     ]
+    blocks[0] += "Host b hop\n ProxyJump hop\n"  # a pattern that means the jump host too is no loop
     blocks.append(f"Host hop\n HostName {hop.address}\n Port {hop.port}\n")
     key = f"Host *\n IdentityFile {there.user.key}\n UserKnownHostsFile {known_hosts(there, tmp_path / 'known')}\n"
     (tmp_path / "config").write_text("".join([*blocks, key]))
@@ -324,7 +325,14 @@ def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch,
         ({}, "either hosts=.* or hostfile="),
         ({"hosts": ["a"], "hostfile": "/x"}, "either hosts"),
         ({"hostfile": "/no/such/hostfile"}, "/no/such/hostfile cannot be read"),
+        ({"hosts": "gpu-1"}, "a list"),
         ({"hosts": ["-oProxyCommand=id"]}, "is not an IP address"),
+        ({"hosts": ["exec:x"]}, "'exec:x' is no host"),
+        ({"hosts": ["^/etc/passwd"]}, "is not an IP address"),
+        ({"hosts": ["a;id"]}, "is not an IP address"),
+        ({"hosts": ["n[1-3]"]}, "is no"),
+        ({"hosts": ["x slots=9\ny"]}, "is not an IP address"),
+        ({"hosts": ["a"], "jump": "-oProxyCommand=id"}, "is not an IP address"),
         ({"hosts": ["a:70000"]}, "is not a port"),
         ({"hosts": ["$(id)@a"]}, "is not a user name"),
         ({"hosts": ["@a"]}, "is not a user name"),
@@ -351,7 +359,7 @@ def test_what_an_ssh_configuration_cannot_ask(there: HostsPlace, launch: Launch,
     for text, words in {
         "Host *\n ProxyCommand nc %h %p\n": "ProxyCommand 'nc %h %p'; only ProxyJump is supported",
         "Host *\n ProxyJump a,b\n": "through several hosts",
-        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": "through several hosts; one at most",
+        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": r"reaches b through several hosts \(c\); one at most",
         "Hots *\n": "ssh cannot read its configuration",
     }.items():
         config.write_text(text)

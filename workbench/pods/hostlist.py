@@ -107,12 +107,13 @@ def from_hostfile(path: Path) -> list[Host]:
     return [Host(address=entry.address, slots=entry.slots) for entry in entries]
 
 
-def configured(host: Host, config: str) -> Host:
+def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
     """Fill in what an OpenSSH configuration says of a host; what was given beside it stands.
 
     Args:
         host: The host.
         config: Path of the file; empty: the user's own and the machine's, as `ssh` reads them.
+        on_the_way: Whether it is a jump host itself; `Host *` with a ProxyJump means it too and must not lead on.
 
     Raises:
         ConfigError: `ssh` refuses the configuration, or it asks for what is not supported.
@@ -124,8 +125,9 @@ def configured(host: Host, config: str) -> Host:
         raise ConfigError(
             f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only ProxyJump is supported"
         )
-    if "," in jump:
+    if "," in jump or (on_the_way and jump != "none" and read_host(jump).address != host.address):
         raise ConfigError(f"the ssh configuration reaches {host.address} through several hosts ({jump}); one at most")
+    via = host.jump or (None if jump == "none" or on_the_way else read_host(jump))
     reached = said["hostname"][0]
     files = [
         word for name in ("userknownhostsfile", "globalknownhostsfile") for word in said.get(name, [""])[0].split()
@@ -138,7 +140,7 @@ def configured(host: Host, config: str) -> Host:
         reached="" if reached == host.address else check_address(reached),
         known_as=said.get("hostkeyalias", [""])[0],
         known_hosts=tuple(str(Path(file).expanduser()) for file in files if file != "none"),
-        jump=host.jump or (None if jump == "none" else configured(read_host(jump), config)),
+        jump=via and configured(via, config, on_the_way=True),
     )
 
 
@@ -153,8 +155,6 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
             f"no key to log in to {host.address} with: give SSHPods(…, key=PATH of your private key), one in the host's"
             " own object, or ssh_config=True to use what your ssh configuration says"
         )
-    if host.jump is not None and host.jump.jump is not None:
-        raise ConfigError(f"the way to {host.address} leads through several hosts; one at most is supported")
     defaults = {"user": user, "port": port, "key": key, "known_hosts": known_hosts}
     return replace(
         host,

@@ -7,6 +7,7 @@ how hosts are named, `hostkeys.py` judges who answers, `hostscript.py` is what r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -45,7 +46,7 @@ _DEFAULTS: dict[str, object] = {
 
 
 class SSHPods:
-    """Pods on machines that exist."""
+    """Pods on machines that exist. `PodSpec.image` means nothing here."""
 
     kind = "ssh"
 
@@ -83,8 +84,8 @@ class SSHPods:
         Raises:
             ConfigError: A value that cannot be; names the host where it is one's.
         """
-        if bool(hosts) == bool(hostfile):
-            raise ConfigError("SSHPods needs either hosts=[…] or hostfile=PATH")
+        if isinstance(hosts, str) or bool(hosts) == bool(hostfile):
+            raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
         self.user = check_user(user) if user else ""
         self.port = check_port(port)
         self.key = _path(key)
@@ -157,8 +158,9 @@ class SSHPods:
         lines = list(self._logs[name])
         connection, pod = self._connections.get(name), next((pod for pod in self._pods if pod.name == name), None)
         if connection is not None and pod is not None and connection.is_open:
-            said = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
-            lines += said.stdout.splitlines()
+            with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
+                said = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
+                lines += said.stdout.splitlines()
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
