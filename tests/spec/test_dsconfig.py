@@ -229,6 +229,14 @@ print(json.dumps([sorted(c._REMOVED_TOP_LEVEL_CONFIG_KEYS), sorted(c._REMOVED_ZE
     assert strange == []
 
 
+def test_hybrid_shards_need_pods_of_several_gpus() -> None:
+    job = FineTune(technique="fsdp", fsdp={"shard": "hybrid"})
+    for gpus in (0, 1):
+        with pytest.raises(ConfigError, match="has one slot; use 'full' or 'grads'"):
+            resolve(job, gpus=gpus)
+    assert resolve(job, gpus=2) is None
+
+
 def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() -> None:
     llama: dict[str, object] = {"model": "tiny-llama", "precision": "fp16", "technique": "zero1"}
     resolved = resolve(FineTune(**llama), gpus=1)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from workbench.errors import ConfigError
 from workbench.spec.adapters import fsdp_from, lora_from
 from workbench.spec.model import Family, model_family
-from workbench.spec.technique import Launcher, LossOn, Optimizer, Peft, Precision, Technique
+from workbench.spec.technique import Launcher, LossOn, Optimizer, Peft, Precision, Shard, Technique
 
 if TYPE_CHECKING:
     from workbench.spec.job import FineTune
@@ -60,6 +60,11 @@ def check_hardware(job: FineTune, *, gpus: int) -> None:
     Raises:
         ConfigError: Says what, and what to use instead.
     """
+    if gpus < 2 and fsdp_from(job.fsdp).shard == Shard.HYBRID:
+        raise ConfigError(
+            "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
+            "use 'full' or 'grads'"
+        )
     if gpus:
         return
     if job.precision == Precision.TF32:
