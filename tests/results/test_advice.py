@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from workbench.display.faultcard import fault_card
 from workbench.results.advice import advise
 from workbench.runs.result import RunFault
 from workbench.spec.job import FineTune, Script
@@ -92,3 +93,14 @@ def test_source_lines_in_a_traceback_are_no_cause_but_the_last_words_of_a_proces
 
 def test_a_run_without_a_rank_to_blame_is_not_called_a_program() -> None:
     assert advise(RunFault(kind="ConfigError", message="odd")).title == "The run could not be carried out"
+
+
+def test_a_run_that_dies_of_memory_shows_what_was_predicted() -> None:
+    foreseen = {"gpu_gib": None, "host_gib": 3.5, "parts_gib": {"activations": 2.5, "optimizer": 1.0, "logits": 0.0}}
+    for kind, message, title in CASES:
+        predicted = advise(RunFault(kind=kind, message=message), None, foreseen).predicted
+        assert bool(predicted) == (title in ("Out of GPU memory", "Out of memory on the pod"))
+    died = fault_card(RunFault(kind="MemoryError", message=CASES[2][1]), None, foreseen)
+    words = "3.50 GiB on each pod (2.50 activations, 1.00 optimizer)"
+    assert words in str(died) and words in died.html()
+    assert advise(RunFault(kind="MemoryError", message=CASES[2][1])).predicted == ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench.display.faultcard import FaultCard, fault_card
 from workbench.display.format import UNKNOWN, count, duration, gib, number, percent, plain, scaled
 from workbench.runs.progress import Progress
-from workbench.runs.state import RunState
+from workbench.runs.state import RunState, read_json
 from workbench.runs.view import RunView
 from workbench.spec.job import FineTune
 from workbench.spec.technique import Peft
@@ -73,7 +73,7 @@ def facts_of(view: RunView) -> RunFacts:
         bar=_bar(view, progress),
         figures=_figures(view, progress),
         memory=_memory(view),
-        card=fault_card(fault, job) if fault else None,
+        card=fault_card(fault, job, read_json(view.paths.prediction)) if fault else None,
         receipt=_receipt(view) if view.state.is_terminal else (),
     )
 

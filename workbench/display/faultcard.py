@@ -6,6 +6,7 @@ What it means is worked out by `results/advice.py`; this draws it, as text and a
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,12 @@ class FaultCard:
     def memory(self) -> list[tuple[str, str]]:
         """What was asked for, what was free and what there is, where memory ran out and the error told."""
         advice = self.advice
-        pairs = (("asked for", advice.asked), ("free", advice.free), ("in all", advice.limit))
+        pairs = (
+            ("asked for", advice.asked),
+            ("free", advice.free),
+            ("in all", advice.limit),
+            ("predicted", advice.predicted),
+        )
         return [(name, plain(size)) for name, size in pairs if size]
 
     @property
@@ -94,13 +100,14 @@ class FaultCard:
         return f"<div class='wb-card' role='alert'>{''.join(parts)}</div>"
 
 
-def fault_card(fault: RunFault, job: Job | None = None) -> FaultCard:
+def fault_card(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, object] | None = None) -> FaultCard:
     """Make the card of a fault.
 
     Args:
         fault: The first cause of a failed run.
         job: What ran, so that the fixes name its own figures.
+        foreseen: What the run was predicted to need, its `prediction.json`.
     """
     from workbench.results.advice import advise
 
-    return FaultCard(fault=fault, advice=advise(fault, job))
+    return FaultCard(fault=fault, advice=advise(fault, job, foreseen))

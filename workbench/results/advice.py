@@ -7,10 +7,10 @@ looks at the machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.results.memoryadvice import fit_gpu, fit_host
+from workbench.results.memoryadvice import evidence, fit_gpu, fit_host
 from workbench.runs.result import RunFault
 from workbench.spec.job import FineTune, Job
 
@@ -29,6 +29,8 @@ class Advice:
     """Memory that was free then."""
     limit: str = ""
     """Memory there is in all."""
+    predicted: str = ""
+    """What the planner had predicted; empty where it had not, or memory is not the matter."""
     fixes: tuple[str, ...] = ()
     """What is likely to mend it, the likeliest first; two or three."""
 
@@ -43,12 +45,13 @@ class _Rule:
     """Kinds of fault it is for; none: all."""
 
 
-def advise(fault: RunFault, job: Job | None = None) -> Advice:
+def advise(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, object] | None = None) -> Advice:
     """Say what a fault means and what to try.
 
     Args:
         fault: The first cause of a failed run.
         job: What ran, so that the advice names its own figures.
+        foreseen: What the run was predicted to need, its `prediction.json`.
 
     Example:
         >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title
@@ -60,13 +63,15 @@ def advise(fault: RunFault, job: Job | None = None) -> Advice:
     for text in filter(None, texts):
         for rule in _RULES:
             if (not rule.kinds or fault.kind in rule.kinds) and re.search(rule.words, text, re.IGNORECASE):
-                return _advice(rule, words, job)
+                return _advice(rule, words, job, foreseen or {})
     return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
 
 
-def _advice(rule: _Rule, words: str, job: Job | None) -> Advice:
+def _advice(rule: _Rule, words: str, job: Job | None, foreseen: Mapping[str, object]) -> Advice:
     fixes = rule.fixes(job if isinstance(job, FineTune) else None) if callable(rule.fixes) else rule.fixes
     memory = {name: _first(patterns, words) for name, patterns in _MEMORY.items()} if "memory" in rule.title else {}
+    if rule.title.startswith("Out of"):
+        memory["predicted"] = evidence(foreseen)
     return Advice(title=rule.title, fixes=tuple(fixes)[:3], **memory)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workbench.spec.job import FineTune
 from workbench.spec.technique import Technique
 
-__all__ = ["fit_gpu", "fit_host"]
+__all__ = ["evidence", "fit_gpu", "fit_host"]
 
 _LADDER = ("zero1", "zero2", "zero3", "zero3-offload")  # each needs less memory than the one before
 _SHARDS = {
@@ -14,6 +16,24 @@ _SHARDS = {
     "zero3": "shards gradients and parameters too",
     "zero3-offload": "keeps optimizer and parameters in the pods' own memory",
 }
+
+
+def evidence(foreseen: Mapping[str, object]) -> str:
+    """Say what the run was predicted to need, its largest parts first.
+
+    Args:
+        foreseen: The `prediction.json` of the run; empty where there is none.
+
+    Example:
+        >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
+        '41.25 GiB on each GPU (30.00 activations, 11.25 optimizer)'
+    """
+    total, parts = foreseen.get("gpu_gib") or foreseen.get("host_gib"), foreseen.get("parts_gib")
+    if not isinstance(total, int | float) or not isinstance(parts, Mapping):
+        return ""
+    largest = sorted(((float(size), name) for name, size in parts.items() if size >= 0.005), reverse=True)[:3]
+    where = "on each GPU" if foreseen.get("gpu_gib") else "on each pod"
+    return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
 
 
 def fit_gpu(job: FineTune | None) -> list[str]:
