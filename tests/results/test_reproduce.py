@@ -17,8 +17,8 @@ from workbench.runs.events import parse_event
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import HostSlots, RunResult
 from workbench.runs.state import RunState
-from workbench.spec.dataset import Mini, prepare
-from workbench.spec.job import FineTune, Script
+from workbench.spec.dataset import Mini, dataset_from, prepare
+from workbench.spec.job import FineTune, Script, job_from_dict
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
 ZERO1 = {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
@@ -34,7 +34,7 @@ def make_run(root: Path, job: FineTune | Script, env: Mapping[str, str] | None =
     hosts = (HostSlots(address="10.0.0.1", slots=1), HostSlots(address="10.0.0.2", slots=1))
     if isinstance(job, FineTune):
         prepare(Mini(train_rows=rows, eval_rows=10), paths.inputs)
-        deepspeed = None if job.technique == "single" else ZERO1
+        deepspeed = ZERO1 if job.technique == "zero1" else None
         told = {"job": job.to_dict(), "train": "train.jsonl", "eval": "eval.jsonl", "hub": None, "deepspeed": deepspeed}
         paths.job.write_text(json.dumps(told))
         paths.deepspeed.write_text(json.dumps(deepspeed))
@@ -118,8 +118,39 @@ def test_a_script_is_carried_with_its_arguments(tmp_path: Path) -> None:
     assert any("no longer there" in line for line in recipe.differs)
 
 
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (FineTune(technique="fsdp"), "technique 'fsdp'"),
+        (FineTune(peft="lora"), "peft 'lora'"),
+        (FineTune(model="tiny-llama", technique="ddp", peft="qlora"), "a causal model and peft 'qlora'"),
+        (FineTune(optimizer="adamw-8bit"), "optimizer 'adamw-8bit'"),
+    ],
+)
+def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
+    tmp_path: Path, job: FineTune, said: str
+) -> None:
+    result = make_run(tmp_path / "run", job)
+    recipe = recipe_of(result)
+    assert f"does not know {said}: this recipe needs the project" in recipe.differs[0]
+    assert "train.py" not in recipe.files
+    assert '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated' in recipe.commands.splitlines()
+    subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
+    spec = json.loads(recipe.files["spec.json"])
+    again = job_from_dict(spec["job"])
+    assert replace(again, dataset=job.dataset) == job
+    (tmp_path / "here" / "inputs").mkdir(parents=True)
+    for name in ("train.jsonl", "eval.jsonl"):
+        (tmp_path / "here" / name).write_bytes(recipe.files[name])
+    assert again.dataset == {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl"}
+    files = {"train": str(tmp_path / "here" / "train.jsonl"), "eval": str(tmp_path / "here" / "eval.jsonl")}
+    prepared = prepare(dataset_from({"kind": "jsonl", **files}), tmp_path / "here" / "inputs")
+    assert prepared.train is not None
+    assert prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("technique", "ranks"), [("zero1", 2), ("single", 1)])
+@pytest.mark.parametrize(("technique", "ranks"), [("zero1", 2), ("ddp", 2), ("single", 1)])
 def test_the_recipe_repeats_the_run_to_the_last_digit(tmp_path: Path, technique: str, ranks: int) -> None:
     job = FineTune(technique=technique, max_steps=4, eval_steps=2, per_device_train_batch_size=4, profile_step=0)
     result = replace(make_run(tmp_path / "run", job), world_size=ranks)

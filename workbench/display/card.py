@@ -56,7 +56,7 @@ def card_html(card: Card) -> str:
         _section("Answers", _answers(card)),
         _section("FLOPS profile", profile_html(card.profile) if card.profile else ""),
         _section("How it was started", _started(card)),
-        _section("Repeat it without DeepSpeed Workbench", _recipe(card)),
+        _section("Repeat it", _recipe(card)),
     ]
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

@@ -158,6 +158,7 @@ def arguments_of(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, gp
         use_cpu=not gpus,
         remove_unused_columns=False,
         deepspeed=dict(deepspeed) if deepspeed else None,
+        ddp_find_unused_parameters=False,
         accelerator_config={"use_configured_state": not gpus and deepspeed is not None},
     )
 
@@ -188,7 +189,7 @@ def main() -> None:
     folder = Path(__file__).resolve().parent
     told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     job, gpus = told["job"], torch.cuda.is_available()
-    _prepare(job["technique"] == "single", gpus)
+    _prepare(job["technique"] == "single", gpus, told["deepspeed"] is not None)
     arguments = arguments_of(job, told["deepspeed"], gpus)  # before the model: ZeRO-3 loads it in parts
     model, tokenizer = load_model(job["model"], job["seed"], folder)
     start, end = model.config.decoder_start_token_id, tokenizer.pad_token_id
@@ -214,12 +215,12 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def _prepare(single: bool, gpus: bool) -> None:
+def _prepare(single: bool, gpus: bool, with_deepspeed: bool) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if single:
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
-    elif not gpus:
+    elif not gpus and with_deepspeed:
         import deepspeed
         from accelerate import PartialState
 
@@ -237,6 +238,8 @@ def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, 
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     if not rows:
         return []
+    for row in rows:
+        row["source"] = "\n".join(part for part in (row["source"], row.get("input")) if part)
     limits = {"source": job["max_source_length"], "target": job["max_target_length"]}
     ids = {
         key: tokenizer([row[key] for row in rows], truncation=True, max_length=most)["input_ids"]

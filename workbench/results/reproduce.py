@@ -19,6 +19,8 @@ from pathlib import Path
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunResult
 from workbench.runs.state import read_json
+from workbench.spec.model import Family, model_family
+from workbench.spec.technique import Peft, Technique
 
 __all__ = ["Recipe", "recipe_of"]
 
@@ -59,6 +61,9 @@ def _finetune(result: RunResult, paths: RunPaths) -> Recipe:
     told = read_json(paths.job)
     job = told.get("job")
     options: Mapping[str, object] = job if isinstance(job, dict) else {}
+    beyond = _beyond(options, paths)
+    if beyond:
+        return _with_workbench(result, paths, told, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
     carried = {"job": options, "deepspeed": told.get("deepspeed"), "eval_losses": losses}
     files = {"train.py": _program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
@@ -69,6 +74,51 @@ def _finetune(result: RunResult, paths: RunPaths) -> Recipe:
     _add_tokenizer(files, differs, paths, str(options.get("model", "")))
     lines = [*_install(result), *fetched, *_environment(paths), *_start(result, ["train.py"], options)]
     return Recipe(files=files, commands="\n".join(lines), same=_SAME, differs=[*differs, *_DIFFERS, *_places(result)])
+
+
+def _beyond(job: Mapping[str, object], paths: RunPaths) -> Sequence[str]:
+    """Name what of a job the script of the recipe does not know."""
+    trained = str(paths.model) if (paths.model / "config.json").is_file() else str(job.get("model", ""))
+    found = {
+        "a causal model": model_family(trained) is Family.CAUSAL,
+        "technique 'fsdp'": job.get("technique") == Technique.FSDP,
+        f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
+        f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
+        "going on from a checkpoint": bool(job.get("resume")),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _with_workbench(result: RunResult, paths: RunPaths, told: Mapping[str, object], beyond: Sequence[str]) -> Recipe:
+    """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
+    spec = read_json(paths.spec)
+    files = _common(result, paths)
+    differs: list[str] = []
+    asked = spec.get("job")
+    job: dict[str, object] = dict(asked) if isinstance(asked, dict) else {}
+    fetched: Sequence[str] = ()
+    if told.get("train"):
+        fetched = _add_rows(files, differs, paths, told)
+        parts = {part: f"{part}.jsonl" for part in ("train", "eval") if told.get(part)}
+        job["dataset"] = {"kind": "jsonl", **parts}
+    if isinstance(job.get("deepspeed"), str) and paths.deepspeed.exists():
+        files["deepspeed.json"] = paths.deepspeed.read_bytes()
+        job["deepspeed"] = "deepspeed.json"
+    files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
+    if Path(str(job.get("model", ""))).is_absolute():
+        differs.append(f"the model {job['model']} is a folder of the machine where the run was started: copy it")
+    start = [
+        "# WORKBENCH is a checkout of DeepSpeed Workbench in which `make setup` has been done",
+        ': "${WORKBENCH:?set it first}"',
+        '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated',
+    ]
+    said = f"the script without DeepSpeed Workbench does not know {' and '.join(beyond)}: this recipe needs the project"
+    return Recipe(
+        files=files,
+        commands="\n".join([*fetched, *_environment(paths), *start]),
+        same=("the job with all its options, the rows and their order, and the kind and number of pods",),
+        differs=[said, *differs, "speed and memory are those of your machines"],
+    )
 
 
 def _script(result: RunResult, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
