@@ -254,7 +254,7 @@ class Cluster:
 
         Raises:
             PodError: Something is still there after 40 s.
-            BackendError: The place of the pods did not remove what a killed keeper left there.
+            BackendError: The platform did not remove what the keeper could not.
         """
         self._closed = True
         state = read_json(self._paths.state)
@@ -272,6 +272,7 @@ class Cluster:
                     f"the keeper (pid {pid}) has not ended in {_CLOSE_S:.0f} s; see {self._paths.keeper_log}"
                 )
             time.sleep(_LOOK_S)
+        remove_left(self._spec.backend, self.path)
 
     def _ask_to_close(self) -> bool:
         """Tell whether the keeper has heard; one that has only just started, or is about to end, does not listen."""

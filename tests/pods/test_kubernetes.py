@@ -19,10 +19,12 @@ from tests.pods.conftest import Launched, on_pods
 from tests.pods.kubeplace import KubernetesPlace, role
 from workbench.cluster import Cluster
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.pods import kubeapi
 from workbench.pods.identity import Identity
 from workbench.pods.kubernetes import KubernetesPods
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.processes import find
+from workbench.pods.registry import remove_left
 from workbench.pods.ssh import SSHConnection
 
 AFFINITY = {"nodeAffinity": "gpu"}
@@ -135,18 +137,32 @@ def test_a_manifest_that_the_users_options_spoil_is_refused(place: KubernetesPla
     refused(place, context, ConfigError, "manifest is not valid: spec.affinity.nodeAffinity", affinity=AFFINITY)
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path, context: LaunchContext) -> None:
-    from workbench.pods import kubeapi
-
+def test_a_server_that_is_not_there_is_named(
+    tmp_path: Path, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = KubernetesPlace(tmp_path / "place")
     with place:
         pass  # its port is closed now
-    patient_s, kubeapi._PATIENCE_S = kubeapi._PATIENCE_S, 0.5
-    try:
-        with pytest.raises(BackendError, match=r"the Kubernetes API server http://127.0.0.1:\d+ does not answer"):
-            place.backend().launch(PodSpec(), 1, context)
-    finally:
-        kubeapi._PATIENCE_S = patient_s
+    monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
+    with pytest.raises(BackendError, match=r"the Kubernetes API server http://127.0.0.1:\d+ does not answer"):
+        place.backend().launch(PodSpec(), 1, context)
+
+
+def test_what_could_not_be_deleted_is_told_and_deleted_later(
+    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, context)
+    fault(place, "delete", "pods", 500, message="etcd is down", times=99)
+    words = "not all could be removed from namespace lab: .*etcd is down; .*kubectl -n lab delete pod,service,secret -l"
+    with pytest.raises(BackendError, match=words):
+        backend.stop()
+    assert [line.split()[0] for line in place.left(context)] == ["Pod"]
+    place.server.faults.clear()
+    for _ in range(2):
+        remove_left(backend.to_dict(), context.directory)
+    assert eventually(lambda: place.left(context) == [])
 
 
 @pytest.mark.parametrize(

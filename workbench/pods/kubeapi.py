@@ -184,9 +184,11 @@ class KubeApi:
         Raises:
             ApiRefusal: There is none, or the server refused.
         """
-        response = self._again(
-            ("get", "pod/log"), self._core.read_namespaced_pod_log, name, self.namespace, tail_lines=tail
-        )
+        what, read = ("get", "pod/log"), self._core.read_namespaced_pod_log
+        if self.giving_up.is_set():
+            response = self._once(what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S)
+        else:
+            response = self._again(what, read, name, self.namespace, tail_lines=tail)
         return bytes(response.data).decode(errors="backslashreplace")
 
     def forward(self, name: str, port: int) -> Any:

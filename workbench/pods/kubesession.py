@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +35,7 @@ _LOG_LINES = 200
 _LAST_LINES = 20
 _GONE_S = 15.0
 _REPORT_S = 5.0
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,9 @@ class Session:
             list(pool.map(self._keep_log, self._pods))
             left = [words for words in pool.map(partial(delete, self._api), made) if words]
         if self._picture is not None:
-            if not left:
-                self._await_gone([name for kind, name, _ in made if kind == "pod"])
+            if made and not left:
+                with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
+                    self._await_gone(self._picture, {name for kind, name, _ in made if kind == "pod"})
             self._picture.close()
         self._made = []
         if left:
@@ -280,15 +282,21 @@ class Session:
             name = f"pod-{index}"
             self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
 
-    def _await_gone(self, names: Sequence[str]) -> None:
+    def _await_gone(self, picture: Picture, names: Collection[str]) -> None:
         """Wait until the kubelets have ended the pods; one whose node is lost is not waited for long."""
-        assert self._picture is not None
-        picture, deadline = self._picture, time.monotonic() + _GONE_S
-        with self._changed:
-            while left := [o for o in picture.objects.values() if o["metadata"]["name"] in names]:
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    _LOG.warning("%d pods are still being deleted; Kubernetes goes on with it", len(left))
-                    return
+        deadline = time.monotonic() + _GONE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: not any(item["metadata"]["name"] in names for item in picture.objects.values()),
+                    max(0.0, deadline - time.monotonic()),
+                )
+            left, _ = self._api.list("pod", label_selector=self._objects.selector)  # a watch that broke sees nothing
+            if not left or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        if left:
+            _LOG.warning("%d pods are still being deleted; Kubernetes goes on with it", len(left))
 
 
 def _with_look(pod: Pod, look: _Look) -> Pod:

@@ -13,7 +13,7 @@ from workbench.pods.kubernetes import KubernetesPods
 from workbench.pods.local import LocalPods
 from workbench.pods.pod import PodBackend
 
-__all__ = ["KINDS", "backend_from_dict", "remove_left"]
+__all__ = ["CLASSES", "KINDS", "backend_from_dict", "remove_left"]
 
 _HOSTS = ("hosts", "hostfile", "user", "port", "key", "known_hosts", "trust", "jump", "ssh_config", "python", "root")
 _OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
@@ -25,6 +25,9 @@ _OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
 
 KINDS = tuple(_OPTIONS)
 """The words that `{"kind": …}` takes."""
+
+CLASSES = {kind: make.__name__ for kind, (make, _) in _OPTIONS.items()}
+"""The name of each kind's class, which `workbench` exports."""
 
 
 def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
@@ -51,7 +54,7 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
 
 
 def remove_left(data: Mapping[str, object], directory: Path) -> None:
-    """Remove what a keeper that was killed has left where its pods came from. Idempotent.
+    """Remove what a keeper could not, for it was killed or the platform did not answer. Idempotent.
 
     Local pods leave nothing: their processes end by themselves.
 
