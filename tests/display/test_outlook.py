@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from workbench import Cluster, FineTune
 from workbench.display.composition import Composition
 from workbench.display.outlook import look_ahead, python_cell
+from workbench.planner.setting import request_of
+from workbench.planner.shapes import model_config
+from workbench.planner.tracing import remember
 from workbench.pods.hostfile import Hostfile
 from workbench.spec.technique import Launcher, Technique
 
@@ -18,6 +22,8 @@ from workbench.spec.technique import Launcher, Technique
         Composition(technique="single", count=1, cpus=0.5),
         Composition(technique="zero3", launcher="pdsh", backend_options='{"port": 2222}', precision="bf16"),
         Composition(technique="zero3-offload", max_steps=0, epochs=0.25, optimizer="sgd", learning_rate=1e-5),
+        Composition(backend="ssh", backend_options='{"hosts": ["gpu-1", "ada@gpu-2:7"], "key": "/k"}'),
+        Composition(backend="cml", backend_options='{"cpu": 4}'),
         Composition(model='google/"t5"\\x', dataset="wikisql", gradient_accumulation_steps=3),
     ],
 )
@@ -33,6 +39,12 @@ def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> N
     assert cluster._spec.backend == composition.make_backend().to_dict()
     assert (cluster._spec.count, cluster._spec.pods) == (composition.count, composition.pods)
     assert not cluster.path.exists()
+
+
+def test_a_place_that_needs_options_says_so_while_it_has_none() -> None:
+    outlook = look_ahead(Composition(backend="ssh"))
+    assert "hosts=" in str(outlook.problems)
+    assert "Cluster(SSHPods()," in outlook.cell
 
 
 def test_the_batch_is_spelled_out() -> None:
@@ -75,3 +87,17 @@ def test_what_is_refused_still_has_its_cell() -> None:
     assert "LocalPods()" in outlook.cell
     assert (outlook.batch, outlook.hostfile, outlook.command) == ("", "", "")
     assert "Precision: " in dict(outlook.parts)["Refused"]
+
+
+def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    form = Composition(technique="zero3", count=2)
+    assert look_ahead(form).memory == "Not counted yet: plan(job, pods=2) does, and shows what fits."
+    request = request_of(form.make_job(), model_config(form.model), ["fp32"], gpu=False, lengths=None)
+    sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
+    remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
+    said = look_ahead(form)
+    assert said.memory.startswith("Predicted at the longest rows: ")
+    assert ("Memory", said.memory) in said.parts
+    job = FineTune(model="me/mine")
+    assert "Not predicted" in look_ahead(Composition(model=job.model)).memory

@@ -13,13 +13,15 @@ from pathlib import Path
 
 from workbench.display.composition import FIELDS, Composition, find_problems
 from workbench.display.format import count
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.planner.plan import predict
 from workbench.pods.addresses import loopback_addresses
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
 from workbench.pods.local import LocalPods
 from workbench.pods.openssh import pdsh_environment, ssh_argv
 from workbench.pods.pod import Pod
+from workbench.pods.registry import CLASSES
 from workbench.runs.launch import LaunchPlan, build_command, place_ranks
 from workbench.spec.dataset import Mini, dataset_from
 from workbench.spec.dsconfig import resolve
@@ -44,6 +46,8 @@ class Outlook:
     """The launch command to be."""
     notes: Mapping[str, str]
     """What to know about `hostfile`, `deepspeed` or `command`."""
+    memory: str
+    """What a pod is predicted to need, or how to learn it; empty while something is refused."""
     cell: str
     """The Python cell that says the same."""
 
@@ -52,7 +56,8 @@ class Outlook:
         """Give what there is to tell, titles and texts; text and HTML are made of these."""
         labels = {field.name: field.label for fields in FIELDS.values() for field in fields}
         refused = "\n".join(f"{labels.get(name, 'All together')}: {why}" for name, why in self.problems.items())
-        said = [("Refused", refused), ("Global batch", self.batch), ("Python cell", self.cell)]
+        said = [("Refused", refused), ("Global batch", self.batch), ("Memory", self.memory)]
+        said.append(("Python cell", self.cell))
         for title, name in (("Hostfile", "hostfile"), ("DeepSpeed JSON", "deepspeed"), ("Launch command", "command")):
             said.append((title, "\n".join(filter(None, [getattr(self, name).rstrip(), self.notes.get(name, "")]))))
         return [(title, text.rstrip()) for title, text in said if text]
@@ -63,7 +68,9 @@ def look_ahead(composition: Composition) -> Outlook:
     problems = find_problems(composition)
     cell = python_cell(composition)
     if problems:
-        return Outlook(problems=problems, batch="", hostfile="", deepspeed="", command="", notes={}, cell=cell)
+        return Outlook(
+            problems=problems, batch="", hostfile="", deepspeed="", command="", notes={}, memory="", cell=cell
+        )
     job = composition.make_job()
     config = resolve(job, gpus=composition.gpus, world_size=composition.ranks)
     pods = _pods(composition)
@@ -77,6 +84,7 @@ def look_ahead(composition: Composition) -> Outlook:
         deepspeed="" if config is None else json.dumps(config, indent=2),
         command=_command(composition, pods),
         notes=notes,
+        memory=memory_text(composition),
         cell=cell,
     )
 
@@ -101,6 +109,19 @@ def batch_text(composition: Composition) -> str:
         return f"{text}; {c.epochs:g} epochs{steps}"
     share = "" if known is None else f", {c.max_steps * rows / known:.2g} epochs"
     return f"{text}; {count(c.max_steps)} steps see {count(c.max_steps * rows)} rows{share}"
+
+
+def memory_text(composition: Composition) -> str:
+    """Say what each pod is predicted to need, where a plan has counted this model's step before."""
+    job = composition.make_job()
+    try:
+        row = predict(job, pods=composition.count, gpus=composition.gpus, trace=False)
+    except WorkbenchError as error:
+        return f"Not predicted: {error}"
+    if row is None:
+        return f"Not counted yet: plan(job, pods={composition.count}) does, and shows what fits."
+    gpu = f"{row.gpu_gib:.2f} GiB of each GPU and " if row.gpu_gib is not None else ""
+    return f"Predicted at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory."
 
 
 def python_cell(composition: Composition) -> str:
@@ -136,7 +157,7 @@ def _backend_text(composition: Composition) -> str:
     try:
         return repr(composition.make_backend())
     except ConfigError:
-        return repr(Composition(backend=composition.backend).make_backend())
+        return f"{CLASSES.get(composition.backend, LocalPods.__name__)}()"
 
 
 def _pods(composition: Composition) -> list[Pod]:

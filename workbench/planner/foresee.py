@@ -20,6 +20,7 @@ from typing import TypedDict
 from workbench.errors import WorkbenchError
 from workbench.planner.plan import GIB, TIGHT, PlanRow, machine_memory_gib, predict
 from workbench.planner.shapes import model_config
+from workbench.planner.tracing import one_at_a_time
 from workbench.pods.doctor import Diagnosis
 from workbench.pods.pod import PodSpec
 from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
@@ -97,7 +98,7 @@ def main() -> None:
     """Predict what standard input asks for."""
     os.nice(19)
     asked = json.load(sys.stdin)
-    with contextlib.suppress(WorkbenchError, OSError):
+    with contextlib.suppress(WorkbenchError, OSError), one_at_a_time():
         _write(asked, Path(asked["file"]), trace=True)
 
 

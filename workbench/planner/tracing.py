@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -10,13 +11,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
 
-__all__ = ["Moment", "Parameters", "Trace", "cached_trace", "trace_step"]
+__all__ = ["Moment", "Parameters", "Trace", "cached_trace", "one_at_a_time", "remember", "trace_step"]
 
 _LIMIT_S = 300.0
 _FORM = 1  # of what is remembered; another number forgets what was
@@ -148,14 +149,31 @@ def trace_step(request: Mapping[str, object]) -> Trace:
     except (ValueError, KeyError, TypeError) as error:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise WorkbenchError(f"the model cannot be traced: {said[0]}") from error
-    _remember(request, raw)
+    remember(request, raw)
     return trace
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Let one process of this machine trace at a time, where several begin unasked; what one finds serves the next."""
+    try:
+        _cache().mkdir(parents=True, exist_ok=True)
+        file = (_cache() / "lock").open("w")
+    except OSError:  # no cache, no lock: then each traces for itself
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspeed-workbench" / "traces"
 
 
 def _place(request: Mapping[str, object]) -> Path:
     text = json.dumps([_FORM, *map(_version, ("torch", "transformers", "peft")), request], sort_keys=True)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspeed-workbench" / "traces"
-    return cache / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+    return _cache() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 def _version(package: str) -> str:
@@ -165,7 +183,8 @@ def _version(package: str) -> str:
         return ""
 
 
-def _remember(request: Mapping[str, object], raw: object) -> None:
+def remember(request: Mapping[str, object], raw: object) -> None:
+    """Keep the answer to a request, as the tracing process gave it."""
     place = _place(request)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, not the plan
         place.parent.mkdir(parents=True, exist_ok=True)
