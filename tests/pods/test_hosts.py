@@ -216,7 +216,10 @@ def test_a_hostfile_is_adopted_with_its_slots(there: HostsPlace, launch: Launch,
     pods = launch(2, hosts=(), hostfile=file)
     assert [(pod.address, pod.slots) for pod in pods] == [("127.0.0.2", 3), ("127.0.0.3", 1)]
     again = backend_from_dict(json.loads(json.dumps(SSHPods(hostfile=file, key="k").to_dict())))
-    assert repr(again) == "SSHPods(['127.0.0.2', '127.0.0.3', '127.0.0.4'])"
+    assert eval(repr(again), {"SSHPods": SSHPods}).to_dict() == again.to_dict()
+    assert repr(SSHPods(["a", "ada@b:7"], python="~/py")) == (
+        "SSHPods(hosts=['a', {'address': 'b', 'user': 'ada', 'port': 7}], python='~/py')"
+    )
     file.write_text("127.0.0.2 slots=2\n-oProxyCommand=id slots=1\n")
     with pytest.raises(ConfigError, match="hostfile, line 2: '-oProxyCommand=id' is not an IP address"):
         SSHPods(hostfile=file)

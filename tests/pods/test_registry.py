@@ -2,15 +2,17 @@ from __future__ import annotations
 
 import pytest
 
+import workbench
 from workbench.errors import ConfigError
 from workbench.pods.local import LocalPods
-from workbench.pods.registry import KINDS, backend_from_dict
+from workbench.pods.registry import CLASSES, KINDS, backend_from_dict
 
 
 def test_a_backend_comes_back_as_it_was() -> None:
     for backend in (LocalPods(), LocalPods(port=2222)):
         assert repr(backend_from_dict(backend.to_dict())) == repr(backend)
-    assert "local" in KINDS
+    for kind in KINDS:
+        assert getattr(workbench, CLASSES[kind]).kind == kind
 
 
 @pytest.mark.parametrize(

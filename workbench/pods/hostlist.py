@@ -55,6 +55,11 @@ class Host:
         names = ("address", "user", "port", "key", "slots")
         return {name: value for name in names if (value := getattr(self, name))}
 
+    @property
+    def written(self) -> str | dict[str, object]:
+        """Give it as a person would write it for `read_host`."""
+        return self.address if len(said := self.to_dict()) == 1 else said
+
     def __str__(self) -> str:
         """Give the name, and where it leads if that is another one."""
         return f"{self.address} ({self.where})"

@@ -107,8 +107,9 @@ class SSHPods:
         self._working = threading.Lock()
 
     def __repr__(self) -> str:
-        """Show the hosts."""
-        return f"SSHPods({[host.address for host in self.hosts]})"
+        """Show it as it is written."""
+        said = {**self.to_dict(), "hosts": [host.written for host in self.hosts]}
+        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in said.items() if key != 'kind')})"
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON form; a hostfile's hosts and slots stand in it, not its path."""
