@@ -370,6 +370,14 @@ def test_what_an_ssh_configuration_cannot_ask(there: HostsPlace, launch: Launch,
             launch(hosts=["a"], ssh_config=config)
 
 
+def test_paths_of_keys_are_made_absolute_where_the_notebook_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backend = SSHPods([{"address": "a", "key": "mine"}], key="ours", jump={"address": "b", "key": "~/theirs"})
+    assert (backend.hosts[0].key, backend.key) == (str(tmp_path / "mine"), str(tmp_path / "ours"))
+    assert backend.jump is not None
+    assert backend.jump.key == str(Path("~/theirs").expanduser())
+
+
 def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> None:
     with pytest.raises(ConfigError, match="wants 4 pods and SSHPods names 3 hosts"):
         launch(4)

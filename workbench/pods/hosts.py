@@ -94,8 +94,8 @@ class SSHPods:
         self.ssh_config = ssh_config if isinstance(ssh_config, bool) else _path(ssh_config)
         self.python = python
         self.root = root
-        self.hosts = [read_host(host) for host in hosts] if hosts else from_hostfile(Path(_path(hostfile)))
-        self.jump = read_host(jump) if jump else None
+        self.hosts = [_kept(host) for host in hosts] if hosts else from_hostfile(Path(_path(hostfile)))
+        self.jump = _kept(jump) if jump else None
         self._check()
         self._identity: Identity | None = None
         self._pods: list[Pod] = []
@@ -300,6 +300,11 @@ def _arrived(pod: Pod, arrival: Arrival) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
     versions = {**arrival.versions, "workbench": workbench.__version__}
     return replace(pod, root=arrival.root, python=arrival.python, versions=versions)
+
+
+def _kept(given: object) -> Host:
+    host = read_host(given)
+    return replace(host, key=_path(host.key))
 
 
 def _path(path: str | Path) -> str:
