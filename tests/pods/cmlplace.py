@@ -44,11 +44,16 @@ class CMLPlace:
         if left:
             self.api.stop_workers(*left)
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What every backend here is made with."""
+        return {"project": str(self.project), "root": str(self.folder)}
+
     def backend(self) -> PodBackend:
-        return CMLPods(project=str(self.project))
+        return CMLPods(**self.options)
 
     def left(self, context: LaunchContext) -> list[str]:
         running = [f"worker {number}" for number, process in self.api.processes.items() if process.poll() is None]
-        folders = Path("/tmp").glob(f"workbench-{context.cluster_id or context.directory.name}-*")
+        folders = self.folder.glob("workbench-*")
         files = [path for path in (context.directory / "pods").glob("*") if path.suffix != ".log"]
         return [*running, *map(str, folders), *map(str, files)]

@@ -14,8 +14,10 @@ import pytest
 from tests.pods.cmlplace import CMLPlace
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.pods.cml import CMLPods
+from workbench.pods.identity import Identity
 from workbench.pods.pod import LaunchContext, Phase, PodSpec
 from workbench.pods.registry import backend_from_dict, remove_left
+from workbench.pods.ssh import SSHConnection
 
 
 @pytest.fixture
@@ -53,9 +55,9 @@ def test_a_worker_that_never_registers_is_named_at_the_deadline(
 ) -> None:
     session.api.mute.add(101)
     with pytest.raises(PodTimeout) as caught:
-        backend.launch(PodSpec(), 2, replace(context, timeout_s=8.0))
-    assert "1 of 2 workers reported in 8 s; missing: pod-0 (worker 101, last log line: none)" in str(caught.value)
-    assert stopped(session) == [(101, 102)]
+        backend.launch(PodSpec(), 1, replace(context, timeout_s=1.0))
+    assert "0 of 1 workers reported in 1 s; missing: pod-0 (worker 101, last log line: none)" in str(caught.value)
+    assert stopped(session) == [(101,)]
     assert session.left(context) == []
 
 
@@ -74,7 +76,7 @@ def test_workers_get_what_was_asked_and_the_projects_other_workers_live_on(
     session: CMLPlace, context: LaunchContext
 ) -> None:
     (other,) = session.api.launch_workers(1, 1, 1, code="import time; time.sleep(600)")
-    mine = CMLPods(cpu=2, nvidia_gpu=3, port=free_port(), project=str(session.project))
+    mine = CMLPods(cpu=2, nvidia_gpu=3, port=free_port(), **session.options)
     (pod,) = mine.launch(PodSpec(cpus=1, memory_gib=6), 1, context)
     assert session.api.calls[1][1] == {"n": 1, "cpu": 2, "memory": 6, "nvidia_gpu": 3}
     assert (pod.slots, pod.ssh_port, pod.address) == (3, mine.port, "127.0.0.3")
@@ -98,7 +100,7 @@ def test_the_port_and_the_addresses_where_the_platform_has_its_own_daemon_and_te
     session.api.tells_addresses = False
     with socket.create_server(("127.0.0.2", 0)) as platforms_own:
         port = platforms_own.getsockname()[1]
-        backend = CMLPods(port=port, project=str(session.project))
+        backend = CMLPods(port=port, **session.options)
         (pod,) = backend.launch(PodSpec(), 1, context)
         assert pod.address == "127.0.0.2"
         assert pod.ssh_port != port
@@ -117,9 +119,13 @@ def test_a_worker_that_contradicts_the_platform_is_refused(
 
 
 def test_a_pod_that_nobody_logs_in_to_ends_with_its_lease(
-    session: CMLPlace, backend: CMLPods, context: LaunchContext
+    session: CMLPlace, backend: CMLPods, context: LaunchContext, identity: Identity
 ) -> None:
-    backend.launch(PodSpec(), 1, replace(context, lease_s=0.5, timeout_s=6.0))
+    pods = backend.launch(PodSpec(), 1, replace(context, lease_s=0.5))
+    identity.pin(pods)
+    with SSHConnection(pods[0], identity):
+        time.sleep(1.5)
+        assert session.api.processes[101].poll() is None
     assert session.api.processes[101].wait(20) == 0
     assert "nobody was logged in for 0 s" in backend.logs("pod-0")
     assert backend.refresh()[0].phase is Phase.FAILED
@@ -163,6 +169,7 @@ def test_a_directory_that_workers_do_not_share_is_refused(session: CMLPlace, con
         ({"cpu": 0}, "cpu is 0"),
         ({"memory_gib": -1}, "memory_gib is -1"),
         ({"port": 0}, "is not a port"),
+        ({"root": "tmp"}, "root is 'tmp'"),
         ({"options": {"code": "x"}}, "may not hold code"),
     ],
 )

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import workbench
 from workbench.errors import BackendError, ConfigError, PodError
@@ -46,6 +46,7 @@ class CMLPods:
         *,
         port: int = 2222,
         project: str = "/home/cdsw",
+        root: str = "/tmp",
         options: Mapping[str, object] | None = None,
     ) -> None:
         """Say what each worker gets; starts nothing.
@@ -56,6 +57,7 @@ class CMLPods:
             nvidia_gpu: GPUs. Default: what the `PodSpec` says.
             port: Port of the workers' SSH daemons; a free one is taken where something else holds it.
             project: The project's folder, which session and workers share.
+            root: The folder on the workers, not shared, below which each pod has its own.
             options: More arguments for `launch_workers`, such as `accelerator_label_id` or `resource_profile_id`.
 
         Raises:
@@ -71,7 +73,9 @@ class CMLPods:
             raise ConfigError(f"CMLPods.options may not hold {', '.join(taken)}; the workbench sets these itself")
         self.cpu, self.memory_gib, self.nvidia_gpu = cpu, memory_gib, nvidia_gpu
         self.port = check_port(port)
-        self.project = project
+        if not isinstance(root, str) or not PurePosixPath(root).is_absolute() or ".." in PurePosixPath(root).parts:
+            raise ConfigError(f"CMLPods.root is {root!r}; it must be an absolute path on the workers")
+        self.project, self.root = project, root
         self.options = dict(options or {})
         self._api = WorkersApi()
         self._ids: dict[str, object] = {}
@@ -89,7 +93,7 @@ class CMLPods:
     def to_dict(self) -> dict[str, object]:
         """Give the JSON form."""
         plain: dict[str, object] = {"cpu": None, "memory_gib": None, "nvidia_gpu": None}
-        plain |= {"port": 2222, "project": "/home/cdsw", "options": {}}
+        plain |= {"port": 2222, "project": "/home/cdsw", "root": "/tmp", "options": {}}
         return {"kind": self.kind} | {
             name: value for name, default in plain.items() if (value := getattr(self, name)) != default
         }
@@ -107,7 +111,7 @@ class CMLPods:
         folder = context.directory / "pods"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = [f"pod-{i}" for i in range(count)]
-        own = f"/tmp/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
+        own = f"{self.root.rstrip('/')}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
         try:
             with Rendezvous(names, host=own_address()) as rendezvous:
                 for name in names:

@@ -44,7 +44,7 @@ def main(path: Path) -> int:
     root = Path(config.root)
     try:
         config = _completed(config)
-        root.parent.mkdir(mode=0o700, exist_ok=True)
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with Path(config.log).open("ab") as log:
             worker = subprocess.Popen(
                 [sys.executable, "-m", "workbench.pods.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log

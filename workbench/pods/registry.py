@@ -19,7 +19,7 @@ _HOSTS = ("hosts", "hostfile", "user", "port", "key", "known_hosts", "trust", "j
 _OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
     LocalPods.kind: (LocalPods, ("port",)),
     SSHPods.kind: (SSHPods, _HOSTS),
-    CMLPods.kind: (CMLPods, ("cpu", "memory_gib", "nvidia_gpu", "port", "project", "options")),
+    CMLPods.kind: (CMLPods, ("cpu", "memory_gib", "nvidia_gpu", "port", "project", "root", "options")),
     KubernetesPods.kind: (KubernetesPods, tuple(option.name for option in fields(KubernetesPods))),
 }
 
