@@ -44,11 +44,13 @@ def whole(cluster: Cluster) -> Run:
 def killed(cluster: Cluster) -> Run:
     """A run one of whose ranks was killed while it wrote a checkpoint."""
     run = submit(cluster, save_steps=1)
-    until(lambda: checkpoints_of(run)[2:] and list(run.paths.checkpoints.glob("step-*")))
-    assert not run.state.is_terminal, "checkpoints are carried here while it trains"
+    until(lambda: checkpoints_of(run))
     folder = Path(cluster.pods[1].root) / "runs" / run.id
     pid = pid_of(folder / "rank-1")
-    until(lambda: stopped_while_writing(pid, folder / "checkpoints"))
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: list(run.paths.checkpoints.glob("step-*")))
+    assert not run.state.is_terminal, "checkpoints are carried here while it trains"
+    until(lambda: stopped_while_writing(pid, folder / "checkpoints") and checkpoints_of(run)[1:])
     os.kill(pid, signal.SIGKILL)
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
@@ -81,12 +83,11 @@ def pid_of(rank: Path) -> int:
 
 
 def stopped_while_writing(pid: int, checkpoints: Path) -> bool:
-    """Hold a rank for a moment, and for good where it is writing its part of a checkpoint just then."""
-    os.kill(pid, signal.SIGSTOP)
-    if list(checkpoints.glob("step-*/rank-1.part")):
-        return True
+    """Let a rank go on for a moment, and tell whether that left it amid writing its part of a checkpoint."""
     os.kill(pid, signal.SIGCONT)
-    return False
+    time.sleep(0.005)
+    os.kill(pid, signal.SIGSTOP)
+    return bool(list(checkpoints.glob("step-*/rank-1.part")))
 
 
 def checkpoints_of(run: Run) -> list[int]:
@@ -159,7 +160,7 @@ def flip(path: Path) -> None:
             "seed is 3 and was 0; per_device_train_batch_size is 4 and was 2",
         ),
         ({"dataset": {"kind": "wikisql-mini", "train_rows": 61, "eval_rows": 4}}, "the training rows differ"),
-        ({"max_steps": 2}, "max_steps is 2, nothing is left to do after it"),
+        ({"max_steps": 1}, "max_steps is 1, nothing is left to do after it"),
         ({"resume": "/nowhere"}, "'/nowhere', which is no directory of a FineTune run"),
     ],
 )
