@@ -272,6 +272,22 @@ def test_with_the_first_pod_all_goes(launched: Launched, place: KubernetesPlace,
     assert eventually(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.FAILED, Phase.FAILED])
 
 
+def test_a_launch_clears_away_what_ended_long_ago(place: KubernetesPlace, context: LaunchContext) -> None:
+    forgotten, other = place.backend(), place.backend()
+    forgotten.launch(PodSpec(), 1, context)
+    ended = {"exitCode": 0, "finishedAt": "2020-01-01T00:00:00Z"}
+    status = {"phase": "Succeeded", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
+    place.do(place.kubelet.fail("pod-0", **status))
+    assert eventually(lambda: forgotten.refresh()[0].phase is Phase.SUCCEEDED)
+    old = place.left(context)
+    other.launch(PodSpec(), 1, context)
+    assert eventually(lambda: len(place.left(context)) == 3)
+    assert not set(old) & set(place.left(context))
+    for backend in (forgotten, other):
+        backend.stop()
+    assert place.left(context) == []
+
+
 def test_a_broken_forward_is_opened_again(launched: Launched, place: KubernetesPlace) -> None:
     assert launched.pods[0].ssh_address == "127.0.0.1"
     connection = launched.connect().open()
