@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from workbench.errors import PodError, RunError
-from workbench.planner.foresee import Places, foresee, foretell
+from workbench.planner.foresee import Foresight
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod, PodBackend, PodSpec
@@ -91,6 +91,7 @@ class Cluster:
         )
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self._closed = False
+        self._foresight = Foresight(self._spec.pods, local=self._spec.backend.get("kind") == "local")
         self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
 
     @classmethod
@@ -212,11 +213,8 @@ class Cluster:
         except RunError as error:  # its directory must say why it never ran
             fail_unstarted(prepared.paths, prepared.spec, error)
             raise
-        foresee(prepared.spec.job, **self._places(prepared.spec.pods), file=prepared.paths.prediction)
+        self._foresight.begin(prepared.spec.job, prepared.spec.pods or self._spec.count, prepared.paths.prediction)
         return Run.load(prepared.paths.root)
-
-    def _places(self, pods: int | None) -> Places:
-        return Places(pods=pods or self._spec.count, spec=self._spec.pods, local=self._spec.backend["kind"] == "local")
 
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
         """Give the command that starts the ranks of a job, without starting it: the dry run.
@@ -247,7 +245,7 @@ class Cluster:
         from workbench.runs.checkup import diagnose
 
         found = diagnose(self._paths, list(self.pods), self._spec.pods, bandwidth=bandwidth)
-        return found if job is None else foretell(found, job, **self._places(None))
+        return found if job is None else self._foresight.judge(found, job, self._spec.count)
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
@@ -257,6 +255,7 @@ class Cluster:
             BackendError: The platform did not remove what the keeper could not.
         """
         self._closed = True
+        self._foresight.close()
         state = read_json(self._paths.state)
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from workbench.planner.foresee import foresee, foretell
+from workbench.planner.foresee import Foresight, foresee, foretell
 from workbench.pods.doctor import Diagnosis, HostReport
 from workbench.pods.pod import PodSpec
 from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
@@ -37,19 +38,32 @@ def test_a_run_gets_its_prediction_later_and_the_next_alike_at_once(tmp_path: Pa
     first, second = RunPaths(tmp_path / "a"), RunPaths(tmp_path / "b")
     for paths in (first, second):
         paths.root.mkdir()
-    where = {"pods": 2, "spec": PodSpec(memory_gib=0.5), "local": True}
-    foresee(JOB, **where, file=first.prediction)  # type: ignore[arg-type]
+    foresight = Foresight(PodSpec(memory_gib=0.5), local=True)
+    foresight.begin(JOB, 2, first.prediction)
     deadline = time.monotonic() + 300
     while not first.prediction.exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    foresee(JOB, **where, file=second.prediction)  # type: ignore[arg-type]
+    foresight.begin(JOB, 2, second.prediction)
+    foresight.close()
     said = json.loads(second.prediction.read_text())
     assert said == json.loads(first.prediction.read_text())
     assert "will not fit" in said["warning"] and "0.50 GiB" in said["warning"]
     result = RunResult(path=first.root, state=RunState.SUCCEEDED)
     assert result.predicted_memory_gib == pytest.approx(sum(said["parts_gib"].values()))
     assert "predicted for a pod" in str(result) and "predicted for a pod" in result._repr_html_()
+
+
+def test_closing_ends_what_is_still_tracing(tmp_path: Path) -> None:
+    job = FineTune(max_source_length=24, max_target_length=16)
+    child = foresee(job, pods=1, spec=PodSpec(), local=True, file=tmp_path / "a.json")
+    assert child is not None
+    foresight = Foresight(PodSpec(), local=True)
+    foresight._children.append(child)
+    foresight.close()
+    foresight.close()
+    assert child.returncode == -signal.SIGKILL
+    assert not (tmp_path / "a.json").exists()
 
 
 @pytest.mark.slow

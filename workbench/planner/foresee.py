@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TypedDict
 
 from workbench.errors import WorkbenchError
 from workbench.planner.plan import GIB, TIGHT, PlanRow, machine_memory_gib, predict
@@ -26,21 +25,44 @@ from workbench.pods.pod import PodSpec
 from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.spec.job import FineTune, Script, job_from_dict
 
-__all__ = ["Places", "foresee", "foretell", "main"]
+__all__ = ["Foresight", "foresee", "foretell", "main"]
 
 
-class Places(TypedDict):
-    """Where a job would run."""
+class Foresight:
+    """What one cluster knows of the memory of its runs before they need it; owns the processes that trace for it."""
 
-    pods: int
-    """The pods that it runs on, the first ones."""
-    spec: PodSpec
-    """What each of them is."""
-    local: bool
-    """Whether they share this machine."""
+    def __init__(self, spec: PodSpec, *, local: bool) -> None:
+        """Start with no process.
+
+        Args:
+            spec: What each pod is.
+            local: Whether the pods share this machine.
+        """
+        self._spec = spec
+        self._local = local
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, job: FineTune | Script, pods: int, file: Path) -> None:
+        """Write what a job is predicted to need, as `foresee` does."""
+        child = foresee(job, pods=pods, spec=self._spec, local=self._local, file=file)
+        self._children = [c for c in (*self._children, child) if c is not None and c.poll() is None]
+
+    def judge(self, diagnosis: Diagnosis, job: FineTune, pods: int) -> Diagnosis:
+        """Add to a diagnosis whether a job will fit, as `foretell` does."""
+        return foretell(diagnosis, job, pods=pods, spec=self._spec, local=self._local)
+
+    def close(self) -> None:
+        """End the processes that are still tracing; what they would have found is left out. Idempotent."""
+        while self._children:
+            child = self._children.pop()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
-def foresee(job: FineTune | Script, *, pods: int, spec: PodSpec, local: bool, file: Path) -> None:
+def foresee(
+    job: FineTune | Script, *, pods: int, spec: PodSpec, local: bool, file: Path
+) -> subprocess.Popen[bytes] | None:
     """Write what a job is predicted to need, at once or some seconds later. Never raises for what it cannot predict.
 
     Args:
@@ -49,14 +71,17 @@ def foresee(job: FineTune | Script, *, pods: int, spec: PodSpec, local: bool, fi
         spec: What each of them is.
         local: Whether they share this machine.
         file: The JSON file to write; one whose folder has gone is not written.
+
+    Returns:
+        The process that will write it, in a process group of its own; None where it is written, or never will be.
     """
     if not isinstance(job, FineTune):
-        return
+        return None
     asked = {"job": job.to_dict(), "pods": pods, "gpus": spec.gpus, "limit": _limit_gib(spec, pods, local)}
     with contextlib.suppress(WorkbenchError, OSError):
         model_config(job.model)
         if _write(asked, file, trace=False):
-            return
+            return None
         child = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "workbench.planner.foresee"],
             stdin=subprocess.PIPE,
@@ -68,7 +93,8 @@ def foresee(job: FineTune | Script, *, pods: int, spec: PodSpec, local: bool, fi
         assert child.stdin is not None
         with child.stdin as pipe:
             pipe.write(json.dumps({**asked, "file": str(file)}).encode())
-        threading.Thread(target=child.wait, daemon=True).start()  # its file tells; this only takes in its exit
+        return child
+    return None
 
 
 def foretell(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:
