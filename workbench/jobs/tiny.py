@@ -146,6 +146,10 @@ def _llama_config(vocabulary: int) -> LlamaConfig:
         num_attention_heads=8,
         num_key_value_heads=8,
         max_position_embeddings=2048,
+        # About one over the root of the hidden size; Llama's own 0.02 is that for some thousands. With it, 150 steps of
+        # 12 rows that ask which aggregate and column a question wants left a loss of 2.9 (rate 5e-3), with this 2.3
+        # (rate 4e-3).
+        initializer_range=0.08,
         tie_word_embeddings=False,  # as in Llama 2
         pad_token_id=0,
         eos_token_id=1,
