@@ -8,6 +8,7 @@ whose code has ended, goes too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -56,7 +57,9 @@ def main(path: Path) -> int:
             return _guard(worker, config)
         finally:
             worker.terminate()
-            worker.wait(_END_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(_END_S)
+            worker.kill()
     except _Stop:
         return 0
     except (WorkbenchError, OSError) as error:
