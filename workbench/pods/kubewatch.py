@@ -19,6 +19,7 @@ __all__ = ["Picture"]
 
 _LOG = logging.getLogger(__name__)
 _BREAK_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_BREATH_S = 0.02
 _GONE = 410
 
 
@@ -64,7 +65,7 @@ class Picture:
             try:
                 version = self._list()
                 failures = 0
-                while not self._closed.is_set():
+                while not self._closed.wait(_BREATH_S):  # no storm at a server that ends every watch at once
                     version = self._follow(version)
             except _Stale:
                 continue
