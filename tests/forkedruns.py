@@ -67,10 +67,10 @@ class Plan:
         (folder / "job.json").write_text(json.dumps(raw))
         self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})
 
-    def run(self) -> dict[str, Ran]:
+    def run(self, *, timeout_s: float = 550) -> dict[str, Ran]:
         (self.root / "plan.json").write_text(json.dumps(self.runs))
         forkrun = Path(__file__).parent / "jobs" / "forkrun.py"
-        subprocess.run([sys.executable, str(forkrun), str(self.root / "plan.json")], check=True, timeout=550)
+        subprocess.run([sys.executable, str(forkrun), str(self.root / "plan.json")], check=True, timeout=timeout_s)
         folders = [Path(str(run["folder"])) for run in self.runs]
         codes = {f.name: {int(k): v for k, v in json.loads((f / "exit.json").read_text()).items()} for f in folders}
         return {f.name: Ran(folder=f, exit_codes=codes[f.name]) for f in folders}
