@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 
 import torch
-from jobs.test_train import STEPS, Plan, Ran
+from forkedruns import STEPS, Plan, Ran
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
