@@ -11,6 +11,7 @@ import base64
 import contextlib
 import itertools
 import json
+import os
 import random
 import shutil
 import signal
@@ -75,7 +76,7 @@ class Kubelet:
         """What the image sets."""
         self.pods: dict[str, Running] = {}
         self._url = url
-        self._folder = Path(tempfile.mkdtemp(prefix="wbk"))
+        self.folder = Path(tempfile.mkdtemp(prefix="wbk"))
         self._numbers = itertools.count(2)
         self._net = f"127.{random.randrange(16, 250)}.{random.randrange(250)}"
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,7 +95,7 @@ class Kubelet:
                     task.cancel()
                 for pod in self.pods.values():
                     _kill(pod)
-                shutil.rmtree(self._folder, ignore_errors=True)
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def read_log(self, name: str) -> str | None:
         """Give what a pod has written."""
@@ -132,7 +133,7 @@ class Kubelet:
         name = manifest["metadata"]["name"]
         if name not in self.pods and event["type"] != "DELETED":
             number = next(self._numbers)
-            folder = self._folder / f"{number}"
+            folder = self.folder / f"{number}"
             folder.mkdir()
             pod = self.pods[name] = Running(manifest, folder, f"{self._net}.{number}")
             task = asyncio.create_task(self._live(pod))
@@ -155,9 +156,7 @@ class Kubelet:
                 await self._run_container(pod, behaviour)
             await pod.deleting.wait()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                if pod.process is not None:
-                    pod.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(_terminate, pod)
             await asyncio.to_thread(_kill, pod)
             if pod.root:
                 shutil.rmtree(pod.root, ignore_errors=True)
@@ -235,7 +234,7 @@ class Kubelet:
         folders = {}
         for volume in pod.manifest["spec"]["volumes"]:
             # One folder for the work of all pods, so that it has the same path on each, as in containers.
-            folder = self._folder / "work" if volume["name"] == "work" else pod.folder / volume["name"]
+            folder = self.folder / "work" if volume["name"] == "work" else pod.folder / volume["name"]
             folder.mkdir(exist_ok=True)
             folders[volume["name"]] = folder
             if "secret" in volume:
@@ -304,15 +303,32 @@ def _moved(text: str, mounts: dict[str, str]) -> str:
     return text
 
 
+def _terminate(pod: Running) -> None:
+    """Ask the container to end, and give it a moment."""
+    if pod.process is not None:
+        pod.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pod.process.wait(1.0)
+
+
 def _kill(pod: Running) -> None:
     """End every process of a pod at once, as the end of its container does."""
+    if pod.process is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pod.process.pid, signal.SIGKILL)  # sshd among them, which overwrites its variables
+        pod.process.wait()
     if pod.root:
         end_all(lambda: with_mark("WORKBENCH_POD", [pod.root]), grace_s=0.0)
-    if pod.process is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            pod.process.wait(0.5)
-        pod.process.kill()
-        pod.process.wait()
+
+
+def left_below(folder: str) -> list[str]:
+    """Give the processes that work in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            argv = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            found += [f"{path.parent.name} {argv}"] if f"{folder}/" in argv else []
+    return found
 
 
 def _container_status(**state: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -79,11 +80,17 @@ class KubernetesPlace:
         await asyncio.sleep(0.05)  # the kubelet's watch stands before the first pod is made
 
     async def _stop(self) -> None:
+        from tests.pods.kubelet import left_below
+
         self._node.cancel()
         await asyncio.gather(self._node, return_exceptions=True)
         self.server.cut(self.server.watches)
         await self._http.__aexit__(None, None, None)
         await self.server.__aexit__(None, None, None)
+        deadline = time.monotonic() + 5.0
+        while left := left_below(str(self.kubelet.folder)):
+            assert time.monotonic() < deadline, f"still running on the node: {left}"
+            await asyncio.sleep(0.05)
 
 
 def role() -> set[tuple[str, str]]:
