@@ -153,6 +153,21 @@ class AgentLink:
         """Write a file on the pod, 0600."""
         self._connection().put_bytes(data, path)
 
+    def put_once(self, local: Path, digest: str) -> str:
+        """Send a file of any size to the pod's store, once per content, and return its path there.
+
+        Args:
+            local: The file.
+            digest: Its SHA-256 as hexadecimal text.
+        """
+        path = str(self.store / digest[:32])
+        ssh = self._connection()
+        if not ssh.exists(path):
+            part = f"{path}.{self.pod.name}.part"
+            ssh.put(local, part)
+            ssh.run(["mv", "-f", "--", part, path])
+        return path
+
     def put_file(self, local: Path, path: str) -> None:
         """Send a file of any size to a path on the pod, 0600."""
         self._connection().put(local, path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.errors import ConfigError
 
-__all__ = ["file_digest", "package_zip", "zip_folder"]
+__all__ = ["file_digest", "files_of", "package_zip", "zip_folder"]
 
 _LARGEST = 200 << 20  # bytes of a script's folder; more is data, or the wrong folder
 _IGNORED = {".git", ".venv", "venv", "__pycache__", "node_modules", ".ipynb_checkpoints", "runs"}
@@ -42,7 +42,7 @@ def zip_folder(folder: Path) -> bytes:
     Raises:
         ConfigError: The folder holds more than 200 MiB.
     """
-    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and not _ignored(p.relative_to(folder))]
+    files = files_of(folder)
     size = sum(p.stat().st_size for p in files)
     if size > _LARGEST:
         raise ConfigError(
@@ -50,6 +50,11 @@ def zip_folder(folder: Path) -> bytes:
             f"{_LARGEST >> 20} MiB); move the script into a folder of its own and give data by path or hub id"
         )
     return _zip(folder, files)
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Give the files of a folder that travel, sorted: all but version control, environments and caches."""
+    return [p for p in sorted(folder.rglob("*")) if p.is_file() and not _ignored(p.relative_to(folder))]
 
 
 def _ignored(relative: Path) -> bool:

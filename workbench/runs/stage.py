@@ -5,8 +5,10 @@ Inputs travel once by content; each pod gets a `job.json` with its own paths. No
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from workbench.errors import RemoteError, RunError
@@ -14,7 +16,7 @@ from workbench.pods.pod import Pod, PodSpec
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.checkpoints import Checkpoint, send_checkpoint
 from workbench.runs.launch import RankPlace
-from workbench.runs.package import file_digest, zip_folder
+from workbench.runs.package import file_digest, files_of, zip_folder
 from workbench.runs.paths import PodRunPaths, RunPaths
 from workbench.runs.state import read_json, write_json
 from workbench.spec.job import FineTune, Job, Script
@@ -109,10 +111,25 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
 
 
 def _send_model(link: AgentLink, folder: Path) -> str:
-    archive = link.put(zip_folder(folder), ".zip")
-    target = archive.removesuffix(".zip") + f".{link.pod.name}"
-    link.run([link.pod.python, "-m", "zipfile", "-e", archive, target], timeout_s=600)
-    return target
+    """Send a model's folder, each file once per content whatever its size, and give the folder's path on the pod."""
+    digests = {path.relative_to(folder).as_posix(): _digest_of(path) for path in files_of(folder)}
+    listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+    target = link.store / f"model-{listing[:32]}.{link.pod.name}"
+    for name, digest in digests.items():
+        stored = link.put_once(folder / name, digest)
+        link.run(["mkdir", "-p", "-m", "700", "--", str((target / name).parent)])
+        link.run(["ln", "-f", "--", stored, str(target / name)])
+    return str(target)
+
+
+def _digest_of(path: Path) -> str:
+    seen = path.stat()
+    return _digest(path, seen.st_size, seen.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
+    return file_digest(path)  # read once for all pods
 
 
 def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
