@@ -21,6 +21,7 @@ from workbench.jobs.trainer import FineTuner
 from workbench.pods.versions import installed_versions
 from workbench.runs.events import emit
 from workbench.spec.adapters import fsdp_from
+from workbench.spec.model import Family
 from workbench.spec.prompts import wording
 from workbench.spec.technique import Peft, Precision, Technique
 
@@ -120,6 +121,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
     emit(
         "start",
         model=work.base,
+        family=str(Family.CAUSAL if trainer.causal else Family.ENCODER_DECODER),
         parameters=parameters,
         trainable_parameters=trainable,
         world_size=work.world_size,

@@ -43,7 +43,7 @@ class PodSpec:
     """GPUs; each becomes one slot. Without any, the pod has one slot. Default 0."""
     image: str | None = None
     """Container image, where the place runs containers. Default None: the place's own."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed. Default none."""
 
     def __post_init__(self) -> None:

@@ -92,6 +92,8 @@ class Sight:
     @property
     def left_processes(self) -> int | None:
         """Count the processes of the run that are alive; None where a pod does not answer. Lost pods have none."""
+        if self.over:  # it was seen that nothing is left, however long ago the pods were asked
+            return 0
         answering = [name for name in self.pods if name not in self.lost]
         known = [self.left[name] for name in answering if name in self.left]
         return sum(known) if len(known) == len(answering) and not self.silent(_UNKNOWN_S) else None

@@ -118,7 +118,8 @@ def _send_model(link: AgentLink, folder: Path) -> str:
     for name, digest in digests.items():
         stored = link.put_once(folder / name, digest)
         link.run(["mkdir", "-p", "-m", "700", "--", str((target / name).parent)])
-        link.run(["ln", "-f", "--", stored, str(target / name)])
+        # A symbolic one: another pod that shares the store may just be putting the same content in its place.
+        link.run(["ln", "-sf", "--", stored, str(target / name)])
     return str(target)
 
 

@@ -88,7 +88,7 @@ class FineTune:
     """Evaluation rows that the trained model answers at the end, for the exact match; 0 for none."""
     seed: int = 0
     """Seed of initial weights, order of rows and dropout."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed."""
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Script:
     """Its arguments, each passed as it stands."""
     launcher: str = "ssh"
     """One of `Launcher`."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed."""
 
     def __post_init__(self) -> None:
