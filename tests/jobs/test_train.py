@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("deepspeed")
 
 from forkedruns import STEPS, Plan, Ran  # deepspeed first: without it nothing runs
+from measured import MEASURED
 
 # Each of the two long plans takes a minute on two free cores, and ten on a machine where much else runs.
 PATIENCE_S = 1100
@@ -73,16 +74,20 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     return plan.run()
 
 
-def follows(run: Ran, reference: Ran) -> None:
+def follows(run: Ran, reference: Ran, what: str = "") -> None:
     """Hold a run to the curves of another at equal global batches."""
     assert set(run.exit_codes.values()) == {0}, run.stderr()
+    off: dict[str, float] = {}
     for metric in ("loss", "grad_norm", "learning_rate"):
         expected, got = reference.curve(metric), run.curve(metric)
         assert len(got) == len(expected) == STEPS
         assert got == pytest.approx(expected, rel=0.01), metric
+        off[metric] = max(abs(g - e) / abs(e) for g, e in zip(got, expected, strict=True) if e)
     (end,), (reference_end,) = run.data("end"), reference.data("end")
     for key in ("eval_loss", "first_eval_loss", "train_loss"):
         assert end[key] == pytest.approx(reference_end[key], rel=0.01)
+    if what:
+        MEASURED.append(f"{what}: loss within {off['loss']:.1e}, gradient norm within {off['grad_norm']:.1e} of single")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -90,7 +95,7 @@ def follows(run: Ran, reference: Ran) -> None:
 def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
     ran: dict[str, Ran], technique: str, optimizer: str
 ) -> None:
-    follows(ran[f"{technique}-{optimizer}"], ran[f"single-{optimizer}"])
+    follows(ran[f"{technique}-{optimizer}"], ran[f"single-{optimizer}"], f"{technique}, {optimizer}")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -98,7 +103,8 @@ def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
 def test_every_technique_follows_it_when_it_adds_four_micro_batches_up(
     accumulated: dict[str, Ran], technique: str, optimizer: str
 ) -> None:
-    follows(accumulated[f"{technique}-{optimizer}"], accumulated[f"single-{optimizer}"])
+    what = f"{technique}, {optimizer}, 4 micro-batches"
+    follows(accumulated[f"{technique}-{optimizer}"], accumulated[f"single-{optimizer}"], what)
 
 
 def test_the_curve_does_not_depend_on_the_number_of_ranks(ran: dict[str, Ran]) -> None:
