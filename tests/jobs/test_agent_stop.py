@@ -19,9 +19,9 @@ SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
 # Says the pid of a child that holds stdout and hears no TERM.
 PARENT = f"""
-import subprocess, sys, time
+import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", {DEAF!r}], **OPTIONS)
-print("child", child.pid, flush=True)
+os.write(1, b"child %d\\n" % child.pid)
 time.sleep(60)
 """
 
@@ -103,7 +103,8 @@ def test_a_child_without_marks_is_swept_by_its_session_while_other_ranks_go_on(a
     code = f"""
 import os, subprocess, sys, time
 if os.environ["RANK"] == "0":
-    print("child", subprocess.Popen([sys.executable, "-c", {DEAF!r}], env={{}}).pid, flush=True)
+    child = subprocess.Popen([sys.executable, "-c", {DEAF!r}], env={{}})
+    os.write(1, b"child %d\\n" % child.pid)  # in one piece: print writes its arguments one by one
     os.kill(os.getpid(), 9)
 time.sleep(60)
 """
