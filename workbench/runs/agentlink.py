@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -141,13 +141,7 @@ class AgentLink:
     def put(self, data: bytes, suffix: str = "") -> str:
         """Send bytes to the pod's store, once per content, and return their path there."""
         name = hashlib.sha256(data).hexdigest()[:32] + suffix
-        path = str(self.store / name)
-        ssh = self._connection()
-        if not ssh.exists(path):
-            part = f"{path}.{self.pod.name}.part"
-            ssh.put_bytes(data, part)
-            ssh.run(["mv", "-f", "--", part, path])
-        return path
+        return self._put_once(name, lambda part: self._connection().put_bytes(data, part))
 
     def write(self, data: bytes, path: str) -> None:
         """Write a file on the pod, 0600."""
@@ -160,13 +154,7 @@ class AgentLink:
             local: The file.
             digest: Its SHA-256 as hexadecimal text.
         """
-        path = str(self.store / digest[:32])
-        ssh = self._connection()
-        if not ssh.exists(path):
-            part = f"{path}.{self.pod.name}.part"
-            ssh.put(local, part)
-            ssh.run(["mv", "-f", "--", part, path])
-        return path
+        return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
 
     def put_file(self, local: Path, path: str) -> None:
         """Send a file of any size to a path on the pod, 0600."""
@@ -201,6 +189,15 @@ class AgentLink:
                 if part is not None:
                     part.close()
             self._stream = self._ssh = None
+
+    def _put_once(self, name: str, send: Callable[[str], object]) -> str:
+        path = str(self.store / name)
+        ssh = self._connection()
+        if not ssh.exists(path):
+            part = f"{path}.{self.pod.name}.part"
+            send(part)
+            ssh.run(["mv", "-f", "--", part, path])
+        return path
 
     def _connection(self) -> SSHConnection:
         if self._ssh is None:
