@@ -162,3 +162,14 @@ def wait_gone() -> Callable[..., float]:
         return time.monotonic() - began
 
     return wait
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """A tiny model's threads wait for each other longer than they work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ import pytest
 pytest.importorskip("deepspeed")
 
 import torch
-from jobs.test_train import Plan, Ran
+from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.runs.outcome import measured
 from workbench.spec.prompts import fill
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 # name: technique, ranks, rows of a micro-batch, accumulation, recomputed activations
 RUNS = {
@@ -34,15 +33,6 @@ TEXT = "The river runs past the mill, and the mill turns, and the miller sings. 
 def instruction(n: int) -> dict[str, object]:
     fruit = FRUITS[n % len(FRUITS)]
     return {"source": "Say it twice.", "input": f"{fruit}\nno. {n}", "target": f"{fruit} {n} {fruit} {n}"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A tiny model's threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

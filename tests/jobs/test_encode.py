@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,20 +20,13 @@ from workbench.spec.job import FineTune
 from workbench.spec.model import Family
 from workbench.spec.prompts import wording
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EXAMPLES = [
     Example(source=f"Name {n} towns.", input="in order" if n % 2 else "", target=", ".join(["Lund", "Graz"] * n))
     for n in range(1, 9)
 ]
 TEXT = Example(source="", target="Once upon a time\nthere was a queen, and " + "the queen had a cat, and " * 12)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A tiny model's threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
