@@ -1,0 +1,177 @@
+"""`Row`: what one run, or one that was not started, is to a benchmark: every column of its table.
+
+The record only. `rowof.py` reads it off a run directory; nothing here knows what rows are compared or drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+
+__all__ = ["Outcome", "Provenance", "Row"]
+
+
+class Outcome(StrEnum):
+    """How a row of a benchmark ended."""
+
+    SUCCEEDED = "succeeded"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    """Never started: the planner says that it cannot fit."""
+    RUNNING = "running"
+    WAITING = "waiting"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the row will not change any more."""
+        return self not in (Outcome.RUNNING, Outcome.WAITING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provenance:
+    """What stands behind the figures of a row."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """By package, as the pods reported them."""
+    device: str = ""
+    """Name of the processor that trained: torch's name of the GPU, or the CPU's model name."""
+    devices: int | None = None
+    """How many of them, all pods together."""
+    commit: str = ""
+    """Commit of the user's repository that holds the folder the run was submitted from, `+changes` behind it where files
+    were not committed; empty where there is no repository."""
+    seed: int | None = None
+    """Seed of the job."""
+    command: str = ""
+    """The exact launch command as a shell line."""
+    data: str = ""
+    """Fingerprint of the training and evaluation rows; equal texts mean equal data."""
+    code: str = ""
+    """Fingerprint of the workbench package that ran (and of the script's folder, for a script)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of a benchmark. A figure that was not measured, or is not known, is None."""
+
+    name: str
+    """The run's id, or for a row that never started the key of its spec."""
+    outcome: Outcome
+    """How it ended."""
+    path: Path | None = None
+    """The run directory; None for a row that never started."""
+    spec: Mapping[str, object] = field(default_factory=dict)
+    """What was asked, as `spec.json` holds it: `{"cluster": …, "job": …}`; it runs this row again alone."""
+    key: str = ""
+    """Fingerprint of job, number of pods and slots: equal keys mean the same row (of any repeat)."""
+    repeat: int = 0
+    """Which repeat of its key this is, from 0."""
+    from_disk: bool = False
+    """Whether a benchmark found it finished instead of running it."""
+    reason: str = ""
+    """Why it failed or was skipped, in one line; empty for a row that succeeded."""
+    wanted_gib: float | None = None
+    """GiB asked for when memory ran out, as the allocator or the kernel said."""
+    free_gib: float | None = None
+    """GiB that were free then (of a GPU), or the limit of the pod (on a CPU)."""
+
+    model: str = ""
+    """What was trained."""
+    technique: str = ""
+    """The technique, with `peft` behind a blank where there is one."""
+    precision: str = ""
+    """Number format of the arithmetic."""
+    launcher: str = ""
+    """How ranks started."""
+    pods: int = 0
+    """Pods that it ran on, or would have."""
+    slots: int = 0
+    """Ranks on all of them."""
+    per_device_batch: int | None = None
+    """Rows in a micro-batch of one rank."""
+    accumulation: int | None = None
+    """Micro-batches per optimizer step."""
+    global_batch: int | None = None
+    """Rows per optimizer step."""
+    steps: int | None = None
+    """Optimizer steps taken."""
+    epochs: float | None = None
+    """Passes over the training rows."""
+    sequence: str = ""
+    """How sequences were cut and padded, in words: `source 96, target 96, padded to the longest`."""
+    dataset: str = ""
+    """Name or files of the data."""
+
+    duration_s: float | None = None
+    """Seconds from the start being asked for to the results' return."""
+    train_runtime_s: float | None = None
+    """Seconds in the training loop."""
+    time_to_first_step_s: float | None = None
+    """Seconds from the start being asked for to the end of the first optimizer step."""
+    samples_per_s: float | None = None
+    """Rows a second in the training loop, all ranks together."""
+    useful_tokens_per_s: float | None = None
+    """Tokens a second that are not padding, source and target, all ranks together."""
+    padded_tokens_per_s: float | None = None
+    """Tokens a second, padding counted in."""
+    tflops_per_device: float | None = None
+    """10^12 floating-point operations a second and device that training needed (no recomputation counted in)."""
+    mfu: float | None = None
+    """`tflops_per_device` over the device's peak at this precision, 0 to 1; None where the peak is not known."""
+    speed_up: float | None = None
+    """`samples_per_s` over that of the one-pod row that this one may be compared with; set by the comparison."""
+    efficiency: float | None = None
+    """`speed_up` over the ratio of ranks, 0 to 1; set by the comparison."""
+
+    peak_memory_gib: float | None = None
+    """The highest of the pods' measured peaks: reserved CUDA memory on GPUs, resident memory on CPUs."""
+    memory_kind: str = ""
+    """What that counts: `cuda` or `resident`."""
+    predicted_memory_gib: float | None = None
+    """The planner's figure for the same memory."""
+    host_memory_gib: float | None = None
+    """The highest of the pods' resident memory, whatever device trained."""
+    sent_bytes_per_step: float | None = None
+    """Bytes that one pod sent over the network per optimizer step, mean over pods and steps, measured."""
+
+    train_loss: float | None = None
+    """Mean training loss over the steps."""
+    eval_loss: float | None = None
+    """Loss on the evaluation rows after the last step."""
+    perplexity: float | None = None
+    """e to the power of it, for causal models."""
+    exact_match: float | None = None
+    """Share of answers exactly right, 0 to 1."""
+
+    pod_hours: float | None = None
+    """Pods x `duration_s` / 3600."""
+    cost: float | None = None
+    """`pod_hours` x the price that the user gave, in the user's money; None without a price."""
+    provenance: Provenance = field(default_factory=Provenance)
+    """What stands behind it."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; the path as text."""
+        data = asdict(self)
+        data["path"] = str(self.path) if self.path else None
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Row:
+        """Read the JSON form back; unknown keys, of a newer version, are left out."""
+        known = {f.name for f in fields(cls)}
+        raw = {name: value for name, value in data.items() if name in known}
+        provenance = raw.get("provenance")
+        path = raw.get("path")
+        return cls(
+            **{
+                **raw,
+                "outcome": Outcome(str(raw["outcome"])),
+                "path": Path(str(path)) if path else None,
+                "provenance": Provenance(**provenance) if isinstance(provenance, dict) else Provenance(),
+            }  # type: ignore[arg-type]
+        )
