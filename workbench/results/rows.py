@@ -42,8 +42,8 @@ class Provenance:
     devices: int | None = None
     """How many of them, all pods together."""
     commit: str = ""
-    """Commit of the user's repository that holds the folder the run was submitted from, `+changes` behind it where files
-    were not committed; empty where there is no repository."""
+    """Commit of the user's repository that holds the folder the run was submitted from, `+changes` behind it where
+    files were not committed; empty where there is no repository."""
     seed: int | None = None
     """Seed of the job."""
     command: str = ""
