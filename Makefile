@@ -7,7 +7,7 @@ READY := .venv/.ready
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup quickstart lab test lint types notebooks clean
+.PHONY: help setup quickstart lab test lint types bench notebooks clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ lint: setup
 
 types: setup
 	@$(BIN)/mypy
+
+bench: setup ## Measure our pieces beside the plain way, as ratios (minutes; on a quiet machine)
+	@$(BIN)/python tests/bench.py $(ONLY)
 
 notebooks: setup ## Run the notebooks alone
 	@$(BIN)/python -m pytest notebooks --nbmake
