@@ -17,6 +17,7 @@ from workbench.errors import ConfigError
 from workbench.runs.launcher import check_launcher
 from workbench.runs.paths import RunPaths
 from workbench.runs.resume import resume_checkpoint
+from workbench.runs.scriptfolder import check_script
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import write_json
 from workbench.spec.dataset import dataset_from, prepare
@@ -62,8 +63,8 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
         paths.inputs.mkdir()
         if isinstance(spec.job, FineTune):
             _prepare_finetune(spec.job, spec, paths)
-        elif not Path(spec.job.path).is_file():
-            raise ConfigError(f"the script {spec.job.path} does not exist")
+        else:
+            check_script(Path(spec.job.path))
         write_json(paths.spec, spec.to_dict())
         write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
     except BaseException:

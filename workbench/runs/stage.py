@@ -16,8 +16,9 @@ from workbench.pods.pod import Pod, PodSpec
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.checkpoints import Checkpoint, send_checkpoint
 from workbench.runs.launch import RankPlace
-from workbench.runs.package import file_digest, files_of, zip_folder
+from workbench.runs.package import file_digest
 from workbench.runs.paths import PodRunPaths, RunPaths
+from workbench.runs.scriptfolder import files_of, zip_script
 from workbench.runs.state import read_json, write_json
 from workbench.spec.job import FineTune, Job, Script
 
@@ -82,7 +83,7 @@ def send_inputs(
     target = pod_paths(link.pod, run_id)
     link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
     if isinstance(job, Script):
-        archive = link.put(zip_folder(Path(job.path).parent), ".zip")
+        archive = link.put(zip_script(Path(job.path)), ".zip")
         link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
         return
     _send_finetune(link, job, paths, target, gpus)
