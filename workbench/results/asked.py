@@ -19,7 +19,7 @@ from workbench.spec.job import Script, job_from_dict
 from workbench.spec.model import Family, model_family
 from workbench.spec.technique import LossOn, Peft, Technique
 
-__all__ = ["columns_asked", "key_of", "places", "raw_spec"]
+__all__ = ["columns_asked", "key_of", "places", "raw_spec", "whole_job"]
 
 
 def key_of(spec: RunSpec | Json) -> str:
@@ -39,9 +39,7 @@ def key_of(spec: RunSpec | Json) -> str:
         False
     """
     raw = raw_spec(spec)
-    job, cluster = dict(part(raw, "job")), part(raw, "cluster")
-    with suppress(WorkbenchError, TypeError):  # of a version that knew other options: as it stands
-        job = job_from_dict(job).to_dict()
+    job, cluster = whole_job(raw), part(raw, "cluster")
     pods, _ = places(raw)
     backend = text(part(cluster, "backend").get("kind")) or "local"
     pod = dict(part(cluster, "pods"))
@@ -54,6 +52,14 @@ def key_of(spec: RunSpec | Json) -> str:
 def raw_spec(spec: RunSpec | Json) -> Json:
     """Give the JSON form of a specification."""
     return spec.to_dict() if isinstance(spec, RunSpec) else spec
+
+
+def whole_job(spec: Json) -> Json:
+    """Give the job of a spec with every default spelled out; one of a version that knew other options as it stands."""
+    job = part(spec, "job")
+    with suppress(WorkbenchError, TypeError):
+        return job_from_dict(job).to_dict()
+    return job
 
 
 def _absolute(job: Json) -> dict[str, object]:
@@ -82,16 +88,14 @@ def places(spec: Json) -> tuple[int, int]:
 
 def columns_asked(spec: Json) -> dict[str, object]:
     """Give the columns that are known before anything runs."""
-    job = part(spec, "job")
-    if not job:
+    if not part(spec, "job"):
         return {}
+    job = whole_job(spec)
     pods, slots = places(spec)
     launcher = text(job.get("launcher")) or "ssh"
     if job.get("kind") == Script.kind:
         name = Path(text(job.get("path"))).name
         return {"model": name, "technique": "script", "launcher": launcher, "pods": pods, "slots": slots}
-    with suppress(WorkbenchError, TypeError):
-        job = job_from_dict(job).to_dict()
     micro = whole(job.get("per_device_train_batch_size"))
     accumulation = whole(job.get("gradient_accumulation_steps"))
     return {

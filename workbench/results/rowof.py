@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.errors import WorkbenchError
-from workbench.results.asked import columns_asked, key_of, raw_spec
+from workbench.results.asked import columns_asked, key_of, raw_spec, whole_job
 from workbench.results.loose import Json, number, part, text, whole
 from workbench.results.rows import Outcome, Provenance, Row
 from workbench.results.shortage import shortage_of
@@ -36,7 +36,7 @@ def row_of(run_dir: Path) -> Row:
     """
     paths = RunPaths(run_dir)
     spec, info, result = read_json(paths.spec), read_json(paths.info), read_json(paths.result)
-    job, facts = part(spec, "job"), result or _so_far(paths)
+    facts = result or _so_far(paths)
     outcome, reason, fault = _ended(paths, result)
     benchmark = part(info, "benchmark")
     return Row(
@@ -44,12 +44,12 @@ def row_of(run_dir: Path) -> Row:
         outcome=outcome,
         path=run_dir,
         spec=spec,
-        key=text(benchmark.get("key")) or (key_of(spec) if job else ""),
+        key=text(benchmark.get("key")) or (key_of(spec) if part(spec, "job") else ""),
         repeat=whole(benchmark.get("repeat")) or 0,
         reason=reason,
         **{**columns_asked(spec), **_told(facts), **_measured(facts), **_memory(fault, spec)},  # type: ignore[arg-type]
         predicted_memory_gib=_predicted(paths, facts),
-        provenance=_provenance(job, facts),
+        provenance=_provenance(spec, facts),
     )
 
 
@@ -63,7 +63,6 @@ def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float |
     """
     raw = raw_spec(spec)
     key = key_of(raw)
-    seed = whole(part(raw, "job").get("seed"))
     return Row(
         name=key,
         outcome=Outcome.SKIPPED,
@@ -71,7 +70,7 @@ def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float |
         key=key,
         reason=reason,
         predicted_memory_gib=predicted_memory_gib,
-        provenance=Provenance(seed=seed),
+        provenance=_provenance(raw, {}),
         **columns_asked(raw),  # type: ignore[arg-type]
     )
 
@@ -178,9 +177,9 @@ def _predicted(paths: RunPaths, facts: Json) -> float | None:
     return number(raw.get("pod_gpu_gib" if on_gpu and raw.get("pod_gpu_gib") is not None else "host_gib"))
 
 
-def _provenance(job: Json, facts: Json) -> Provenance:
+def _provenance(spec: Json, facts: Json) -> Provenance:
     versions = {str(name): text(version) for name, version in part(facts, "versions").items()}
-    return Provenance(versions=versions, seed=whole(job.get("seed")), command=text(facts.get("command")))
+    return Provenance(versions=versions, seed=whole(whole_job(spec).get("seed")), command=text(facts.get("command")))
 
 
 def _highest(by_host: object) -> float | None:
