@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -80,7 +80,7 @@ class Cluster:
         Raises:
             ConfigError: A value that cannot be.
         """
-        self._spec = ClusterSpec(
+        self.spec = ClusterSpec(
             backend=backend.to_dict(),
             pods=spec or PodSpec(),
             count=count,
@@ -89,9 +89,10 @@ class Cluster:
             start_timeout_s=start_timeout_s,
             warm=warm,
         )
+        """What it is asked to be; read only."""
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self._closed = False
-        self._foresight = Foresight(self._spec.pods, local=self._spec.backend.get("kind") == "local")
+        self._foresight = Foresight(self.spec.pods, local=self.spec.backend.get("kind") == "local")
         self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
 
     @classmethod
@@ -102,7 +103,7 @@ class Cluster:
             ConfigError: The backend is unknown or refuses its options.
         """
         cluster = cls(backend_from_dict(spec.backend), spec.pods, count=spec.count, path=path)
-        cluster._spec = spec
+        cluster.spec = spec
         return cluster
 
     @property
@@ -120,11 +121,11 @@ class Cluster:
         """
         fresh_folder(self._paths.root, self._paths.config)
         self.path.chmod(0o700)
-        pods = {**self._spec.pods.to_dict(), "env": dict.fromkeys(self._spec.pods.env, "…")}
-        write_json(self._paths.config, {**self._spec.to_dict(), "pods": pods})
-        deadline = time.monotonic() + self._spec.start_timeout_s + 30
+        pods = {**self.spec.pods.to_dict(), "env": dict.fromkeys(self.spec.pods.env, "…")}
+        write_json(self._paths.config, {**self.spec.to_dict(), "pods": pods})
+        deadline = time.monotonic() + self.spec.start_timeout_s + 30
         try:
-            keeper = spawn_keeper(self._paths, self._spec)
+            keeper = spawn_keeper(self._paths, self.spec)
             self._wait(lambda: self._closed or self.phase != "starting", deadline, keeper)
             if self._closed:  # by another thread, perhaps before there was a keeper to ask
                 raise PodError("the cluster was closed during its start")
@@ -146,8 +147,7 @@ class Cluster:
     def phase(self) -> str:
         """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died."""
         state = read_json(self._paths.state)
-        phase = str(state.get("phase", "starting"))
-        pid, start_time = state.get("pid"), state.get("start_time")
+        phase, pid, start_time = str(state.get("phase", "starting")), state.get("pid"), state.get("start_time")
         if phase in ("closed", "failed") or not isinstance(pid, int):
             return phase
         return phase if is_alive(pid, start_time if isinstance(start_time, int) else None) else "lost"
@@ -196,16 +196,18 @@ class Cluster:
         """
         if self.phase != "ready":
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
-        spec = RunSpec(cluster=self._spec, job=job, pods=pods)
+        spec = RunSpec(cluster=self.spec, job=job, pods=pods)
         return self.submit_prepared(prepare_run(spec, root=path, parent=self._paths.runs))
 
-    def submit_prepared(self, prepared: PreparedRun) -> Run:
+    def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
         """Hand a run that `prepare_run` made to the keeper; `submit` is this and the preparation in one.
+
+        Whoever submits it may leave a note in its `run.json`.
 
         Raises:
             RunError: The cluster is not ready, or the run wants more pods than it has.
         """
-        info = {"id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
+        info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
         write_json(prepared.paths.info, info)
         request = {"op": "submit", "run": prepared.run_id, "path": str(prepared.paths.root)}
         try:
@@ -213,7 +215,7 @@ class Cluster:
         except RunError as error:  # its directory must say why it never ran
             fail_unstarted(prepared.paths, prepared.spec, error)
             raise
-        self._foresight.begin(prepared.spec.job, prepared.spec.pods or self._spec.count, prepared.paths.prediction)
+        self._foresight.begin(prepared.spec.job, prepared.spec.pods or self.spec.count, prepared.paths.prediction)
         return Run.load(prepared.paths.root)
 
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
@@ -226,7 +228,7 @@ class Cluster:
             ConfigError: As for `submit`.
             RunError: The cluster is not ready.
         """
-        prepared = prepare_run(RunSpec(cluster=self._spec, job=job, pods=pods), parent=self.path / "dry")
+        prepared = prepare_run(RunSpec(cluster=self.spec, job=job, pods=pods), parent=self.path / "dry")
         request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
         answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
         return LaunchCommand.from_dict(answer)
@@ -244,8 +246,8 @@ class Cluster:
         """
         from workbench.runs.checkup import diagnose
 
-        found = diagnose(self._paths, list(self.pods), self._spec.pods, bandwidth=bandwidth)
-        return found if job is None else self._foresight.judge(found, job, self._spec.count)
+        found = diagnose(self._paths, list(self.pods), self.spec.pods, bandwidth=bandwidth)
+        return found if job is None else self._foresight.judge(found, job, self.spec.count)
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
@@ -260,10 +262,9 @@ class Cluster:
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):
             Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
-            remove_left(self._spec.backend, self.path)
+            remove_left(self.spec.backend, self.path)
             return
-        deadline = time.monotonic() + _CLOSE_S
-        asked = False
+        deadline, asked = time.monotonic() + _CLOSE_S, False
         while is_alive(pid, start_time):
             asked = asked or self._ask_to_close()
             if time.monotonic() > deadline:
@@ -271,7 +272,7 @@ class Cluster:
                     f"the keeper (pid {pid}) has not ended in {_CLOSE_S:.0f} s; see {self._paths.keeper_log}"
                 )
             time.sleep(_LOOK_S)
-        remove_left(self._spec.backend, self.path)
+        remove_left(self.spec.backend, self.path)
 
     def _ask_to_close(self) -> bool:
         """Tell whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
@@ -295,7 +296,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         """Say the phase, the pods and the directory."""
-        return f"Cluster({self.phase}, {self._spec.count} {self._spec.backend.get('kind')} pods, {self.path})"
+        return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"
 
     def __str__(self) -> str:
         """Give the pods as a text table."""

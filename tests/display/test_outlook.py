@@ -36,8 +36,8 @@ def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> N
     assert job == composition.make_job()
     assert isinstance(job, FineTune)
     assert isinstance(cluster, Cluster)
-    assert cluster._spec.backend == composition.make_backend().to_dict()
-    assert (cluster._spec.count, cluster._spec.pods) == (composition.count, composition.pods)
+    assert cluster.spec.backend == composition.make_backend().to_dict()
+    assert (cluster.spec.count, cluster.spec.pods) == (composition.count, composition.pods)
     assert not cluster.path.exists()
 
 
