@@ -29,6 +29,7 @@ _CSS = f"""
   font-family: var(--jp-ui-font-family, sans-serif); font-size: 13px; line-height: 1.45;
   max-width: 1100px; overflow-wrap: anywhere; }}
 .wb * {{ box-sizing: border-box; }}
+.wb.wb-full {{ max-width: none; }}
 .wb-head {{ display: flex; flex-wrap: wrap; gap: 2px 16px; align-items: baseline; }}
 .wb-head b {{ font-weight: 600; }}
 .wb-pill {{ color: #fff; background: var(--wb-state); border-radius: 9px; padding: 1px 10px; font-weight: 600; }}
@@ -92,17 +93,18 @@ _CSS = f"""
 """
 
 
-def styled(content: str, state: str = "") -> str:
+def styled(content: str, state: str = "", *, full: bool = False) -> str:
     """Put HTML into the frame that the style sheet speaks of, the sheet with it.
 
     Args:
         content: HTML, escaped already.
         state: The state whose colour the parts take; empty for none.
+        full: Whether it may be as wide as the page, as tables with many columns should.
     """
-    return f"<style>{_CSS}</style>{framed(content, state)}"
+    return f"<style>{_CSS}</style>{framed(content, state, full=full)}"
 
 
-def framed(content: str, state: str = "") -> str:
+def framed(content: str, state: str = "", *, full: bool = False) -> str:
     """Do the same without the sheet, for a page that has it."""
     colour = STATE_COLOURS.get(state, _BUSY)
-    return f'<div class="wb" style="--wb-state: {colour}">{content}</div>'
+    return f'<div class="wb{" wb-full" if full else ""}" style="--wb-state: {colour}">{content}</div>'
