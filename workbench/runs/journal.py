@@ -160,6 +160,7 @@ def result_of(
     if isinstance(job, FineTune):
         asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
     fields = {
+        "launcher": job.launcher,
         **asked,
         "versions": dict(pods[0].versions) if pods else {},
         **measured(read_events(RunPaths(path).events), started_s),
@@ -170,7 +171,6 @@ def result_of(
         state=state,
         message=message,
         error=fault,
-        launcher=job.launcher,
         hosts=tuple(HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods),
         world_size=world_size,
         duration_s=round(ended_s - started_s, 3),
