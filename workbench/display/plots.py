@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.runs.curve import Curve
 from workbench.runs.view import RunView
 
-__all__ = ["CURVE_TITLES", "curves_svg", "memory_svg", "svg_of", "warm"]
+__all__ = [
+    "COLOURS", "CURVE_TITLES", "FOREGROUND", "curves_svg", "dress_axes", "figure_svg", "memory_svg", "svg_of", "warm",
+]  # fmt: skip
 
 CURVE_TITLES: Mapping[str, str] = {
     "loss": "loss",
@@ -23,9 +25,10 @@ CURVE_TITLES: Mapping[str, str] = {
 }
 """What can be drawn over the steps, and what it is called."""
 
-# Readable on white and on near-black alike, and apart for the colour-blind (after Okabe and Ito).
-_COLOURS = ("#3b8ede", "#e8862e", "#2fa37c", "#c76bb0", "#b59a17", "#d5553f", "#6f7fd8", "#5aa9b8")
-_FOREGROUND = "#010203"  # stands for the page's own text colour until the SVG is done
+COLOURS = ("#3b8ede", "#e8862e", "#2fa37c", "#c76bb0", "#b59a17", "#d5553f", "#6f7fd8", "#5aa9b8")
+"""Readable on white and on near-black alike, and apart for the colour-blind (after Okabe and Ito)."""
+FOREGROUND = "#010203"
+"""Stands for the page's own text colour until the SVG is done."""
 _SIZE_IN = (5.6, 2.3)
 _DPI = 72
 _AXES = (0.1, 0.2, 0.88, 0.68)  # fixed: working out what fits takes as long as the drawing itself
@@ -89,6 +92,29 @@ def svg_of(
     lines = [(name, curve) for name, curve in lines if len(curve)]
     if not lines:
         return ""
+
+    def draw(axes: Any) -> None:
+        _draw(axes, lines, x0, per)
+        _dress(axes, xlabel, from_zero, named=len(lines) <= _NAMED_HOSTS)
+
+    return figure_svg(draw, label=label)
+
+
+def figure_svg(
+    draw: Callable[[Any], None],
+    *,
+    label: str,
+    size_in: tuple[float, float] = _SIZE_IN,
+    place: tuple[float, float, float, float] = _AXES,
+) -> str:
+    """Make one SVG element of what is drawn on a pair of axes.
+
+    Args:
+        draw: Draws on matplotlib's axes; `FOREGROUND` is the page's text colour.
+        label: What the figure shows, for those who cannot see it.
+        size_in: Width and height in inches of 72 units; letters have 8.5.
+        place: Where the axes stand: left, bottom, width and height as shares of the figure.
+    """
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -96,11 +122,9 @@ def svg_of(
     with mpl.rc_context(
         {"svg.fonttype": "none", "font.family": "DejaVu Sans", "font.size": 8.5, "path.simplify": True}
     ):
-        figure = Figure(figsize=_SIZE_IN, dpi=_DPI)
+        figure = Figure(figsize=size_in, dpi=_DPI)
         FigureCanvasSVG(figure)
-        axes = figure.add_axes(_AXES)
-        _draw(axes, lines, x0, per)
-        _dress(axes, xlabel, from_zero, named=len(lines) <= _NAMED_HOSTS)
+        draw(figure.add_axes(place))
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _for_a_page(out.getvalue(), label)
@@ -117,7 +141,7 @@ def _draw(axes: Any, lines: Sequence[tuple[str, Curve]], x0: float, per: float) 
     for number, (name, curve) in enumerate(lines):
         xs, values = curve.thinned(_POINTS)
         axes.plot(
-            [(x - x0) / per for x in xs], values, label=name, color=_COLOURS[number % len(_COLOURS)], linewidth=1.6,
+            [(x - x0) / per for x in xs], values, label=name, color=COLOURS[number % len(COLOURS)], linewidth=1.6,
             marker="o" if len(xs) <= 30 else None, markersize=2.6,
         )  # fmt: skip
 
@@ -129,20 +153,25 @@ def _dress(axes: Any, xlabel: str, from_zero: bool, *, named: bool) -> None:
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=xlabel == "optimizer step"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.set_xlabel(xlabel, color=_FOREGROUND)
-    axes.tick_params(color=_FOREGROUND, labelcolor=_FOREGROUND, length=3)
-    axes.grid(visible=True, color=_FOREGROUND, alpha=0.12, linewidth=0.6)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(_FOREGROUND)
-        spine.set_alpha(0.4)
+    dress_axes(axes, xlabel)
     if named:
         legend = axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, labelcolor=_FOREGROUND,
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, labelcolor=FOREGROUND,
             borderpad=0, borderaxespad=0.3, handlelength=1.4, columnspacing=1.4,
         )  # fmt: skip
         for text in legend.get_texts():
             text.set_parse_math(False)  # a name with a dollar sign is a name
+
+
+def dress_axes(axes: Any, xlabel: str) -> None:
+    """Give axes the house's look: two thin spines, a faint grid, everything in the page's text colour."""
+    axes.set_xlabel(xlabel, color=FOREGROUND)
+    axes.tick_params(color=FOREGROUND, labelcolor=FOREGROUND, length=3)
+    axes.grid(visible=True, color=FOREGROUND, alpha=0.12, linewidth=0.6)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FOREGROUND)
+        spine.set_alpha(0.4)
 
 
 def _for_a_page(svg: str, label: str) -> str:
@@ -152,7 +181,7 @@ def _for_a_page(svg: str, label: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
-    svg = svg.replace(_FOREGROUND, "currentColor")
+    svg = svg.replace(FOREGROUND, "currentColor")
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--jp-ui-font-family, sans-serif)", svg)
     head = f'<svg class="wb-plot" role="img" aria-label="{html.escape(label, quote=True)}"'
     svg = re.sub(r'<svg ([^>]*?)width="[\d.]+pt" height="[\d.]+pt"', rf"{head} \1", svg, count=1)
