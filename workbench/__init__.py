@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from workbench.pods.local import LocalPods
     from workbench.pods.pod import Pod, PodSpec
     from workbench.results.answers import compare_predictions
+    from workbench.results.benchmark import Benchmark
     from workbench.results.compare import compare
     from workbench.runs.result import RunResult
     from workbench.runs.run import Run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from workbench.spec.job import FineTune, Script
 
 __all__ = [
+    "Benchmark",
     "CMLPods",
     "Cluster",
     "FineTune",
@@ -44,6 +46,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "Benchmark": "workbench.results.benchmark",
     "CMLPods": "workbench.pods.cml",
     "Cluster": "workbench.cluster",
     "FineTune": "workbench.spec.job",

@@ -82,7 +82,8 @@ def make_grid(
     choices: list[str | None] = list(techniques) if techniques else [None]
     varied = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     for job, technique, options, count in itertools.product(jobs, choices, varied, pods):
-        name = _name(job, technique, options, count, many=len(jobs) > 1)
+        told = {key: value for key, value in options.items() if len(vary[key]) > 1}
+        name = _name(job, technique, told, count, many=len(jobs) > 1)
         try:
             made = _made(job, technique, options, count, slots)
         except ConfigError as error:

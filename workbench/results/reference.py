@@ -75,6 +75,8 @@ def _walkthrough() -> tuple[Published, ...]:
             duration_s=small,
             samples_per_s=227.686,
             memory_gb=3,
+            speed_up=1.0,
+            efficiency=1.0,
             note="published as 5 epochs; its log says 3",
         ),
         Published(
@@ -102,6 +104,8 @@ def _walkthrough() -> tuple[Published, ...]:
             epochs=3,
             duration_s=large,
             memory_gb=15,
+            speed_up=1.0,
+            efficiency=1.0,
             note="no log was found",
         ),
         Published(
