@@ -1,0 +1,60 @@
+"""Read the losses of a run against steps and against seconds, off its events. Nothing is smoothed here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.runs.events import read_events
+from workbench.runs.paths import RunPaths
+from workbench.runs.state import read_json
+
+__all__ = ["LossPoint", "Losses", "read_losses"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """A loss, and when it was."""
+
+    step: int
+    """The optimizer step."""
+    seconds: float
+    """Seconds since the run's start was asked for."""
+    loss: float
+    """The loss."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """The losses of one run."""
+
+    train: tuple[LossPoint, ...] = ()
+    """Training loss, as logged."""
+    evaluation: tuple[LossPoint, ...] = ()
+    """Loss on the evaluation rows."""
+
+
+def read_losses(run_dir: Path) -> Losses:
+    """Read the losses of a run, finished or not; what its events do not hold is left out.
+
+    Args:
+        run_dir: The run directory.
+    """
+    paths = RunPaths(run_dir)
+    began = read_json(paths.result).get("started_s")
+    began_s = float(began) if isinstance(began, int | float) else None
+    train: list[LossPoint] = []
+    evaluation: list[LossPoint] = []
+    for event in read_events(paths.events):
+        began_s = event.time_s if began_s is None else began_s
+        if event.kind == "step":
+            _add(train, event.data.get("step"), event.time_s - began_s, event.data.get("loss"))
+        elif event.kind == "eval":
+            _add(evaluation, event.data.get("step"), event.time_s - began_s, event.data.get("eval_loss"))
+    return Losses(train=tuple(train), evaluation=tuple(evaluation))
+
+
+def _add(points: list[LossPoint], step: object, seconds: float, loss: object) -> None:
+    if isinstance(step, int) and isinstance(loss, int | float) and math.isfinite(loss) and math.isfinite(seconds):
+        points.append(LossPoint(step, max(0.0, seconds), float(loss)))
