@@ -30,21 +30,22 @@ class Point(NamedTuple):
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
     """See every operation, and the release of every storage."""
 
-    def __init__(self, *, vocabulary: int) -> None:
+    def __init__(self, *, vocabulary: int, rows: int) -> None:
         """Start with nothing held.
 
         Args:
             vocabulary: The size by which logits are known.
+            rows: Rows of the batch, a prime number that divides no other size: what it divides is of the rows.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = "before"
         """Where in the step it is: the same words in a model of any depth."""
-        self.moments: dict[str, list[tuple[int, int, int]]] = {}
-        """By place, an operation each: bytes held, those of logits among them, elements of gradients so far."""
+        self.moments: dict[str, list[Point]] = {}
+        """By place, what is held after an operation each."""
         self.gradients = 0
         self._vocabulary = vocabulary
-        self._live = 0
-        self._logits = 0
+        self._rows = rows
+        self._held = [0, 0, 0, 0]  # the first four numbers of a point
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
@@ -56,8 +57,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publish
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
-        self.moments.setdefault(self.place, []).append((self._live, self._logits, self.gradients))
+        base, row, logits, logits_row = self._held
+        self.moments.setdefault(self.place, []).append(Point(base, row, logits, logits_row, self.gradients))
         return out
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here: without torch's wrapper every operation takes less time
 
     def known_before(self, model: torch.nn.Module) -> None:
         """Leave out the storages of a model's weights."""
@@ -70,16 +76,19 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publish
         key, size = storage._cdata, storage.nbytes()
         if key in self._known:
             return
-        logits = size if tensor.dim() > 1 and self._vocabulary in (tensor.shape[-1], tensor.shape[-1] + 1) else 0
+        is_logits = tensor.dim() > 1 and self._vocabulary in (tensor.shape[-1], tensor.shape[-1] + 1)
+        of_rows = size % self._rows == 0
+        share = size // self._rows if of_rows else size
+        changed = (int(of_rows), 2 + int(of_rows)) if is_logits else (int(of_rows),)
 
         def gone(_: object) -> None:
             self._known.pop(key, None)
-            self._live -= size
-            self._logits -= logits
+            for index in changed:
+                self._held[index] -= share
 
         self._known[key] = weakref.ref(storage, gone)
-        self._live += size
-        self._logits += logits
+        for index in changed:
+            self._held[index] += share
 
 
 def layer_stacks(model: Any) -> list[Any]:

@@ -1,14 +1,16 @@
 """Count the bytes of one training step of a model that does not exist: `python -m workbench.jobs.trace < REQUEST`.
 
 The planner starts this in a process of its own, so that a notebook never imports torch. Tensors are fake (they have
-shapes and no memory), the operations are the model's own. What a step holds is affine in the number of layers and in
-the rows, so two shallow copies at two batch sizes say it for any depth and any batch, operation by operation.
+shapes and no memory), the operations are the model's own. What a step holds is affine in the number of layers, so two
+shallow copies say it for any depth, operation by operation. A storage is of the rows of a batch or is not: where they
+are a large prime number, its size tells.
 
 Weights, their gradients and the optimizer are left to the planner: it depends on the technique who holds them.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,16 +27,18 @@ from workbench.spec.adapters import lora_from
 
 __all__ = ["main", "trace"]
 
-_ROWS = (2, 4)
+_PRIMES = (10007, 10009, 10037, 10039, 10061)
 _DEPTHS = (2, 3)
 _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 
 
 def main() -> None:
     """Answer the request on standard input, on standard output, in JSON."""
+    gc.disable()  # what a step holds must not depend on when cycles are collected
     request = json.load(sys.stdin)
     _on_gpu(bool(request.get("gpu")))
     sys.stdout.write(json.dumps(trace(request)))
+    sys.stdout.flush()
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,12 +61,16 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     points = {}
     for arithmetic in request["arithmetic"]:
         runs = {
-            (depth, rows): _step(config, request, arithmetic, depth=depth, rows=rows)
-            for depth in depths or (0,)
-            for rows in _ROWS
+            depth: _step(config, request, arithmetic, depth=depth, rows=_prime(request)) for depth in depths or (0,)
         }
         points[arithmetic] = [list(p) for p in front(_extrapolated(runs, _depth(config)))]
     return {"points": points, "sizes": _sizes(config, request, depths)}
+
+
+def _prime(request: Mapping[str, Any]) -> int:
+    """Choose a number of rows that divides no size of the model, so that what it divides is of the rows."""
+    sizes = [value for value in (*request["config"].values(), request["source"], request["target"]) if value]
+    return next(p for p in _PRIMES if not any(isinstance(size, int) and size % p == 0 for size in sizes))
 
 
 def _config(raw: Mapping[str, Any]) -> Any:
@@ -134,7 +142,7 @@ def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: in
     model = _model(config, request, depth)
     autocast = arithmetic.startswith("autocast-")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic.removeprefix("autocast-"))
-    tape = Tape(vocabulary=config.vocab_size)
+    tape = Tape(vocabulary=config.vocab_size, rows=rows)
     with FakeTensorMode(), ExitStack() as watched:
         _pretend(model, None if autocast else dtype)
         watch_layers(model, tape)
@@ -170,25 +178,18 @@ def _loss(model: Any, batch: Any, labels: torch.Tensor, tape: Tape, autocast: to
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
 
 
-def _extrapolated(runs: Mapping[tuple[int, int], Tape], depth: int) -> list[Point]:
+def _extrapolated(runs: Mapping[int, Tape], depth: int) -> list[Point]:
     """Work out every moment of the deep model's step from the shallow ones'.
 
     Middle layers are left out where they were not traced: what is affine is highest at an end.
     """
-    depths = sorted({d for d, _ in runs})
-    few, many = _ROWS
-    shallow = runs[depths[0], few].moments
+    depths = sorted(runs)
     found = []
-    for place, moments in shallow.items():
-        others = [runs[key].moments.get(place, []) for key in runs]
-        if any(len(other) != len(moments) for other in others):
-            raise RuntimeError(f"the step does other things in {place} when it has more layers or rows")
-        for number in range(len(moments)):
-            at = {key: runs[key].moments[place][number] for key in runs}
-            grown = [_line([at[d, rows] for d in depths], depths, depth) for rows in (few, many)]
-            (live, logits, grads), (live_many, logits_many, _) = grown
-            slope, logits_slope = (live_many - live) / (many - few), (logits_many - logits) / (many - few)
-            found.append(Point(live - slope * few, slope, logits - logits_slope * few, logits_slope, grads))
+    for place, moments in runs[depths[0]].moments.items():
+        copies = [runs[d].moments.get(place, []) for d in depths]
+        if any(len(copy) != len(moments) for copy in copies):
+            raise RuntimeError(f"the step does other things in {place} when it has more layers")
+        found += [Point(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
     return found
 
 

@@ -7,7 +7,7 @@ The table is predicted: activations are counted on the model's own step (`tracin
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -254,17 +254,9 @@ def _trace(
     lengths: tuple[int, int] | None,
     only_cached: bool = False,
 ) -> Trace | None:
-    config = model_config(job.model)
     wanted = sorted({setting.arithmetic for setting in settings}) or ["fp32"]
-    traces = []
-    for arithmetic in wanted:
-        request = request_of(job, config, [arithmetic], gpu=gpu, lengths=lengths)
-        found = cached_trace(request) if only_cached else trace_step(request)
-        if found is None:
-            return None
-        traces.append(found)
-    moments: Mapping[str, object] = {name: m for trace in traces for name, m in trace.moments.items()}
-    return replace(traces[0], moments=moments)  # type: ignore[arg-type]
+    request = request_of(job, model_config(job.model), wanted, gpu=gpu, lengths=lengths)
+    return cached_trace(request) if only_cached else trace_step(request)
 
 
 def _row(setting: Setting, trace: Trace, job: FineTune, limits: tuple[float | None, float | None]) -> PlanRow:
