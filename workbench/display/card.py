@@ -19,14 +19,13 @@ from workbench.display.tables import facts, html_table
 if TYPE_CHECKING:
     from workbench.results.card import Card
 
-__all__ = ["card_html"]
+__all__ = ["PAGE_CSS", "card_body", "card_html", "page"]
 
 _ANSWERS = 12
 _MOST_ANSWERS = 500
 _TEXT_FILES = 200_000  # bytes of a file above which its text is only in the archive
 
-# What JupyterLab would set, so that tables and panels fit a page of their own.
-_CSS = """
+PAGE_CSS = """
 :root { color-scheme: light dark; --jp-ui-font-color1: #212121; --jp-ui-font-color2: #616161;
   --jp-ui-inverse-font-color0: #000; --jp-layout-color2: #f2f2f2; --jp-border-color2: #d8d8d8;
   --jp-warn-color3: #ffe0b2; --jp-warn-color1: #b26a00; --jp-error-color1: #d32f2f; --wb-page: #fff; }
@@ -41,6 +40,7 @@ pre { background: var(--jp-layout-color2); padding: 8px 10px; border-radius: 4px
   font-size: 12px; } summary { cursor: pointer; }
 .answers td:nth-child(-n+3) { min-width: 15em; } .quiet { color: var(--jp-ui-font-color2); }
 """
+"""What JupyterLab would set, so that tables and panels fit a page of their own."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -48,21 +48,44 @@ def card_html(card: Card) -> str:
     """Draw the card as a whole HTML document."""
     result = card.result
     title = f"Run {result.path.name}: {result.trained}, {result.state}"
+    return page(title, f"<h1>{_esc(title)}</h1>{card_body(card)}")
+
+
+def page(title: str, body: str, css: str = "") -> str:
+    """Make a whole HTML document that may load nothing and run nothing.
+
+    Args:
+        title: Its title, not escaped.
+        body: HTML, escaped already.
+        css: Rules beyond `PAGE_CSS`.
+    """
+    head = (
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width"><title>{_esc(title)}</title><style>{PAGE_CSS}{css}</style>'
+    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
+    """Draw all of a card but its title, to stand in a page that may hold several.
+
+    Args:
+        card: The card.
+        anchor: What the link to its files is called, unlike any other of the page.
+        carry: Whether to carry the files that repeat the run.
+    """
+    result = card.result
     parts = [
-        f"<h1>{_esc(title)}</h1><p class='quiet'>{_esc(_times(card))}</p>",
+        f"<p class='quiet'>{_esc(_times(card))}</p>",
         "".join(f"<p>{_esc(line)}</p>" for line in card.missing),
         _section("What happened", run_page(card.view) if card.view else ""),
         _section("Facts", result_html(result) + _versions(card)),
         _section("Answers", _answers(card)),
         _section("FLOPS profile", profile_html(card.profile) if card.profile else ""),
         _section("How it was started", _started(card)),
-        _section("Repeat it", _recipe(card)),
+        _section("Repeat it", _recipe(card, anchor) if carry else ""),
     ]
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<meta name="viewport" content="width=device-width"><title>{_esc(title)}</title><style>{_CSS}</style>'
-    )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{"".join(parts)}\n</body></html>\n'
+    return "".join(parts)
 
 
 def _section(title: str, content: str) -> str:
@@ -104,13 +127,13 @@ def _started(card: Card) -> str:
     return "".join(_folded(name, text) for name, text in pieces if text)
 
 
-def _recipe(card: Card) -> str:
+def _recipe(card: Card, anchor: str) -> str:
     recipe = card.recipe
     packed = base64.b64encode(recipe.archive).decode()
     # The pattern stands at the start of a line with a tag, which no escaped text can forge.
     unpack = (
-        f'sed -n \'s/^<a id="files".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(card.name)} | base64 -d > repeat.zip\n'
-        "python3 -m zipfile -e repeat.zip repeat\ncd repeat"
+        f'sed -n \'s/^<a id="{anchor}".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(card.name)} '
+        "| base64 -d > repeat.zip\npython3 -m zipfile -e repeat.zip repeat\ncd repeat"
     )
     shown = [
         _folded(name, content.decode("utf-8", "replace"))
@@ -122,7 +145,7 @@ def _recipe(card: Card) -> str:
         f"<p>Same as in the run:</p>{_list(recipe.same)}<p>Not the same, or to be had elsewhere:</p>"
         f"{_list(recipe.differs)}<p>Unpack the files that this card carries:</p><pre>{_esc(unpack)}</pre>"
         f"<p>Then:</p><pre>{_esc(recipe.commands)}</pre><p class='quiet'>{_esc(named)}</p>\n"
-        f'<a id="files" download="repeat.zip" href="data:application/zip;base64,{packed}">'
+        f'<a id="{anchor}" download="repeat.zip" href="data:application/zip;base64,{packed}">'
         "Save the files as repeat.zip</a>\n" + "".join(shown)
     )
 

@@ -18,7 +18,7 @@ from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunResult
 from workbench.runs.view import RunView
 
-__all__ = ["Card", "card_of", "write_card"]
+__all__ = ["Card", "card_of", "replace_text", "write_card"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +91,16 @@ def write_card(result: RunResult, path: str | Path) -> Path:
 
     target = Path(path).expanduser().absolute()
     text = card_html(card_of(result, target.name))
+    replace_text(target, text)
+    return target
+
+
+def replace_text(target: Path, text: str) -> None:
+    """Write a file whole, in place of one that is there; a reader never sees half of it.
+
+    Raises:
+        RunError: It cannot be written.
+    """
     try:
         handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
         try:
@@ -102,5 +112,4 @@ def write_card(result: RunResult, path: str | Path) -> Path:
             Path(part).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RunError(f"the card cannot be written to {target}: {error.strerror or error}") from error
-    return target
+        raise RunError(f"{target} cannot be written: {error.strerror or error}") from error
