@@ -15,6 +15,7 @@ from workbench.errors import ConfigError
 from workbench.pods import podmain
 from workbench.pods.identity import check_key_line
 from workbench.pods.kubeoptions import KubernetesOptions
+from workbench.pods.kubepodspec import CONTAINER_SECURITY, placement, pod_security, resources, secret_env, shm_volume
 from workbench.pods.pod import PodSpec
 from workbench.pods.sshd import SSHD_OPTIONS
 
@@ -173,7 +174,6 @@ class ClusterObjects:
         metadata |= (
             {"annotations": {**options.annotations, **annotations}} if options.annotations or annotations else {}
         )
-        user = options.run_as_user
         spec: Manifest = {
             "hostname": f"pod-{index}",
             "subdomain": self.base,
@@ -182,23 +182,11 @@ class ClusterObjects:
             "terminationGracePeriodSeconds": _GRACE_S,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "seccompProfile": {"type": "RuntimeDefault"},
-                **({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if user is not None else {}),
-            },
+            "securityContext": pod_security(options),
             "containers": [self._container(index)],
             "volumes": self._volumes(index),
+            **placement(options),
         }
-        optional: Manifest = {
-            "nodeSelector": dict(options.node_selector),
-            "tolerations": list(options.tolerations),
-            "affinity": dict(options.affinity),
-            "priorityClassName": options.priority_class,
-            "serviceAccountName": options.service_account,
-            "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
-        }
-        spec |= {key: value for key, value in optional.items() if value}
         return {**_head("v1", "Pod", metadata), "spec": spec}
 
     def _container(self, index: int) -> Manifest:
@@ -218,7 +206,7 @@ class ClusterObjects:
             {"name": "work", "mountPath": _WORK_PATH},
             {"name": "shm", "mountPath": "/dev/shm"},
         ]
-        resources = self._resources()
+        wanted = resources(self.spec, options.gpu_resource)
         return {
             "name": "worker",
             "image": self.image,
@@ -226,8 +214,8 @@ class ClusterObjects:
             "args": [str(word) for pair in flags.items() for word in pair],
             "env": self._env(root),
             "ports": [{"name": "ssh", "containerPort": options.port}],
-            "resources": {"requests": resources, "limits": resources},
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "resources": {"requests": wanted, "limits": wanted},
+            "securityContext": CONTAINER_SECURITY,
             # Only until it has succeeded once: a probe of the port for ever would fill sshd's log.
             "startupProbe": {
                 "exec": {"command": ["test", "-f", f"{root}/sshd/listening"]},
@@ -243,32 +231,20 @@ class ClusterObjects:
             {"name": MARK, "value": root},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ]
-        for variable in self.options.secrets:
-            name, key = self.options.secret_key(variable)
-            env.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
-        return env
-
-    def _resources(self) -> dict[str, str]:
-        resources = {"cpu": f"{round(self.spec.cpus * 1000)}m"}
-        if self.spec.memory_gib is not None:
-            resources["memory"] = f"{round(self.spec.memory_gib * 1024)}Mi"
-        if self.spec.gpus:
-            resources[self.options.gpu_resource] = str(self.spec.gpus)
-        return resources
+        return [*env, *secret_env(self.options)]
 
     def _volumes(self, index: int) -> list[Manifest]:
         own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
         same = {name: name for name in ("start.py", "authorized_keys", "sshd_options")}
         items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
         claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
-        memory = {"medium": "Memory", "sizeLimit": f"{round(self.options.shm_gib * 1024)}Mi"}
         mode = (
             0o444 if self.options.run_as_user is None else 0o440
         )  # the files are root's, and fsGroup's if there is one
         return [
             {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
-            {"name": "shm", "emptyDir": memory},
+            shm_volume(self.options),
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:

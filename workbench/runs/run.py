@@ -25,6 +25,7 @@ from workbench.spec.job import Script
 if TYPE_CHECKING:
     from workbench.display.tensorboard import Board
     from workbench.results.answers import Answers
+    from workbench.results.handover import Manifest
     from workbench.results.questions import RowLike
 
 __all__ = ["Detached", "Run"]
@@ -166,6 +167,20 @@ class Run:
         from workbench.results.merge import merge
 
         return merge(self.paths, path)
+
+    def manifest(self, kind: str, **options: object) -> Manifest:
+        """Write this job as one that Kubeflow carries out unattended; `str()` is the YAML. Nothing is sent anywhere.
+
+        Args:
+            kind: `trainjob`, `pytorchjob` or `mpijob`.
+            options: See `HandoverOptions`; where the run came from `KubernetesPods`, theirs are the default.
+
+        Raises:
+            ConfigError: The kind or an option is unknown, the image is missing, or the job cannot run there so.
+        """
+        from workbench.results.handover import manifest_of
+
+        return manifest_of(self.path, kind, options)
 
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
         """Block until the run has ended, with a line of progress, and return its result.

@@ -93,7 +93,7 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
     if place.rank:
         facts = muster.follow()
         return 0 if facts.get("finished") else run_task(_task(facts, out, place))
-    head = Head(spec_file, out, world_size=place.world_size, per_node=place.per_node, started_by=place.started_by)
+    head = Head(spec_file, out, world_size=place.world_size, started_by=place.started_by)
     facts = muster.lead(lambda: _facts(head, scratch))
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")

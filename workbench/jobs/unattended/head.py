@@ -35,18 +35,17 @@ _KEPT = 2
 class Head:
     """The keeper's part of a run that has none."""
 
-    def __init__(self, spec_file: Path, out: Path, *, world_size: int, per_node: int, started_by: str):
+    def __init__(self, spec_file: Path, out: Path, *, world_size: int, started_by: str):
         """Keep what is to be done; nothing is touched yet.
 
         Args:
             spec_file: The `SPEC.json`; `inputs.zip` beside it holds files that it names.
             out: The run directory to be.
             world_size: Number of ranks.
-            per_node: Ranks of each node.
             started_by: What started the ranks, for the result.
         """
         self._spec_file, self._paths = spec_file, RunPaths(out)
-        self._world_size, self._per_node, self._started_by = world_size, per_node, started_by
+        self._world_size, self._started_by = world_size, started_by
         self._spec: RunSpec | None = None
         self._journal: Journal | None = None
         self._began_s = time.time()
@@ -76,8 +75,8 @@ class Head:
         spec_file = _unpacked(self._spec_file, scratch)
         again = self._put_aside()
         spec = RunSpec.load(spec_file)
-        pods = replace(spec.cluster, count=max(1, self._world_size // self._per_node))
-        spec = replace(spec, cluster=pods, pods=None)
+        pods = max(1, self._world_size // spec.cluster.pods.slots)  # an elastic job may have fewer than were asked for
+        spec = replace(spec, cluster=replace(spec.cluster, count=pods), pods=None)
         found = self._checkpoint(spec) if again else None
         hidden = _hide(self._paths.root, scratch)
         try:
@@ -223,7 +222,7 @@ def _unpacked(spec_file: Path, scratch: Path) -> Path:
     if archive.is_file():
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(folder)
-    target = folder / "spec.json"
+    target = folder / ".handed-over.json"  # a script's folder may hold a spec.json of its own
     target.write_bytes(spec_file.read_bytes())
     return target
 

@@ -1,0 +1,31 @@
+"""Objects as YAML that a person can read: in their own order, texts of several lines as such, no anchors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["yaml_of"]
+
+
+def yaml_of(data: Mapping[str, object]) -> str:
+    r"""Give the YAML of plain JSON.
+
+    Example:
+        >>> print(yaml_of({"b": 1, "a": "x\ny\n"}), end="")
+        b: 1
+        a: |
+          x
+          y
+    """
+    import yaml  # it comes with transformers
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # no types are published
+        def ignore_aliases(self, _data: Any) -> bool:
+            return True  # what appears twice is written twice
+
+    def text(dumper: Any, value: str) -> Any:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, width=110))
