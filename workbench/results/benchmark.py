@@ -18,9 +18,14 @@ from workbench.results.reference import PUBLISHED
 from workbench.results.rowof import key_of, skipped_row
 from workbench.results.rows import Outcome, Row
 from workbench.results.standing import Standing
+from workbench.runs.launcher import check_launcher
+from workbench.runs.scriptfolder import check_script
 from workbench.runs.specfile import ClusterSpec, RunSpec
+from workbench.spec.dataset import dataset_from
 from workbench.spec.job import FineTune, Job
+from workbench.spec.model import model_kind
 from workbench.spec.refusals import check_hardware
+from workbench.spec.technique import Launcher
 
 __all__ = ["Benchmark", "BenchmarkResult", "Stopped"]
 
@@ -245,11 +250,10 @@ class Benchmark:
         if self._most_pods > cluster.spec.count:
             raise ConfigError(f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}")
         for row in self.grid.rows:
-            if isinstance(row.job, FineTune):
-                try:
-                    check_hardware(row.job, gpus=cluster.spec.pods.gpus)
-                except ConfigError as error:
-                    raise ConfigError(f"{row.name}: {error}") from error
+            try:
+                _check_job(row.job, cluster.spec.pods)
+            except ConfigError as error:
+                raise ConfigError(f"{row.name}: {error}") from error
 
     def _foreseen(self, planned: Planned, cluster: ClusterSpec, standing: Sequence[Row]) -> OutlookRow:
         spec = RunSpec(cluster=cluster, job=planned.job, pods=planned.pods)
@@ -283,3 +287,14 @@ class Benchmark:
 def _pods_of(spec: RunSpec) -> int:
     single = isinstance(spec.job, FineTune) and spec.job.technique == "single"
     return 1 if single else spec.pods or spec.cluster.count
+
+
+def _check_job(job: Job, pod: PodSpec) -> None:
+    """Refuse what takes no time to see; whatever else is wrong with a job is found when its row starts."""
+    check_launcher(Launcher(job.launcher))
+    if isinstance(job, FineTune):
+        check_hardware(job, gpus=pod.gpus)
+        dataset_from(job.dataset)
+        model_kind(job.model)
+    else:
+        check_script(Path(job.path).expanduser().absolute())

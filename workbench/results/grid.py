@@ -26,6 +26,11 @@ class Planned:
     name: str = ""
     """What tells it from the others, in words: `zero1 on 3 pods`."""
 
+    @property
+    def work(self) -> tuple[object, ...]:
+        """What is the same for the same run, however it is called; lists and tuples are one."""
+        return self.job.to_dict(), self.pods, self.repeat
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftOut:
@@ -48,9 +53,7 @@ class Grid:
 
     def __add__(self, other: Grid) -> Grid:
         """Put the runs of another grid behind these; a run that is in both goes once."""
-        seen = [(row.job, row.pods, row.repeat) for row in self.rows]
-        more = tuple(row for row in other.rows if (row.job, row.pods, row.repeat) not in seen)
-        return Grid(self.rows + more, self.left_out + other.left_out)
+        return Grid(_unique(self.rows + other.rows), self.left_out + other.left_out)
 
 
 def make_grid(
@@ -99,7 +102,7 @@ def _unique(rows: Sequence[Planned]) -> tuple[Planned, ...]:
     """Keep the first of rows that are the same; a script is the same under every technique."""
     kept: list[Planned] = []
     for row in rows:
-        if all((row.job, row.pods, row.repeat) != (k.job, k.pods, k.repeat) for k in kept):
+        if all(row.work != other.work for other in kept):
             kept.append(row)
     return tuple(kept)
 
