@@ -1,13 +1,15 @@
 """`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own.
 
 All run as the calling user, without root, on one port that is free on all the addresses. Each is one `worker.py`
-process that reports to a rendezvous as any other pod would. CPU and memory are shared with all else that runs here:
-`PodSpec.cpus` says how many threads a rank gets, `memory_gib` and `image` mean nothing here.
+process that reports to a rendezvous as any other pod would. CPU is shared with all else that runs here: `PodSpec.cpus`
+says how many threads a rank gets. `memory_gib` is held to by a memory cgroup where this user may make one
+(`can_limit_memory`), elsewhere only the planner heeds it; `image` means nothing here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import threading
@@ -22,6 +24,7 @@ from workbench.pods.gpus import visible_gpus
 from workbench.pods.hostfile import check_port
 from workbench.pods.identity import check_key_line
 from workbench.pods.localworker import LocalWorker, session_environment, tail_of
+from workbench.pods.memorylimit import MemoryLimit
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.processes import end_all, with_mark
 from workbench.pods.rendezvous import Rendezvous
@@ -59,6 +62,7 @@ class LocalPods:
         self._workers: list[LocalWorker] = []
         self._pods: list[Pod] = []
         self._logs: dict[str, Path] = {}
+        self._limits: list[MemoryLimit] = []
         self._stopped = False
         self._starting = threading.Lock()
 
@@ -138,7 +142,9 @@ class LocalPods:
         _sweep(roots)
         for root in roots:
             shutil.rmtree(root, ignore_errors=True)
-        self._workers, self._pods = [], []
+        for limit in self._limits:
+            limit.remove()
+        self._workers, self._pods, self._limits = [], [], []
 
     def _choose_port(self, addresses: Sequence[str]) -> int:
         """Give the port that was asked for, or a free one."""
@@ -156,7 +162,10 @@ class LocalPods:
             with Rendezvous(names) as rendezvous:
                 for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
                     devices = gpus[i * spec.gpus : (i + 1) * spec.gpus]
-                    self._start_worker(_configure(name, address, port, spec, devices, context, rendezvous))
+                    config = _configure(name, address, port, spec, devices, context, rendezvous)
+                    self._start_worker(
+                        config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
+                    )
                 self._pods = rendezvous.wait(
                     context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
                 )
@@ -166,8 +175,13 @@ class LocalPods:
             self._end()
             raise
 
-    def _start_worker(self, config: WorkerConfig) -> None:
-        """Start one worker and hand it its configuration.
+    def _limit(self, name: str, gib: float | None) -> MemoryLimit | None:
+        limit = MemoryLimit.make(name, gib) if gib is not None else None
+        self._limits += [limit] if limit is not None else []
+        return limit
+
+    def _start_worker(self, config: WorkerConfig, limit: MemoryLimit | None) -> None:
+        """Start one worker, under its limit, and hand it its configuration.
 
         Raises:
             ConfigError: The folder holds a pod already.
@@ -178,7 +192,7 @@ class LocalPods:
         with self._starting:
             self._check_not_stopped()
             self._logs[config.name] = Path(config.log)
-            self._workers.append(LocalWorker.start(config))
+            self._workers.append(LocalWorker.start(config, limit))
 
     def _check_not_stopped(self) -> None:
         if self._stopped:

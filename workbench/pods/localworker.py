@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import workbench
+from workbench.pods.memorylimit import MemoryLimit
 from workbench.pods.worker import WorkerConfig
 
 __all__ = ["LocalWorker", "session_environment", "tail_of"]
@@ -38,8 +39,8 @@ class LocalWorker:
     """When it was started, on the monotonic clock."""
 
     @classmethod
-    def start(cls, config: WorkerConfig) -> LocalWorker:
-        """Start the process and hand it its configuration on stdin, the token with it."""
+    def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
+        """Start the process, under a limit if there is one, and hand it its configuration on stdin, token and all."""
         with open(config.log, "ab", opener=_private) as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "workbench.pods.worker"],
@@ -52,6 +53,9 @@ class LocalWorker:
                 start_new_session=True,  # Ctrl-C is for the notebook
             )
         assert process.stdin is not None
+        if limit is not None:
+            with contextlib.suppress(ProcessLookupError):
+                limit.take(process.pid)  # it waits for its configuration and has started nothing yet
         with contextlib.suppress(BrokenPipeError):  # it died already; whoever watches says how
             process.stdin.write(config.to_line())
         return cls(config, process, time.monotonic())
