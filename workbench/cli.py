@@ -1,6 +1,7 @@
-"""The command line: `python -m workbench run SPEC.json [--out DIR]`, `… doctor SPEC.json` and `… plan SPEC.json`.
+"""The command line: `python -m workbench run SPEC.json [--out DIR]`, `… doctor`, `… plan` and `… report DIR…`.
 
-Exit codes: 0 the run succeeded or the pods are well, 1 not, 2 what was asked is refused and nothing has started.
+Exit codes: 0 the run succeeded, the pods are well or the report is written; 1 not; 2 what was asked is refused and
+nothing has started.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 from workbench.cluster import Cluster
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.planner.plan import Fit, plan
+from workbench.results.report import write_report
 from workbench.runs.journal import fail_unstarted
 from workbench.runs.prepare import prepare_run
 from workbench.runs.run import Run
@@ -41,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return doctor_spec(Path(args.spec))
         if args.command == "plan":
             return plan_spec(Path(args.spec), args.gpu_memory_gib)
+        if args.command == "report":
+            return report_on([Path(folder) for folder in args.folders], Path(args.out))
         return run_spec(Path(args.spec), Path(args.out) if args.out else None)
     except ConfigError as error:
         _say(f"refused: {error}")
@@ -131,6 +135,25 @@ def plan_spec(spec_path: Path, gpu_memory_gib: float | None) -> int:
     return 1 if table.row(spec.job.technique).fit is Fit.NOT else 0
 
 
+def report_on(folders: Sequence[Path], out: Path) -> int:
+    """Write `report.html` and `report.md` on the runs below some folders; nothing starts.
+
+    Args:
+        folders: Run directories, directories of clusters, folders of benchmarks.
+        out: The folder to write to; files of these names are replaced.
+
+    Returns:
+        0.
+
+    Raises:
+        ConfigError: A folder is not there, or holds no run.
+        WorkbenchError: The files cannot be written.
+    """
+    html, md = write_report(folders, out)
+    _say(f"{html}\n{md}")
+    return 0
+
+
 def _follow(run: Run) -> int:
     result = run.wait()
     _say(f"{result}\nrun directory: {run.path}")
@@ -148,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     planned.add_argument("spec", metavar="SPEC.json")
     planned.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs")
     run.add_argument("--out", metavar="DIR", help="the run directory, new or empty")
+    report = commands.add_parser("report", help="write report.html and report.md on runs; exit 0 written, 2 refused")
+    report.add_argument("folders", metavar="DIR", nargs="+", help="run directories, clusters' or benchmarks' folders")
+    report.add_argument("--out", metavar="DIR", default=".", help="where to; default: the current folder")
     return parser
 
 

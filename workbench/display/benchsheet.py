@@ -126,7 +126,7 @@ def _line(number: int, summary: Summary, figures: Sequence[Figures]) -> Line:
         number=number,
         row=row,
         rows=summary.rows,
-        model=plain(row.model),
+        model=_short(plain(row.model)),
         technique=plain(row.technique or row.name),
         extra=plain(summary.name.partition(", ")[2]),
         figures=tuple(one.of(row) for one in figures),
@@ -134,6 +134,16 @@ def _line(number: int, summary: Summary, figures: Sequence[Figures]) -> Line:
         repeats=max((spread.count for spread in summary.spreads.values()), default=1),
         why=why_of(row),
     )
+
+
+def _short(model: str) -> str:
+    """Name a model that is a folder by the end of its path.
+
+    Example:
+        >>> _short("/home/ada/runs/a/model"), _short("google-t5/t5-small")
+        ('…/a/model', 'google-t5/t5-small')
+    """
+    return "…/" + "/".join(model.split("/")[-2:]) if model.startswith("/") and model.count("/") > 2 else model
 
 
 def _spread(figures: Figures, summary: Summary) -> str:

@@ -60,12 +60,14 @@ def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
             f"{words}: row {line.number} ({line.label.partition(': ')[2]}), {write(values[best.name])}"
             f"{_against(best, known, field, lines)}."
         )
+    if said and not any(s.spreads for s in good):
+        said.append("Each row was run once: nothing says how much of a lead is chance. repeats=5 would.")
     return said
 
 
 def _against(best: Summary, known: Sequence[Summary], field: str, lines: Mapping[str, Line]) -> str:
     if field not in best.spreads:
-        return "; run once, so nothing says how much of the lead is chance"
+        return ""
     alike = [lines[s.name].number for s in known if s is not best and not differ(best, s, field)]
     if not alike:
         return f"; told apart from every other by {best.spreads[field].count} repeats"
