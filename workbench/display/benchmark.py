@@ -137,7 +137,7 @@ def _block(part: Part, shown: Sequence[tuple[str, int]], *, first: bool) -> Grid
 
 def _who(line: Line) -> list[str]:
     technique = f"{line.technique}, {line.extra}" if line.extra else line.technique
-    how = f"{line.how}: {line.why}" if line.why else line.how
+    how = line.how + (f", {line.told}" if line.told else "") + (f": {line.why}" if line.why else "")
     return [str(line.number), line.model or UNKNOWN, technique, str(line.row.pods or UNKNOWN), how]
 
 
@@ -189,7 +189,7 @@ def _line_html(line: Line, across: int) -> str:
         html.escape(line.technique) + extra,
         str(line.row.pods or UNKNOWN),
     ]
-    repeats = f"<small>median of {line.repeats}</small>" if line.repeats > 1 else ""
+    repeats = f"<small>{line.told}</small>" if line.told else ""
     cells = "".join(f"<td class='{_classes(n)}'>{text}</td>" for n, text in enumerate(who))
     cells += f"<td class='wb-left wb-how'>{html.escape(line.how)}{repeats}</td>"
     for text, spread in zip(line.figures, line.spreads, strict=True):

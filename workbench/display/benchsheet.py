@@ -9,7 +9,7 @@ from workbench.display.columns import COLUMNS, Column, Figures, figures_of
 from workbench.display.format import count, plain
 from workbench.display.outcome import MARKS, why_of
 from workbench.results.likeforlike import Group, Summary, differ
-from workbench.results.rows import Row
+from workbench.results.rows import Outcome, Row
 
 __all__ = ["Line", "Part", "Sheet", "sheet_of"]
 
@@ -39,7 +39,15 @@ class Line:
     repeats: int
     """How many repeats its figures are medians of; 1 for a single run."""
     why: str
-    """Why it failed, ran out of memory or was skipped."""
+    """Why it failed, ran out of memory or was skipped; of a row that succeeded, what became of repeats that did not."""
+
+    @property
+    def told(self) -> str:
+        """How many repeats are behind its figures; empty for a single run."""
+        good = sum(row.outcome is Outcome.SUCCEEDED for row in self.rows)
+        if good < len(self.rows):
+            return f"{good} of {len(self.rows)} repeats" if len(self.rows) > 1 else ""
+        return f"median of {self.repeats}" if self.repeats > 1 else ""
 
     @property
     def how(self) -> str:
@@ -132,8 +140,15 @@ def _line(number: int, summary: Summary, figures: Sequence[Figures]) -> Line:
         figures=tuple(one.of(row) for one in figures),
         spreads=tuple(_spread(one, summary) for one in figures),
         repeats=max((spread.count for spread in summary.spreads.values()), default=1),
-        why=why_of(row),
+        why=_why(summary),
     )
+
+
+def _why(summary: Summary) -> str:
+    if summary.row.outcome is not Outcome.SUCCEEDED:
+        return why_of(summary.row)
+    bad = [(n, row) for n, row in enumerate(summary.rows, 1) if row.outcome is not Outcome.SUCCEEDED]
+    return "; ".join(f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "") for n, row in bad)
 
 
 def _short(model: str) -> str:

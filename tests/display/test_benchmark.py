@@ -1,0 +1,206 @@
+"""The table of a benchmark and its lines while it runs: right figures, nothing hidden, text and HTML alike."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+
+import pytest
+from benchrows import Page, make_row, mixed_rows, repeated_rows
+
+from workbench.display.benchlive import BenchmarkLive, lines_of, live_html, live_text
+from workbench.display.benchmark import benchmark_html, benchmark_text
+from workbench.display.benchsheet import Sheet, sheet_of
+from workbench.results.likeforlike import groups
+from workbench.results.reference import CAVEATS, PUBLISHED
+from workbench.results.rows import Outcome, Row
+from workbench.runs.progress import Progress
+from workbench.runs.state import RunState
+
+EVIL = "<script>alert(1)</script>"
+
+
+def cells_of(page: Page, sheet: Sheet) -> dict[int, list[str]]:
+    """By the number of a line, its cells behind those that say which row it is."""
+    numbered = [row for row in page.rows if row and row[0].isdigit() and len(row) == 5 + len(sheet.figures)]
+    return {int(row[0]): row[5:] for row in numbered}
+
+
+def test_every_figure_of_the_html_is_the_row_s() -> None:
+    sheet = sheet_of(groups(mixed_rows()))
+    cells = cells_of(Page(benchmark_html(groups(mixed_rows()))), sheet)
+    assert len(cells) == len(sheet.lines) == 8
+    for line in sheet.lines:
+        for figures, text in zip(sheet.figures, cells[line.number], strict=True):
+            value = figures.column.value(line.row)
+            if value is None:
+                assert text == "–"
+            else:
+                shown = float(text.replace(",", "")) * figures.size
+                assert math.isclose(shown, value, abs_tol=0.5001 * figures.size * 10**-figures.decimals)
+
+
+def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
+    rows = [make_row("ddp", 1, 1234.5), make_row("zero1", 1, 9.87), make_row("zero3", 1, 0.5)]
+    sheet = sheet_of(groups(rows))
+    for n, figures in enumerate(sheet.figures):
+        decimals = {len(line.figures[n].partition(".")[2]) for line in sheet.lines if line.figures[n] != "–"}
+        assert decimals == {figures.decimals}
+    units = {figures.column.field: figures.unit for figures in sheet.figures}
+    assert (units["duration_s"], units["peak_memory_gib"], units["efficiency"]) == ("s", "GiB", "%")
+    page = Page(benchmark_html(groups(rows)))
+    assert "duration s to first step s samples/s" in page.text
+    slow = sheet_of(groups([replace(row, duration_s=7200.0) for row in rows]))
+    assert next(f for f in slow.figures if f.column.field == "duration_s").of(slow.lines[0].row) == "120.0"
+
+
+def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
+    for said in (Page(benchmark_html(groups(mixed_rows()))).text, benchmark_text(groups(mixed_rows()))):
+        assert "Not measured here: padded tokens/s, TFLOPS per device, MFU, host memory, perplexity" in said
+    assert "perplexity" not in [f.column.title for f in sheet_of(groups(mixed_rows())).figures]
+
+
+def test_rows_that_did_other_work_stand_apart() -> None:
+    sheet = sheet_of(groups(mixed_rows()))
+    assert sheet.parts[0].heading == "Like for like"
+    assert [part.heading for part in sheet.parts[1:]] == [
+        "Apart: global batch 72 instead of 24",
+        "Apart: model t5-3b instead of tiny-t5",
+    ]
+    page = Page(benchmark_html(groups(mixed_rows())))
+    places = [page.text.index(part.heading) for part in sheet.parts]
+    assert places == sorted(places)
+    assert "rows 3 over row 2" not in page.text
+    assert "row 3 over row 2" in page.text
+    assert "speed-up" in page.text
+
+
+def test_text_and_html_state_the_same() -> None:
+    known = groups([*mixed_rows(), *repeated_rows({"zero2": [100.0, 104.0, 109.0]})])
+    text, page = " ".join(benchmark_text(known, PUBLISHED).split()), Page(benchmark_html(known, PUBLISHED)).text
+    sheet = sheet_of(known)
+    for line in sheet.lines:
+        for said in (line.how, line.technique, line.model, *line.figures, *line.spreads):
+            assert said in text
+            assert said in page
+    for part in sheet.parts:
+        for said in (part.heading, part.same, *part.notes):
+            assert said in text
+            assert said in page
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Outcome.FAILED, "rank 1: <b>no such thing</b>"),
+        (Outcome.OUT_OF_MEMORY, "killed, asked for 2.50 GiB, limit 0.38 GiB"),
+        (Outcome.SKIPPED, "needs 91 GiB"),
+    ],
+)
+def test_a_row_that_did_not_succeed_says_so_and_why(outcome: Outcome, said: str) -> None:
+    page = Page(benchmark_html(groups(mixed_rows())))
+    place = next(n for n, row in enumerate(page.rows) if len(row) > 5 and row[4].endswith(str(outcome)))
+    assert page.rows[place + 1] == [said]
+    text = " ".join(benchmark_text(groups(mixed_rows())).split())
+    assert str(outcome) in text
+    assert said.split()[0] in text
+    assert not [tag for tag, _ in page.tags if tag == "b" and "thing" in tag]
+
+
+def test_a_row_taken_from_disk_says_so() -> None:
+    assert sheet_of(groups(mixed_rows())).lines[1].how == "✓ succeeded, from disk"
+
+
+def test_repeats_give_a_median_and_a_spread_and_overlaps_are_not_called_different() -> None:
+    rows = repeated_rows({"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]})
+    sheet = sheet_of(groups(rows))
+    speed = [f.column.field for f in sheet.figures].index("samples_per_s")
+    assert [line.figures[speed] for line in sheet.lines] == ["105.0", "115.0", "51.0"]
+    assert [line.spreads[speed] for line in sheet.lines] == ["100.0–110.0", "108.0–120.0", "50.0–52.0"]
+    assert [line.repeats for line in sheet.lines] == [3, 3, 3]
+    (said,) = (note for note in sheet.parts[0].notes if "Not called different" in note)
+    assert said.endswith(": rows 1 and 2.")
+    page = Page(benchmark_html(groups(rows)))
+    assert "100.0–110.0" in page.text
+    assert "median of 3" in page.text
+
+
+def test_a_repeat_that_failed_is_not_hidden_behind_those_that_did_not() -> None:
+    rows = repeated_rows({"ddp": [100.0, 110.0, 105.0]})
+    rows[1] = replace(rows[1], outcome=Outcome.FAILED, reason="rank 2 died")
+    (line,) = sheet_of(groups(rows)).lines
+    assert (line.told, line.why) == ("2 of 3 repeats", "repeat 2 failed: rank 2 died")
+    page, text = Page(benchmark_html(groups(rows))).text, " ".join(benchmark_text(groups(rows)).split())
+    assert "repeat 2 failed: rank 2 died" in page
+    assert "✓ succeeded, 2 of 3 repeats: repeat 2" in text
+
+
+def test_single_runs_are_not_called_different() -> None:
+    notes = sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 1, 300.0)])).parts[0].notes
+    assert "Each row was run once: its spread is not known, and small differences mean nothing." in notes
+
+
+def test_published_figures_stand_apart_with_their_caveats() -> None:
+    html, text = Page(benchmark_html(groups(mixed_rows()), PUBLISHED)).text, benchmark_text(groups([]), PUBLISHED)
+    for said in (html, " ".join(text.split())):
+        first = said.index("Published, not measured here")
+        assert all(said.index(" ".join(caveat.split())) > first for caveat in CAVEATS)
+        assert "not found" in said
+
+
+def test_foreign_text_stays_text() -> None:
+    rows = [replace(row, model=EVIL, technique=EVIL, reason=EVIL, dataset=EVIL) for row in mixed_rows()]
+    for page in (benchmark_html(groups(rows), live={}), live_html(lines_of(rows))):
+        assert not [tag for tag, _ in Page(page).tags if tag == "script"]
+    assert EVIL in Page(benchmark_html(groups(rows))).text
+
+
+def running() -> tuple[list[Row], dict[str, Progress]]:
+    rows = [*mixed_rows(), make_row("fsdp", 3, None, name="now", outcome=Outcome.RUNNING)]
+    far = Progress(state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5, eta_s=9.0)
+    return [*rows, make_row("fsdp", 2, None, outcome=Outcome.WAITING)], {"now": far}
+
+
+def test_the_live_lines_state_the_same_as_text_and_html() -> None:
+    lines = lines_of(*running())
+    text, page = live_text(lines), Page(live_html(lines)).text
+    assert lines[8].share == 0.25
+    for line in lines:
+        for said in (line.label, line.how, line.bar, line.reason, *(f"{n} {v}" for n, v in line.figures)):
+            assert said in text
+            assert said in page
+    assert "8 of 10 rows done: 5 succeeded, 1 failed, 1 out of memory, 1 skipped" in text
+    assert "5 of 20 steps, 9.0 s left" in page
+    assert "5 of 20 steps" in benchmark_html(groups(running()[0]), live=running()[1])
+
+
+def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    now, out = [0.0], Terminal()
+    rows, far = running()
+    with BenchmarkLive(out, clock=lambda: now[0]) as live:
+        live.update(rows, far)
+        before = out.getvalue()
+        live.update(rows, {"now": replace(far["now"], step=6)})
+        assert out.getvalue() == before
+        now[0] = 0.3
+        live.update(rows, {"now": replace(far["now"], step=7)})
+        assert "7 of 20 steps" in out.getvalue()
+        live.update([replace(row, outcome=Outcome.SUCCEEDED) if row.name == "now" else row for row in rows])
+        assert out.getvalue().count("fsdp on 3 pods  ✓ succeeded") == 1
+        live.update(rows, {"now": replace(far["now"], step=19)})
+    assert "19 of 20 steps" in out.getvalue()
+    assert out.getvalue().count("zero3 on 3 pods") == 1
+
+
+def test_a_file_gets_the_rows_that_ended_and_no_passing_figures() -> None:
+    out = io.StringIO()
+    with BenchmarkLive(out) as live:
+        live.update(*running())
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 8
+    assert "\r" not in out.getvalue()

@@ -1,0 +1,114 @@
+"""The plots over a benchmark's rows: what is drawn, what it is called, and that they stand inside any page."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from benchrows import Page, make_row, mixed_rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.display.bars import memory_bars_svg, profile_bars_svg
+from workbench.display.benchsheet import sheet_of
+from workbench.display.scaling import apart, loss_plots, scaling_series, scaling_svg
+from workbench.results.likeforlike import groups
+from workbench.results.losses import Losses, LossPoint
+from workbench.results.profile import Profile
+from workbench.results.reference import PUBLISHED
+from workbench.results.rows import Outcome
+
+
+@given(st.lists(st.floats(0, 10), max_size=9), st.floats(0.01, 2))
+def test_labels_are_moved_apart_and_no_further_than_they_must(wanted: list[float], least: float) -> None:
+    found = apart(wanted, least)
+    ordered = sorted(found)
+    assert all(b - a >= least * (1 - 1e-6) for a, b in itertools.pairwise(ordered))
+    assert sum(found) == pytest.approx(sum(wanted), abs=1e-6)
+    for n, value in enumerate(wanted):
+        if all(abs(value - other) >= least * 9 for m, other in enumerate(wanted) if m != n):
+            assert found[n] == pytest.approx(value)
+
+
+def test_scaling_is_of_rows_that_may_be_compared() -> None:
+    rows = [
+        make_row("zero1", 1, 100.0), make_row("zero1", 2, 150.0), make_row("zero1", 3, 180.0),
+        make_row("ddp", 3, 90.0, global_batch=96, key="other"),
+    ]  # fmt: skip
+    sheet = sheet_of(groups(rows))
+    assert scaling_series(sheet) == {"zero1": [(1, 1.0), (2, 1.5), (3, 1.8)]}
+    drawn = scaling_svg(sheet, PUBLISHED)
+    assert "zero1 1.80 x" in drawn
+    assert ">ideal<" in drawn
+    assert "87%, published: 16 nodes" in drawn
+    assert "ddp" not in drawn
+    assert "87%" not in scaling_svg(sheet)
+
+
+def test_without_a_row_on_one_pod_there_is_no_scaling() -> None:
+    assert scaling_svg(sheet_of(groups([make_row("zero1", 3, 100.0)])), PUBLISHED) == ""
+    assert scaling_svg(sheet_of(groups([make_row("zero1", 1, 100.0)])), PUBLISHED) == ""
+
+
+def test_memory_measured_and_predicted_stand_side_by_side() -> None:
+    drawn = memory_bars_svg(sheet_of(groups(mixed_rows())).lines)
+    assert "0.50 GiB" in drawn
+    assert "0.92 GiB" in drawn
+    assert "▲ out of memory" in drawn
+    assert "» 91.00 GiB, never started" in drawn
+    assert drawn.count("0.52 GiB") == 2
+    nothing = make_row("ddp", 1, 1.0, peak_memory_gib=None, predicted_memory_gib=None)
+    assert memory_bars_svg(sheet_of(groups([nothing])).lines) == ""
+
+
+def losses(points: int) -> Losses:
+    return Losses(train=tuple(LossPoint(n, 2.0 * n, 9.0 - n / points) for n in range(1, points + 1)))
+
+
+def test_losses_are_drawn_against_steps_and_seconds() -> None:
+    sheet = sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 3, 150.0)]))
+    (plot,) = loss_plots(sheet, {1: losses(9), 2: losses(9)})
+    assert "optimizer step" in plot.by_step
+    assert "seconds since the start was asked for" in plot.by_second
+    for label in ("1: ddp, 1 pod", "2: zero1, 3 pods"):
+        assert label in plot.by_step
+        assert label in plot.by_second
+    assert plot.note == ""
+    (plot,) = loss_plots(sheet, {1: losses(400), 2: losses(9)})
+    assert plot.note == "Each point is the mean of 10 logged steps."
+    assert loss_plots(sheet, {1: Losses()}) == []
+
+
+def test_many_rows_are_drawn_by_number_of_pods() -> None:
+    rows = [
+        make_row(t, pods, 10.0 * pods, key=f"{t}{pods}")
+        for t in ("ddp", "zero1", "zero2", "zero3", "fsdp")
+        for pods in (1, 3)
+    ]
+    sheet = sheet_of(groups(rows))
+    plots = loss_plots(sheet, {line.number: losses(5) for line in sheet.lines})
+    assert [plot.title for plot in plots] == ["tiny-t5, 1 pod", "tiny-t5, 3 pods"]
+    assert [len(plot.lines) for plot in plots] == [5, 5]
+
+
+def test_the_time_of_a_step_is_drawn_by_its_parts() -> None:
+    profile = Profile(fwd_latency_s=0.1, bwd_latency_s=0.2, step_latency_s=0.05)
+    drawn = profile_bars_svg({"1: ddp, 1 pod": profile, "2: none": Profile()})
+    assert "350 ms" in drawn
+    assert "2: none" not in drawn
+    assert profile_bars_svg({"2: none": Profile()}) == ""
+
+
+def test_plots_follow_the_page_and_load_nothing() -> None:
+    evil = [make_row(f"<script>${n}", p, 10.0 * p, outcome=Outcome.SUCCEEDED) for n in (1, 2) for p in (1, 3)]
+    sheet = sheet_of(groups(evil))
+    (plot,) = loss_plots(sheet, {line.number: losses(5) for line in sheet.lines})
+    for drawn in (scaling_svg(sheet, PUBLISHED), memory_bars_svg(sheet.lines), plot.by_step, plot.by_second):
+        tags = Page(drawn).tags
+        assert not [tag for tag, _ in tags if tag in ("script", "image", "style", "a")]
+        links = [value for _, attributes in tags for name, value in attributes.items() if name.endswith("href")]
+        assert all(value and value.startswith("#") for value in links)
+        assert "#010203" not in drawn
+        assert "currentColor" in drawn
+        assert re.search(r'role="img" aria-label="[^"]+"', drawn)
