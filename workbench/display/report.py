@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from workbench.results.profile import Profile
     from workbench.results.report import Report
 
-__all__ = ["report_html"]
+__all__ = ["plots_html", "report_html"]
 
 _ANSWERS = 8
 _MOST_PAIRS = 8
@@ -53,6 +53,11 @@ details.run > summary { font-weight: 600; } details.run > div { padding: 0 0 16p
 details.run h2 { font-size: 15px; margin: 18px 0 4px; }
 @media (max-width: 700px) { body { padding: 0 12px; margin: 12px auto; } details.run > div { padding-left: 4px; } }
 @media print { nav { display: none; } details.run { break-inside: avoid; } }
+"""
+
+_PLOTS_CSS = """
+.wb .plot { max-width: 720px; } .wb p.quiet { color: var(--wb-quiet); }
+.wb .pair { display: flex; flex-wrap: wrap; gap: 0 24px; } .wb .pair > div { flex: 1 1 420px; min-width: 0; }
 """
 
 
@@ -87,6 +92,12 @@ def report_html(report: Report, name: str) -> str:
         f"{_problems(report.problems)}{short}<nav>{links}</nav>"
     )
     return page(report.title, head + body, _CSS)
+
+
+def plots_html(report: Report) -> str:
+    """Draw the pictures of the report alone, for a notebook: scaling, memory and losses."""
+    sheet = sheet_of(report.groups)
+    return styled(f"<style>{_PLOTS_CSS}</style>{_scaling(sheet, report)}{_memory(sheet)}{_losses(sheet, report)}")
 
 
 def _anchor(title: str) -> str:

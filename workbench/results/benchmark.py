@@ -1,20 +1,19 @@
-"""`Benchmark`: a grid of runs, one row each; and `BenchmarkResult`, its rows with what they may be compared with."""
+"""`Benchmark`: a grid of runs, one row each, before it runs and while it does."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.cluster import Cluster
 from workbench.errors import ConfigError, RunError
 from workbench.pods.pod import PodSpec
+from workbench.results.benchresult import BenchmarkResult
 from workbench.results.course import Course
 from workbench.results.forecast import Outlook, OutlookRow, expected_time, foresee_memory
-from workbench.results.grid import LeftOut, Planned, make_grid
-from workbench.results.likeforlike import Group, groups
-from workbench.results.reference import PUBLISHED
+from workbench.results.grid import Planned, make_grid
 from workbench.results.rowof import key_of, skipped_row
 from workbench.results.rows import Outcome, Row
 from workbench.results.standing import Standing
@@ -36,69 +35,6 @@ class Stopped(KeyboardInterrupt):
     def _render_traceback_(self) -> list[str]:
         """Show one line in a notebook instead of a traceback."""
         return [str(self)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkResult:
-    """The rows of a benchmark. Prints, and shows in a notebook, as its table with the published figures beside it."""
-
-    name: str
-    """What the benchmark is called."""
-    folder: Path
-    """Where its run directories are, absolute."""
-    rows: tuple[Row, ...]
-    """One a run, in the order of the grid, whatever became of it."""
-    left_out: tuple[LeftOut, ...] = ()
-    """Combinations that are no rows, each with why."""
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """The rows that may be compared, together; repeats folded, speed-up and efficiency filled."""
-        return groups(self.rows)
-
-    @property
-    def from_disk(self) -> tuple[Row, ...]:
-        """The rows that were found finished instead of run."""
-        return tuple(row for row in self.rows if row.from_disk)
-
-    def report(self, folder: str | Path | None = None) -> Path:
-        """Write `report.html` and `report.md`, which need no network.
-
-        Args:
-            folder: Where to; files of these names are replaced. Default: the benchmark's own folder.
-
-        Returns:
-            The HTML file, absolute.
-        """
-        from workbench.results.report import write_report
-
-        return write_report(self.rows, Path(folder or self.folder).expanduser().absolute())[0]
-
-    def __add__(self, other: BenchmarkResult) -> BenchmarkResult:
-        """Put the rows of another benchmark behind these; of a row that is in both, the other's is kept."""
-        places = {(row.key, row.repeat) for row in other.rows}
-        mine = tuple(row for row in self.rows if (row.key, row.repeat) not in places)
-        return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
-
-    def __repr__(self) -> str:
-        """Say how many rows ended how."""
-        counts = {outcome: sum(row.outcome is outcome for row in self.rows) for outcome in Outcome}
-        said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
-        return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {said}; {len(self.from_disk)} from disk)"
-
-    def __str__(self) -> str:
-        """Give the table as text."""
-        from workbench.display.benchmark import benchmark_text
-
-        return benchmark_text(self.groups, PUBLISHED)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.benchmark import benchmark_html
-
-        return benchmark_html(self.groups, PUBLISHED)
-
-    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
 class Benchmark:
