@@ -1,6 +1,7 @@
 """Files to and from one pod over SFTP, each whole or not at all: written beside its place, then renamed.
 
-The half of `SSHConnection` that moves files; it opens no connection itself. Regular files and folders only.
+The half of `SSHConnection` that moves files; it opens no connection itself. Regular files and folders only; large
+files are `transfer.py`'s.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ class Files:
             except FileNotFoundError:
                 return False
         return True
+
+    def size(self, remote: str | PurePosixPath) -> int:
+        """Give the bytes of a file.
+
+        Raises:
+            RemoteError: There is none, or the pod cannot say.
+        """
+        with self._client("look at", remote) as client:
+            return client.stat(str(remote)).st_size or 0
 
     def put(self, local: Path, remote: str | PurePosixPath, mode: int = 0o600) -> None:
         """Send a file, replacing what is there; missing folders are made (0700).

@@ -12,20 +12,42 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from workbench.errors import RemoteError, WorkbenchError
+from workbench.errors import PodError, RemoteError, WorkbenchError
 from workbench.pods.pod import Pod
+from workbench.pods.transfer import LARGE, Tell, Way, fetch_file, send_file, way_to
+from workbench.runs.package import file_digest
 
 if TYPE_CHECKING:
     from workbench.pods.identity import Identity
     from workbench.pods.ssh import RemoteStream, SSHConnection
 
-__all__ = ["AgentLink"]
+__all__ = ["AgentLink", "Moving"]
 
 logger = logging.getLogger(__name__)
 _ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
+_PAUSE_S = 0.5
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moving:
+    """A large file on its way."""
+
+    name: str
+    """Its name."""
+    done: int
+    """Bytes that are over."""
+    size: int
+    """Bytes in all."""
+    begun: int
+    """Bytes that an earlier try had brought over."""
+    began_at: float
+    """When this one began, on the clock of `time.monotonic`."""
 
 
 class AgentLink:
@@ -48,6 +70,8 @@ class AgentLink:
         self.interface = ""
         self.clock_offset_s = 0.0
         """The pod's clock minus this machine's."""
+        self.moving: Moving | None = None
+        """The large file that is on its way, where there is one."""
         self._identity = identity
         self._lease_s = lease_s
         self._warm = "--warm" if warm else "--no-warm"
@@ -153,19 +177,40 @@ class AgentLink:
         Args:
             local: The file.
             digest: Its SHA-256 as hexadecimal text.
+
+        Raises:
+            RemoteError: It is no longer what its digest says, or cannot be written there.
         """
-        return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
+        if local.stat().st_size < LARGE:
+            return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
+        path = str(self.store / digest[:32])
+        if not self._lasting(lambda ssh: ssh.exists(path)):
+            told = self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
+            if told != digest:
+                self.run(["rm", "-f", "--", path])
+                raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
+        return path
 
     def put_file(self, local: Path, path: str) -> None:
         """Send a file of any size to a path on the pod, 0600."""
-        self._connection().put(local, path)
+        if local.stat().st_size < LARGE:
+            self._lasting(lambda ssh: ssh.put(local, path))
+        else:
+            self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
 
-    def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
+    def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output.
+
+        Args:
+            argv: The command, word by word.
+            timeout_s: Seconds it may take.
+            again: Whether it may be run twice, and so is run again where the line broke.
 
         Raises:
             RemoteError: It returned another code than 0.
         """
+        if again:
+            return self._lasting(lambda _ssh: self.run(argv, timeout_s))
         done = self._connection().run(argv, timeout_s=timeout_s)
         if done.exit_code != 0:
             tail = done.stderr[-2000:]
@@ -178,9 +223,19 @@ class AgentLink:
             )
         return done.stdout
 
-    def get(self, remote: str, local: Path) -> None:
-        """Fetch a file from the pod."""
-        self._connection().get(remote, local)
+    def get(self, remote: str, local: Path) -> str:
+        """Fetch a file of any size from the pod; a large one goes on from where a break, or an earlier call, left it.
+
+        Returns:
+            The SHA-256 of what is here now; that of a large file is the pod's own too.
+
+        Raises:
+            RemoteError: The pod does not give it, or no line to it could be had for as long as a lease.
+        """
+        if self._lasting(lambda ssh: ssh.size(remote)) < LARGE:
+            self._lasting(lambda ssh: ssh.get(remote, local))
+            return file_digest(local)
+        return self._carry(local.name, lambda way, tell: fetch_file(way, remote, local, tell))
 
     def close(self) -> None:
         """Drop the line; the agent goes on until its lease runs out. Idempotent."""
@@ -192,12 +247,55 @@ class AgentLink:
 
     def _put_once(self, name: str, send: Callable[[str], object]) -> str:
         path = str(self.store / name)
-        ssh = self._connection()
-        if not ssh.exists(path):
-            part = f"{path}.{self.pod.name}.part"
-            send(part)
-            ssh.run(["mv", "-f", "--", part, path])
+
+        def once(ssh: SSHConnection) -> None:
+            if not ssh.exists(path):
+                part = self._part(path)
+                send(part)
+                ssh.run(["mv", "-f", "--", part, path])
+
+        self._lasting(once)
         return path
+
+    def _part(self, path: str) -> str:
+        return f"{path}.{self.pod.name}.part"  # pods may share the folder
+
+    def _carry(self, name: str, carry: Callable[[Way, Tell], str]) -> str:
+        """Move a large file over a connection of its own, and say how far it is meanwhile."""
+        began_at, begun = time.monotonic(), -1
+
+        def tell(done: int, size: int) -> None:
+            nonlocal begun
+            begun = done if begun < 0 else min(begun, done)
+            self.moving = Moving(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
+
+        try:
+            return carry(way_to(self.pod, self._identity, self._lease_s), tell)
+        finally:
+            self.moving = None
+
+    def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+        """Do what may be done twice, again over a new line where the old one broke, for as long as a lease."""
+        until = time.monotonic() + self._lease_s
+        while True:
+            ssh = self._ssh
+            try:
+                return action(self._connection())
+            except RemoteError:
+                if time.monotonic() > until or self._stands(ssh):
+                    raise
+            time.sleep(_PAUSE_S)
+            if not self._stands(self._ssh):
+                with suppress(RemoteError, PodError):
+                    self.open()
+
+    def _stands(self, ssh: SSHConnection | None) -> bool:
+        if ssh is None or ssh is not self._ssh or not ssh.is_open:
+            return False
+        with suppress(RemoteError):
+            self.call("ping")
+            return True
+        return False
 
     def _connection(self) -> SSHConnection:
         if self._ssh is None:

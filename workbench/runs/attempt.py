@@ -26,6 +26,7 @@ from workbench.runs.samples import Sampler
 from workbench.runs.sight import Sight
 from workbench.runs.stage import pod_paths, rank_request, resumed_from, send_inputs
 from workbench.runs.state import RunState
+from workbench.runs.telling import Telling
 from workbench.runs.watch import PodReport, PodWatch
 from workbench.spec.technique import Launcher
 
@@ -82,7 +83,8 @@ class Attempt:
             what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
             said = [f"sending {what} to the pods", *(resumed.notes if resumed else ())]
             self._journal.state(RunState.STARTING, "; ".join(said))
-            self.prepare()
+            with Telling(self._context.links, self._journal.hint, ""):
+                self.prepare()
             if self._wishes.cancel.is_set():
                 return None
             self._begun = True

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from workbench.errors import WorkbenchError
 from workbench.runs.agentlink import AgentLink
@@ -18,15 +19,18 @@ from workbench.runs.attempt import Attempt
 from workbench.runs.checkpoints import Returned
 from workbench.runs.context import RunContext, Wishes
 from workbench.runs.courier import Courier
+from workbench.runs.foreteller import Foreteller
 from workbench.runs.journal import Journal
 from workbench.runs.outcome import MemoryPeaks
 from workbench.runs.result import RunFault
 from workbench.runs.stage import clear, fetch, resumed_from
 from workbench.runs.state import RunState
+from workbench.runs.telling import Telling
 
 __all__ = ["RunContext", "Runner"]
 
 logger = logging.getLogger(__name__)
+_FORETOLD_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -87,15 +91,18 @@ class Runner:
         self._started_s = time.time()
         courier = Courier(self._context, lambda: self._attempt.sight.saved)
         courier.start()
+        foreteller = Foreteller(self._context.links[0], self._context.run_id, self._context.paths)
+        foreteller.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
-        self._journal.hint("bringing results back")
-        self._returned = courier.finish(self._attempt.sight.lost)
-        fault = self._bring_back(fault)
+        with Telling(self.links, self._journal.hint, "bringing results back"):
+            self._returned = courier.finish(self._attempt.sight.lost)
+            fault = self._bring_back(fault)
         state, message = self._verdict(fault)
+        foreteller.wait(_FORETOLD_S)
         self._write_result(state, message, fault)
         return state
 
@@ -169,6 +176,8 @@ class Runner:
                 "started_s": self._started_s,
                 "peak_memory_gib": self._peaks.gib,
                 "memory_kind": self._peaks.kind,
+                "host_memory_gib": self._peaks.resident_gib,
+                "package": PurePosixPath(self._context.links[0].package).name,
                 "left_processes": self._attempt.left_processes,
             },
             spec=self._context.spec,

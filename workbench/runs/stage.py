@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from workbench.errors import RemoteError, RunError
 from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.transfer import LARGE
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.checkpoints import Checkpoint, send_checkpoint
 from workbench.runs.launch import RankPlace
@@ -24,6 +25,7 @@ from workbench.spec.job import FineTune, Job, Script
 
 __all__ = ["clear", "fetch", "pod_paths", "rank_request", "resumed_from", "send_inputs"]
 
+_FETCHES = 3  # times that a small file is fetched when it arrives as another
 # Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -147,21 +149,19 @@ def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
         RunError: A file arrived with another content, or has a name that leads out of the run directory.
     """
     out = pod_paths(link.pod, run_id).out
-    listing = link.run(["find", str(out), "-type", "f", "-print0"]).split("\0")
-    remote = [PurePosixPath(name) for name in listing if name]
-    if not remote:
-        return {}
-    sums = link.run(["sha256sum", "-z", "--", *map(str, remote)], timeout_s=600).split("\0")
+    listing = link.run(["find", str(out), "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
+    sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
+    small = [source for source, size in sizes.items() if size < LARGE]  # large ones are checked on their way
+    sums = link.run(["sha256sum", "-z", "--", *map(str, small)], again=True).split("\0") if small else []
     digests = {line[66:]: line[:64] for line in sums if line}
     manifest: dict[str, str] = {}
-    for source in remote:
+    for source in sizes:
         relative = source.relative_to(out)
         if ".." in relative.parts:
             raise RunError(f"{link.pod.name} names a file outside its run: {source}")
-        target = paths.root / relative
-        _fetch_one(link, source, target, digests[str(source)])
-        manifest[str(relative)] = digests[str(source)]
-    write_json(paths.manifest, manifest)
+        manifest[str(relative)] = _fetch_one(link, source, paths.root / relative, digests.get(str(source)))
+    if manifest:
+        write_json(paths.manifest, manifest)
     return manifest
 
 
@@ -170,14 +170,19 @@ def clear(link: AgentLink, run_id: str) -> None:
     link.run(["rm", "-rf", "--", str(pod_paths(link.pod, run_id).root)])
 
 
-def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> None:
+def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str | None) -> str:
+    if digest is None:
+        return link.get(str(source), target)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.part")
-    link.get(str(source), part)
-    if file_digest(part) != digest:
-        part.unlink()
-        raise RemoteError(
-            f"{source.name} came back from {link.pod.name} with another checksum than it has there; run again",
-            host=link.pod.address,
-        )
-    part.replace(target)
+    for _ in range(_FETCHES):
+        link.get(str(source), part)
+        if file_digest(part) == digest:
+            part.replace(target)
+            return digest
+    part.unlink()
+    raise RemoteError(
+        f"{source.name} came back from {link.pod.name} {_FETCHES} times with another checksum than it has there; look "
+        "for a failing disk or memory on either side, and run again",
+        host=link.pod.address,
+    )

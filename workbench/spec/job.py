@@ -128,8 +128,9 @@ class Script:
     """Run a training script of the user's, unchanged, as one process per slot.
 
     The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun.
-    Its folder travels with it, at most 200 MiB. A file `.workbenchignore` there, in gitignore's syntax, names what stays
-    here; version control, environments, caches and `runs/` do so anyway, unless a line such as `!runs/` takes them back.
+    Its folder travels with it, at most 200 MiB. A file `.workbenchignore` there, in gitignore's syntax, names what
+    stays here; version control, environments, caches and `runs/` do so anyway, unless a line such as `!runs/` takes
+    them back.
     """
 
     kind: ClassVar[str] = "script"

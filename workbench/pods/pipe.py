@@ -1,0 +1,109 @@
+"""A child process whose input and output are read and written in large pieces, with a limit on silence.
+
+It is `ssh` where `transfer.py` uses it. Its stderr goes to a nameless file, so that it never blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+__all__ = ["Broken", "Pipe"]
+
+_PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
+_SILENCE_S = 60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
+_HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file
+_WORDS = 400
+
+
+class Broken(Exception):  # none of the tree's: it never leaves this room
+    """Say that the process ended or fell silent before it was to."""
+
+
+class Pipe:
+    """A running command; it is killed when the context is left."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Start it."""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on the way out
+        self._process = subprocess.Popen(
+            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for end in (self._in, self._out):
+            with contextlib.suppress(OSError):  # the user's pipes may have taken all that is allowed
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        os.set_blocking(self._in, False)
+        self._spare = b""
+
+    def __enter__(self) -> Pipe:
+        """Use it."""
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """Kill it, unless it has ended, and wait for it."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def readline(self) -> bytes:
+        """Give the next line of its output.
+
+        Raises:
+            Broken: It ended before.
+        """
+        while b"\n" not in self._spare:
+            self._spare += self._receive(_HASHED_S)
+        line, _, self._spare = self._spare.partition(b"\n")
+        return line
+
+    def read(self, most: int) -> bytes:
+        """Give what has come, at least a byte.
+
+        Raises:
+            Broken: It ended, or said nothing for a minute.
+        """
+        if not self._spare:
+            return self._receive(_SILENCE_S, most)
+        data, self._spare = self._spare[:most], self._spare[most:]
+        return data
+
+    def write(self, data: bytes) -> None:
+        """Write all of it to its input.
+
+        Raises:
+            Broken: It ended, or took nothing for a minute.
+        """
+        view = memoryview(data)
+        while view:
+            if not select.select([], [self._in], [], _SILENCE_S)[1]:
+                raise Broken(f"it took nothing for {_SILENCE_S:.0f} s")
+            try:
+                view = view[os.write(self._in, view) :]
+            except BrokenPipeError:
+                raise self._ended() from None
+
+    def _receive(self, limit_s: float, most: int = _PIPE_BYTES) -> bytes:
+        if not select.select([self._out], [], [], limit_s)[0]:
+            raise Broken(f"nothing came for {limit_s:.0f} s")
+        data = os.read(self._out, most)
+        if not data:
+            raise self._ended()
+        return data
+
+    def _ended(self) -> Broken:
+        self._process.kill()
+        code = self._process.wait()
+        self._errors.seek(0)
+        words = self._errors.read().decode(errors="replace").strip()[-_WORDS:]
+        return Broken(f"the line broke: {words or f'it ended with {code}'}")
