@@ -32,6 +32,8 @@ class Line:
     """How."""
     extra: str
     """What else tells it from others of its technique and pods; empty where nothing does."""
+    several_models: bool
+    """Whether the table has rows of other models, so that its label must name this one's."""
     figures: tuple[str, ...]
     """A text for each of the sheet's figures."""
     spreads: tuple[str, ...]
@@ -59,7 +61,8 @@ class Line:
     def label(self) -> str:
         """What it is in a few words, its number first."""
         pods = "1 pod" if self.row.pods == 1 else f"{self.row.pods} pods"
-        return f"{self.number}: {self.technique}, {pods}" + (f", {self.extra}" if self.extra else "")
+        parts = (self.model if self.several_models else "", self.technique)
+        return f"{self.number}: {' '.join(filter(None, parts))}, {pods}" + (f", {self.extra}" if self.extra else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,9 +118,10 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     summaries = [summary for group in groups for summary in group.summaries]
     seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
     figures = tuple(figures_of(column, values) for column, values in seen.items() if values)
+    several = len({summary.row.model for summary in summaries}) > 1
     parts, number = [], 1
     for group in groups:
-        lines = tuple(_line(place, summary, figures) for place, summary in enumerate(group.summaries, number))
+        lines = tuple(_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number))
         number += len(lines)
         parts.append(_part(group, lines, first=not parts))
     unmeasured = tuple(column.name for column, values in seen.items() if not values)
@@ -128,7 +132,7 @@ def _values(column: Column, summaries: Iterable[Summary]) -> list[float]:
     return [value for summary in summaries if (value := column.value(summary.row)) is not None]
 
 
-def _line(number: int, summary: Summary, figures: Sequence[Figures]) -> Line:
+def _line(number: int, summary: Summary, figures: Sequence[Figures], several_models: bool) -> Line:
     row = summary.row
     return Line(
         number=number,
@@ -137,6 +141,7 @@ def _line(number: int, summary: Summary, figures: Sequence[Figures]) -> Line:
         model=_short(plain(row.model)),
         technique=plain(row.technique or row.name),
         extra=plain(summary.name.partition(", ")[2]),
+        several_models=several_models,
         figures=tuple(one.of(row) for one in figures),
         spreads=tuple(_spread(one, summary) for one in figures),
         repeats=max((spread.count for spread in summary.spreads.values()), default=1),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from workbench.display.answers import answers_html
+from workbench.display.answers import answers_grids
 from workbench.display.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark import sheet_html
 from workbench.display.benchsheet import Line, Sheet, sheet_of
@@ -47,6 +48,7 @@ body { max-width: none; padding: 0 24px; } p, ul.said { max-width: 80em; }
 nav { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 8px 0 4px; } a { color: var(--jp-brand-color1); }
 ul.said { margin: 4px 0; padding-left: 20px; } .wide { max-width: 860px; } .plot { max-width: 720px; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 24px; } .pair > div { flex: 1 1 420px; max-width: 760px; min-width: 0; }
+.beside { overflow-x: auto; } .beside td:nth-child(-n+2), .beside td:nth-child(2n+3) { min-width: 13em; }
 h3 { font-size: 14px; margin: 14px 0 2px; } details.run { padding: 5px 0;
   border-top: 1px solid var(--jp-border-color2); }
 details.run > summary { font-weight: 600; } details.run > div { padding: 0 0 16px 16px; }
@@ -143,17 +145,18 @@ def _losses(sheet: Sheet, report: Report) -> str:
     return styled("".join(parts), full=True) + f"<p class='quiet'>{said}</p>"
 
 
-def _profiles(profiles: Mapping[str, Profile]) -> str:
+def _profiles(profiles: Sequence[tuple[Line, Profile]]) -> str:
     from workbench.results.compare import compare
 
     if not profiles:
         return ""
-    drawn = profile_bars_svg(profiles)
-    (first, one), *others = profiles.items()
+    drawn = profile_bars_svg({line.label: profile for line, profile in profiles})
+    (first, one), *others = profiles
+    alike = [(line, other) for line, other in others if line.model == first.model]
     pairs = "".join(
-        f"<details><summary>row {_esc(label)} beside row {_esc(first)}, module by module</summary>"
-        f"{compare(one, other, names=(first, label))._repr_html_()}</details>"
-        for label, other in others[:_MOST_PAIRS]
+        f"<details><summary>row {_esc(line.label)} beside row {_esc(first.label)}, module by module</summary>"
+        f"{compare(one, other, names=(first.label, line.label))._repr_html_()}</details>"
+        for line, other in alike[:_MOST_PAIRS]
     )
     table = f"<div class='wb-wide'>{html_table(profile_grid(profiles))}</div>"
     return styled(f"<div class='wide'>{drawn}</div>{table}", full=True) + pairs
@@ -167,7 +170,8 @@ def _answers(sheet: Sheet, report: Report) -> str:
     if beside is None:
         return table
     said = f"The same questions to {len(beside.names)} of the rows; each run's card has more of its answers."
-    return f"{table}<p class='quiet'>{said}</p><div class='answers'>{answers_html(beside, _ANSWERS)}</div>"
+    grid = replace(answers_grids(beside, _ANSWERS)[-1], caption="Words that are not as expected are marked")
+    return f"{table}<p class='quiet'>{said}</p><div class='beside'>{html_table(grid)}</div>"
 
 
 def _behind(sheet: Sheet) -> str:

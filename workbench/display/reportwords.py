@@ -92,24 +92,24 @@ def scaling_words(published: Sequence[Published], *, drawn: bool) -> list[str]:
     return said
 
 
-def profiles_of(sheet: Sheet, report: Report) -> dict[str, Profile]:
-    """Give the FLOPS profile of each line that has one, by the line's label."""
-    found = {line.label: card.profile for line in sheet.lines if (card := report.card_of(line.row))}
-    return {label: profile for label, profile in found.items() if profile is not None}
+def profiles_of(sheet: Sheet, report: Report) -> list[tuple[Line, Profile]]:
+    """Give the FLOPS profile of each line that has one."""
+    found = [(line, card.profile) for line in sheet.lines if (card := report.card_of(line.row))]
+    return [(line, profile) for line, profile in found if profile is not None]
 
 
-def profile_grid(profiles: Mapping[str, Profile]) -> Grid:
+def profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
     """Put FLOPS profiles side by side, one a row."""
     columns = ("row", "ranks", "rows a pass", "MACs forward", "forward", "backward", "update", "all three", "FLOP/s")
     return Grid(
         columns=columns,
         rows=[
             (
-                label, count(p.world_size), count(p.micro_batch_size), scaled(p.macs),
+                line.label, count(p.world_size), count(p.micro_batch_size), scaled(p.macs),
                 *map(duration, (p.fwd_latency_s, p.bwd_latency_s, p.step_latency_s, p.iter_latency_s)),
                 scaled(p.flops_per_s),
             )
-            for label, p in profiles.items()
+            for line, p in profiles
         ],
         right=columns[1:],
         whole=columns,

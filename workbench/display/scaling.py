@@ -128,7 +128,7 @@ def _label(axes: Any, labels: Sequence[tuple[float, float, str, str]], top: floa
         at = place + lift
         axes.plot(
             [x, right + 0.02 * span, right + 0.04 * span], [y, at, at], color=colour, linewidth=0.7, alpha=0.6,
-            clip_on=False,
+            clip_on=False, linestyle=(0, (1, 1.5)),
         )  # fmt: skip
         said = axes.text(right + 0.05 * span, at, text, va="center", color=FOREGROUND)
         said.set_parse_math(False)
@@ -204,6 +204,8 @@ def _losses_svg(title: str, means: Sequence[tuple[Line, Sequence[LossPoint]]], *
     bottom, top = low - 0.08 * (high - low or 1), high + 0.05 * (high - low or 1)
 
     def draw(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         labels = []
         for number, (line, points) in enumerate(means):
             colour, marker = look_of(line.technique) if by_technique else (COLOURS[number], _MARKERS[number])
@@ -215,6 +217,7 @@ def _losses_svg(title: str, means: Sequence[tuple[Line, Sequence[LossPoint]]], *
             labels.append((xs[-1], ys[-1], line.label, colour))
         axes.set_ylim(bottom, top)
         axes.margins(x=0)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=of == "step"))
         dress_axes(axes, xlabel)
         axes.set_title("training loss", loc="left", fontsize=8.5, color=FOREGROUND)
         _label(axes, labels, top, bottom)
