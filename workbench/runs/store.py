@@ -21,7 +21,7 @@ from workbench.runs.state import RunState, is_alive, read_json
 if TYPE_CHECKING:
     from workbench.display.tables import Grid
 
-__all__ = ["History", "RunRecord", "find_runs", "history"]
+__all__ = ["History", "RunRecord", "find_runs", "history", "record_of"]
 
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15
@@ -142,7 +142,7 @@ def history(folder: str | Path = ".") -> History:
     if not root.is_dir():
         raise RunError(f"there is no folder {root}")
     keepers: dict[Path, bool] = {}
-    found = (_record(paths, keepers) for paths in find_runs(root))
+    found = (record_of(paths, keepers) for paths in find_runs(root))
     return History(root, tuple(sorted(found, key=lambda r: (-(r.submitted_s or 0.0), r.id))))
 
 
@@ -174,7 +174,13 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False)
 
 
-def _record(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
+def record_of(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
+    """Read a run's record off its directory, whatever is there of it.
+
+    Args:
+        paths: The directory.
+        keepers: Whether the keepers of clusters live, by directory; those that were looked at are added.
+    """
     info, result = read_json(paths.info), read_json(paths.result)
     state = _state(paths, info, result, keepers)
     asked = {} if result.get("technique") and result.get("model") else _asked(paths)
