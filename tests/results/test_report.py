@@ -110,7 +110,7 @@ def test_rows_are_enough(tmp_path: Path) -> None:
     assert "<title>Mine &amp; yours</title>" in page
     assert "Never started." in md
     assert "needs 91 GiB" in page
-    assert "Most samples/s: row 3 (zero1, 3 pods), 249.5." in Page(page).text
+    assert "Most samples/s: row 3 (tiny-t5 zero1, 3 pods), 249.5." in Page(page).text
 
 
 def test_the_order_and_the_skipped_rows_are_those_of_the_benchmark(tmp_path: Path) -> None:
