@@ -7,12 +7,13 @@ exception, so that the earliest one names the cause.
 from __future__ import annotations
 
 import json
+import platform
 import socket
 import time
 import traceback
 from pathlib import Path
 
-__all__ = ["is_echo", "memory", "write_done", "write_error"]
+__all__ = ["device", "is_echo", "memory", "write_done", "write_error"]
 
 _GIB = 1024**3
 
@@ -84,6 +85,18 @@ def memory() -> dict[str, float]:
         found["cuda_allocated_gib"] = torch.cuda.max_memory_allocated() / _GIB
         found["cuda_reserved_gib"] = torch.cuda.max_memory_reserved() / _GIB
     return {name: round(value, 4) for name, value in found.items()}
+
+
+def device() -> str:
+    """Name the processor that this rank trains on: torch's name of the GPU, or the CPU's model."""
+    import torch
+
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.machine()
 
 
 def _status() -> dict[str, int]:

@@ -6,15 +6,16 @@ environment and `job.json`, and speaks by events and files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.jobs import adapters, data, generate, model, ranks, report, sharding
-from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback, emit_memory, phase
+from workbench.jobs.callbacks import EventCallback, StopCallback, emit_memory, phase
 from workbench.jobs.data import Rows
 from workbench.jobs.encode import Encoder
 from workbench.jobs.generate import Prediction
 from workbench.jobs.honesty import TechniqueCheck
+from workbench.jobs.meter import StepMeter
 from workbench.jobs.profile import StepProfiler
 from workbench.jobs.settings import Assignment, prepare_process, training_arguments
 from workbench.jobs.trainer import FineTuner
@@ -59,15 +60,17 @@ def _run(work: Assignment) -> None:
     trainer = _trainer(work, arguments, loaded, encoder, rows)
     trainer.add_callback(stop)
     trainer.keep_checkpoints(work.folder, every=work.job.save_steps, resumes=work.job.resume is not None, stop=stop)
+    emit("device", name=report.device())
     _start(work, trainer, rows)
     phase("training")
     _train(trainer)
+    rates = trainer.clock.totals()
     phase("saving")
     _save(work, trainer, loaded)
     predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
-        _end(work, trainer, predictions)
+        _end(work, trainer, predictions, rates)
     ranks.barrier()
     ranks.close()
 
@@ -76,7 +79,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     if work.technique is Technique.FSDP:
         options = fsdp_from(work.job.fsdp)
         sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
-    clock = StepClock()
+    clock = StepMeter(causal=encoder.causal)
     check = TechniqueCheck(work.job, world_size=work.world_size)
     train = encoder.rows(rows.train)
     trainer = FineTuner(
@@ -172,7 +175,7 @@ def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows)
     return predictions
 
 
-def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction]) -> None:
+def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction], rates: Mapping[str, object]) -> None:
     losses = trainer.eval_losses
     emit(
         "end",
@@ -185,6 +188,7 @@ def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction]
         first_eval_loss=losses.get(0),
         exact_match=generate.exact_match(predictions),
         global_batch_size=work.global_batch,
+        **rates,
     )
 
 

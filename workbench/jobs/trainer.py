@@ -17,9 +17,10 @@ from transformers import PrinterCallback, TrainerCallback
 
 from workbench.errors import RunError
 from workbench.jobs import ranks, sharding
-from workbench.jobs.callbacks import StepClock, emit_memory, phase
+from workbench.jobs.callbacks import emit_memory, phase
 from workbench.jobs.checkpoints import ResumableTrainer
 from workbench.jobs.data import GlobalBatchSampler, Row, aligned, eval_batches
+from workbench.jobs.meter import StepMeter
 from workbench.jobs.profile import StepProfiler
 from workbench.runs.events import emit
 
@@ -45,7 +46,7 @@ class FineTuner(ResumableTrainer):
         *,
         rows: Sequence[Row],
         eval_rows: Sequence[Row],
-        clock: StepClock,
+        clock: StepMeter,
         causal: bool = False,
         **options: Any,
     ) -> None:
@@ -54,7 +55,7 @@ class FineTuner(ResumableTrainer):
         Args:
             rows: The training rows.
             eval_rows: The evaluation rows; may be empty.
-            clock: Is paused during evaluations.
+            clock: Counts the batches, and is paused during evaluations.
             causal: Whether the model goes on with a text, so that each logits foretell the next place's label.
             options: What the Trainer itself takes; a sharded model as `model` is left as it is.
         """
@@ -108,6 +109,7 @@ class FineTuner(ResumableTrainer):
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
+        self.clock.see(inputs, profiled=self._is_profiled())
         if self._is_profiled():
             assert self.profiler is not None
             with self.profiler.micro_batch_of(getattr(self, "deepspeed", None)):

@@ -15,7 +15,16 @@ from workbench.runs.events import Event
 from workbench.runs.result import RunFault
 from workbench.spec.model import Family
 
-__all__ = ["MemoryPeaks", "RankStatus", "first_cause", "fold_failures", "measured", "only_echoes", "rank_statuses"]
+__all__ = [
+    "MemoryPeaks",
+    "RankStatus",
+    "first_cause",
+    "fold_failures",
+    "measured",
+    "only_echoes",
+    "rank_statuses",
+    "sent_per_step",
+]
 
 _GIB = 1024**3
 _MOST_NATS = 700  # e to it is near the largest number there is
@@ -185,6 +194,11 @@ class MemoryPeaks:
         return "cuda" if self._cuda else "resident"
 
     @property
+    def resident_gib(self) -> dict[str, float]:
+        """Give the peaks of resident memory by host, GiB, whatever `kind` is; of hosts that were seen."""
+        return {address: round(peak, 4) for address, peak in self._resident.items() if peak}
+
+    @property
     def gib(self) -> dict[str, float]:
         """Give the peaks by host, GiB."""
         if self._cuda:
@@ -202,13 +216,16 @@ _END_FIELDS = {
     "first_eval_loss",
     "exact_match",
     "global_batch_size",
+    "useful_tokens_per_s",
+    "padded_tokens_per_s",
+    "profiled_tokens",
 }
 
 _START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
 
 
 def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
-    """Gather the figures that rank 0 reported, of a finished run or of one that was cut short.
+    """Gather the figures that the ranks reported, of a finished run or of one that was cut short.
 
     Args:
         events: All events of the run.
@@ -219,9 +236,15 @@ def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
     """
     facts: dict[str, object] = {}
     causal = False
+    devices: dict[int, str] = {}
+    traffic: dict[int, Mapping[str, object]] = {}
     for event in events:
         data = event.data
-        if event.kind == "start":
+        if event.kind == "device" and event.rank is not None:
+            devices[event.rank] = str(data.get("name", ""))
+        elif event.kind == "traffic" and event.rank is not None:
+            traffic[event.rank] = data
+        elif event.kind == "start":
             causal = data.get("family") == Family.CAUSAL
             facts |= {k: data[k] for k in _START_FIELDS if k in data}
         elif event.kind == "resumed":
@@ -238,4 +261,32 @@ def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
     loss = facts.get("eval_loss")
     if causal and isinstance(loss, int | float) and loss < _MOST_NATS:
         facts["perplexity"] = math.exp(loss)
+    if devices:
+        names = dict.fromkeys(devices[rank] for rank in sorted(devices))
+        facts |= {"device": ", ".join(names), "devices": len(devices)}
+    if traffic:
+        facts["sent_bytes_per_step"] = sent_per_step(traffic, world_size=len(devices))
     return facts
+
+
+def sent_per_step(traffic: Mapping[int, Mapping[str, object]], *, world_size: int) -> float | None:
+    """Give the bytes that a pod sent per optimizer step, mean over the pods.
+
+    Args:
+        traffic: What each rank told of itself, by rank: `sent_bytes` in `steps`, of `ranks_on_pod` ranks.
+        world_size: Number of ranks; where one has not told, nothing is known.
+
+    Example:
+        >>> told = {"sent_bytes": 600, "steps": 3, "ranks_on_pod": 2}
+        >>> sent_per_step({0: told, 1: told}, world_size=2)
+        400.0
+    """
+    sent, pods = 0.0, 0.0
+    for told in traffic.values():
+        size, steps, ranks = (told.get(name) for name in ("sent_bytes", "steps", "ranks_on_pod"))
+        if not isinstance(size, int) or not isinstance(steps, int) or not isinstance(ranks, int) or ranks < 1:
+            return None
+        if steps < 1:
+            return None
+        sent, pods = sent + size / steps, pods + 1 / ranks
+    return sent / pods if pods and len(traffic) == world_size else None

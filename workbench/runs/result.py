@@ -119,6 +119,23 @@ class RunResult:
     """By host, GiB: the highest sum over its ranks of resident memory, or of reserved CUDA memory on GPUs."""
     memory_kind: str = "resident"
     """What `peak_memory_gib` counts: `resident` or `cuda`."""
+    host_memory_gib: Mapping[str, float] = field(default_factory=dict)
+    """By host, GiB: the highest sum over its ranks of resident memory, whatever device trained."""
+    useful_tokens_per_s: float | None = None
+    """Tokens a second that are not padding, source and target, in the steps that `train_samples_per_s` is of."""
+    padded_tokens_per_s: float | None = None
+    """The same with the padding."""
+    profiled_tokens: int | None = None
+    """Tokens, padding counted in, of the micro-batch that the FLOPS profiler looked at."""
+    sent_bytes_per_step: float | None = None
+    """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
+    checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""
+    device: str = ""
+    """Name of the processor that trained."""
+    devices: int | None = None
+    """How many of them: one a rank. Ranks on CPUs may share one."""
+    package: str = ""
+    """File name of this package as it was sent to the pods; it holds a hash of the content."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """By package."""
     command: str = ""
