@@ -12,6 +12,7 @@ pytest.importorskip("deepspeed")
 
 from forkedruns import STEPS, Plan, Ran  # deepspeed first: without it nothing runs
 from measured import MEASURED
+from safetensors.numpy import load_file
 
 # Each of the two long plans takes a minute on two free cores, and ten on a machine where much else runs.
 PATIENCE_S = 1100
@@ -22,6 +23,8 @@ TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
 # A wrong scale of the gradients hides in AdamW, which divides it out, and shows in SGD without momentum.
 OPTIMIZERS = ("adamw", "sgd")
 LENGTH = {"max_target_length": 24}
+# Bytes that a rank of three sends per step, in models of FP32: an all-reduce is 4/3 of one, a gather or a scatter 2/3.
+SENT = {"ddp": 4 / 3, "zero1": 2.0, "zero2": 2.0, "zero3": 2.0}
 TOLD = {"predict_rows": 3}  # a row for each rank
 
 
@@ -168,6 +171,33 @@ def test_evaluations_come_before_the_first_step_after_the_last_and_between(
 ) -> None:
     assert [e["step"] for e in ran["single-adamw"].data("eval")] == [0, STEPS]
     assert [e["step"] for e in short["bf16"].data("eval")] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(("technique", "models"), SENT.items())
+def test_every_rank_counts_the_bytes_that_it_sends_for_a_step(
+    ran: dict[str, Ran], technique: str, models: float
+) -> None:
+    run = ran[f"{technique}-sgd"]
+    size = 4 * int(str(run.data("start")[0]["parameters"]))
+    if technique == "zero3":  # encoder, decoder and output share one embedding, which is gathered once more
+        embedding = load_file(run.folder / "out" / "model" / "model.safetensors")["shared.weight"]
+        models += 2 / 3 * embedding.nbytes / size
+    for rank in range(3):
+        (told,) = run.data("traffic", rank)
+        assert (told["steps"], told["ranks_on_pod"]) == (STEPS - 2, 1)
+        assert int(str(told["sent_bytes"])) / (STEPS - 2) / size == pytest.approx(models, rel=0.05)
+    assert [told["sent_bytes"] for told in ran["single-sgd"].data("traffic")] == [0]
+
+
+def test_tokens_a_second_are_those_of_all_ranks(ran: dict[str, Ran]) -> None:
+    tokens: dict[str, list[float]] = {}  # of a row, useful and padded
+    for name in ("single-sgd", "zero1-sgd"):
+        (end,) = ran[name].data("end")
+        rates = [float(str(end[f"{what}_per_s"])) for what in ("useful_tokens", "padded_tokens", "train_samples")]
+        tokens[name] = [rate / rates[2] for rate in rates[:2]]
+    (useful_alone, padded_alone), (useful, padded) = tokens.values()
+    assert useful == pytest.approx(useful_alone, rel=1e-3)
+    assert useful < padded < padded_alone  # three small batches need less padding than a large one
 
 
 @pytest.mark.parametrize("name", ["single-adamw", "fsdp-adamw", "zero3-offload-adamw"])
