@@ -74,7 +74,9 @@ def test_added_grids_run_what_is_in_both_once() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"jobs": []}, "jobs is empty"),
+        ({"jobs": []}, "give a list of FineTune or Script jobs"),
+        ({"jobs": FineTune()}, "give a list of FineTune or Script jobs"),
+        ({"pods": 3}, "pods is 3; give a list"),
         ({"techniques": ["zero-1"]}, "did you mean 'zero1'"),
         ({"techniques": "zero1"}, r"give a list, \['zero1'\]"),
         ({"pods": [0]}, "pods holds 0"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from workbench.errors import ConfigError, one_of
-from workbench.spec.job import FineTune, Job
+from workbench.spec.job import FineTune, Job, Script
 from workbench.spec.technique import Technique
 
 __all__ = ["Grid", "LeftOut", "Planned", "make_grid"]
@@ -151,8 +151,10 @@ def _check(
     vary: Mapping[str, Sequence[object]],
     repeats: int,
 ) -> None:
-    if not jobs or isinstance(jobs, FineTune):
-        raise ConfigError("jobs is empty; give a list of FineTune or Script jobs")
+    if isinstance(jobs, FineTune | Script) or not jobs or not all(isinstance(job, FineTune | Script) for job in jobs):
+        raise ConfigError(f"jobs is {jobs!r}; give a list of FineTune or Script jobs")
+    if isinstance(pods, int) or not pods:
+        raise ConfigError(f"pods is {pods!r}; give a list of whole numbers, such as [1, 2, 3]")
     if isinstance(techniques, str):
         raise ConfigError(f"techniques is {techniques!r}; give a list, [{techniques!r}]")
     for technique in techniques or ():
