@@ -209,14 +209,15 @@ class Cluster:
         """
         info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
         write_json(prepared.paths.info, info)
-        request = {"op": "submit", "run": prepared.run_id, "path": str(prepared.paths.root)}
+        job, paths = prepared.spec.job, prepared.paths
+        self._foresight.begin(job, prepared.spec.pods or self.spec.count, paths.prediction, paths.inquiry)
+        request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
-            ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": prepared.spec.pods})
+            ask(self._paths.socket, {**request, "job": job.to_dict(), "pods": prepared.spec.pods})
         except RunError as error:  # its directory must say why it never ran
-            fail_unstarted(prepared.paths, prepared.spec, error)
+            fail_unstarted(paths, prepared.spec, error)
             raise
-        self._foresight.begin(prepared.spec.job, prepared.spec.pods or self.spec.count, prepared.paths.prediction)
-        return Run.load(prepared.paths.root)
+        return Run.load(paths.root)
 
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
         """Give the command that starts the ranks of a job, without starting it: the dry run.
@@ -257,7 +258,6 @@ class Cluster:
             BackendError: The platform did not remove what the keeper could not.
         """
         self._closed = True
-        self._foresight.close()
         state = read_json(self._paths.state)
         pid, start_time = state.get("pid"), state.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):

@@ -1,88 +1,169 @@
-"""What is predicted for a run stands beside its other files, and the doctor judges it."""
+"""What is predicted for a run stands beside its other files, and the doctor judges it by what the pods have."""
 
 from __future__ import annotations
 
 import json
-import signal
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from workbench.planner.foresee import Foresight, foresee, foretell
+from workbench.errors import RemoteError
+from workbench.planner.foresee import Foresight, answer, foretell, inquiry
+from workbench.planner.tracing import remember
 from workbench.pods.doctor import Diagnosis, HostReport
 from workbench.pods.pod import PodSpec
 from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
+from workbench.runs.foreteller import Foreteller
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunResult
 from workbench.runs.state import RunState
 from workbench.spec.job import FineTune, Script
 
-JOB = FineTune(max_source_length=16, max_target_length=16)
-HOSTS = tuple(
-    HostReport(pod=f"pod-{n}", address=f"127.0.0.{n}", findings=(Finding(check="ssh", verdict=Verdict.GOOD, found=""),))
-    for n in (2, 3)
-)
+JOB = FineTune(technique="ddp", max_source_length=16, max_target_length=16)
+HOST = HostReport(pod="pod-0", address="127.0.0.2", findings=(Finding(check="ssh", verdict=Verdict.GOOD, found=""),))
+HOSTS = (HOST, replace(HOST, pod="pod-1", address="127.0.0.3"))
+# A model of 100 million trained parameters whose step holds 1 MiB a row: 1.6e9 bytes, and 0.4e9 of DDP.
+RAW = {
+    "points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]},
+    "sizes": {"layers": [[[50_000_000, 1, 0]], [[50_000_000, 1, 0]]], "rest": []},
+}
+ON_CPU, ON_GPU = PodSpec(memory_gib=8.0), PodSpec(gpus=1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    pytest.importorskip("transformers")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own: what was traced on this machine before must not answer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-@pytest.mark.slow
-def test_a_run_gets_its_prediction_later_and_the_next_alike_at_once(tmp_path: Path) -> None:
-    first, second = RunPaths(tmp_path / "a"), RunPaths(tmp_path / "b")
-    for paths in (first, second):
-        paths.root.mkdir()
-    foresight = Foresight(PodSpec(memory_gib=0.5), local=True)
-    foresight.begin(JOB, 2, first.prediction)
-    deadline = time.monotonic() + 300
-    while not first.prediction.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    foresight.begin(JOB, 2, second.prediction)
-    foresight.close()
-    said = json.loads(second.prediction.read_text())
-    assert said == json.loads(first.prediction.read_text())
-    assert "will not fit" in said["warning"] and "0.50 GiB" in said["warning"]
-    result = RunResult(path=first.root, state=RunState.SUCCEEDED)
-    assert result.predicted_memory_gib == pytest.approx(sum(said["parts_gib"].values()))
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    (tmp_path / "run").mkdir()
+    return RunPaths(tmp_path / "run")
+
+
+class Pod:
+    """The line to a pod that answers inquiries as it is told to."""
+
+    def __init__(self, *says: dict[str, object] | None) -> None:
+        self.says = iter(says)
+        self.asked: list[Any] = []
+
+    def call(self, op: str, **fields: object) -> dict[str, object]:
+        self.asked.append((op, fields))
+        said = next(self.says)
+        if said is None:
+            raise RemoteError("no line to pod-0", host="127.0.0.2", command=op)
+        return said
+
+
+def know(job: FineTune, spec: PodSpec) -> None:
+    remember(inquiry(job, pods=2, spec=spec, local=False)["request"], RAW)
+
+
+def begin(job: FineTune | Script, spec: PodSpec, paths: RunPaths) -> tuple[bool, bool]:
+    Foresight(spec, local=False).begin(job, 2, paths.prediction, paths.inquiry)
+    return paths.prediction.exists(), paths.inquiry.exists()
+
+
+def test_what_is_known_is_written_at_once_and_what_is_not_is_asked(paths: RunPaths) -> None:
+    job = replace(JOB, env={"TOKEN": "canary"})
+    assert begin(job, ON_CPU, paths) == (False, True)
+    assert "canary" not in paths.inquiry.read_text()
+    paths.inquiry.unlink()
+    know(job, ON_CPU)
+    assert begin(job, ON_CPU, paths) == (True, False)
+    said = json.loads(paths.prediction.read_text())
+    result = RunResult(path=paths.root, state=RunState.FAILED)
+    assert result.predicted_memory_gib == pytest.approx(sum(said["parts_gib"].values())) == said["host_gib"]
+    assert said["parts_gib"]["parameters"] == pytest.approx(0.4e9 / 2**30)
     assert "predicted for a pod" in str(result) and "predicted for a pod" in result._repr_html_()
 
 
-def test_closing_ends_what_is_still_tracing(tmp_path: Path) -> None:
-    job = FineTune(max_source_length=24, max_target_length=16)
-    child = foresee(job, pods=1, spec=PodSpec(), local=True, file=tmp_path / "a.json")
-    assert child is not None
-    foresight = Foresight(PodSpec(), local=True)
-    foresight._children.append(child)
-    foresight.close()
-    foresight.close()
-    assert child.returncode == -signal.SIGKILL
-    assert not (tmp_path / "a.json").exists()
+def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPaths) -> None:
+    know(JOB, ON_GPU)
+    assert begin(JOB, ON_GPU, paths) == (True, True)
+    assert json.loads(paths.prediction.read_text())["warning"] == ""
+    asked = json.loads(paths.inquiry.read_text())
+    for limits, word in (
+        ((3.5, 64.0), "tight"),
+        ((2.0, 64.0), "not fit"),
+        ((80.0, 0.5), "not fit"),
+        ((80.0, 64.0), ""),
+    ):
+        assert word in answer(asked, RAW, limits)["warning"]
+        assert bool(word) == bool(answer(asked, RAW, limits)["warning"])
+
+
+def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -> None:
+    assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (False, False)
+    assert begin(Script(path="x.py"), ON_CPU, paths) == (False, False)
+    found = foretell(Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), pods=2, spec=ON_CPU, local=True)
+    assert found.hosts[1].findings[-1].verdict is Verdict.UNKNOWN
+    assert RunResult(path=paths.root, state=RunState.SUCCEEDED).predicted_memory_gib is None
+
+
+def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
+    begin(JOB, ON_CPU, paths)
+    asked = json.loads(paths.inquiry.read_text())
+    prediction = answer(asked, RAW)
+    pod = Pod(None, {"state": "busy"}, {"state": "done", "answer": {"prediction": prediction, "trace": RAW}})
+    foreteller = Foreteller(pod, "r", paths)  # type: ignore[arg-type]
+    foreteller.start()
+    foreteller.wait(60)
+    assert [op for op, _ in pod.asked] == ["foretell"] * 3 and pod.asked[-1][1]["inquiry"] == asked
+    assert json.loads(paths.prediction.read_text()) == prediction
+    assert not paths.inquiry.exists()
+    paths.prediction.unlink()
+    assert begin(JOB, ON_CPU, paths) == (True, False)  # the next alike is known at once
+    assert json.loads(paths.prediction.read_text()) == prediction
+
+
+def test_a_pod_that_answers_nonsense_fails_nothing(paths: RunPaths) -> None:
+    begin(JOB, ON_CPU, paths)
+    foreteller = Foreteller(Pod({"state": "done", "answer": {}}), "r", paths)  # type: ignore[arg-type]
+    foreteller.start()
+    foreteller.wait(60)
+    assert not paths.prediction.exists() and not paths.inquiry.exists()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("memory_gib", "verdict"), [(0.5, Verdict.BAD), (64.0, Verdict.GOOD)])
-def test_the_doctor_says_whether_a_job_fits_the_pods_it_uses(memory_gib: float, verdict: Verdict) -> None:
-    plain = Diagnosis(hosts=HOSTS, hosts_s=0.1)
-    found = foretell(plain, JOB, pods=1, spec=PodSpec(memory_gib=memory_gib), local=True)
-    last = found.hosts[0].findings[-1]
-    assert (last.check, last.verdict) == (MEMORY_OF_JOB, verdict)
-    assert found.hosts[1] == HOSTS[1]  # the job does not use it
-    assert found.ok is (verdict is Verdict.GOOD)
+def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
+    pytest.importorskip("transformers")
+    begin(JOB, PodSpec(memory_gib=0.5), paths)
+    foreteller = Foreteller(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
+    foreteller.start()
+    foreteller.wait(300)
+    deadline = time.monotonic() + 10  # the prediction is written before the inquiry goes
+    while paths.inquiry.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    said = json.loads(paths.prediction.read_text())
+    assert "will not fit" in said["warning"] and "there are 0.50" in said["warning"]
+
+
+@pytest.mark.parametrize(
+    ("gpu_gib", "memory_gib", "verdict"),
+    [(80.0, 64.0, Verdict.GOOD), (3.5, 64.0, Verdict.WARNING), (2.0, 64.0, Verdict.BAD), (80.0, 0.5, Verdict.BAD)],
+)
+def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib: float, verdict: Verdict) -> None:
+    know(JOB, ON_GPU)
+    large = replace(HOSTS[0], gpu_gib=80.0, memory_limit_gib=64.0)
+    small = replace(HOSTS[1], gpu_gib=gpu_gib, memory_limit_gib=memory_gib)
+    found = foretell(Diagnosis(hosts=(large, small, HOST), hosts_s=0.1), JOB, pods=2, spec=ON_GPU, local=False)
+    first, second = (host.findings[-1] for host in found.hosts[:2])
+    assert (first.check, first.verdict) == (MEMORY_OF_JOB, Verdict.GOOD)
+    assert (second.check, second.verdict) == (MEMORY_OF_JOB, verdict)
+    assert found.hosts[2] == HOST  # the job does not use it
+    assert found.ok is (verdict is not Verdict.BAD)
     assert MEMORY_OF_JOB in str(found)
 
 
-def test_of_a_model_whose_shape_is_not_known_nothing_is_said(tmp_path: Path) -> None:
-    job = FineTune(model="me/mine")
-    foresee(job, pods=1, spec=PodSpec(), local=True, file=tmp_path / "prediction.json")
-    foresee(Script(path="x.py"), pods=1, spec=PodSpec(), local=True, file=tmp_path / "prediction.json")
-    assert list(tmp_path.iterdir()) == []
-    found = foretell(Diagnosis(hosts=HOSTS, hosts_s=0.1), job, pods=2, spec=PodSpec(), local=True)
-    assert found.hosts[0].findings[-1].verdict is Verdict.UNKNOWN
-    assert RunResult(path=tmp_path, state=RunState.SUCCEEDED).predicted_memory_gib is None
+def test_what_was_asked_for_limits_what_was_found() -> None:
+    know(JOB, PodSpec(memory_gib=1.0))
+    host = replace(HOST, memory_limit_gib=64.0)
+    found = foretell(Diagnosis(hosts=(host,), hosts_s=0.1), JOB, pods=2, spec=PodSpec(memory_gib=1.0), local=False)
+    assert found.hosts[0].findings[-1].verdict is Verdict.BAD

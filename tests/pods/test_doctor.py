@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched, on_pods
-from workbench.jobs.examine import compile_locks
+from workbench.jobs.examine import compile_locks, limits
 from workbench.pods.doctor import Diagnosis, HostReport, examine_pods, judge_visit
 from workbench.pods.exchange import Exchange, measure_exchange
 from workbench.pods.identity import fingerprint
@@ -62,6 +62,20 @@ def test_a_pod_that_is_well() -> None:
     assert list(found) == list(CHECKS)
     assert {finding.verdict for finding in found.values()} == {Verdict.GOOD}
     assert found["GPU memory"].found == "79.5 of 80.0 GiB free"
+
+
+def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
+    gpus = [{"index": n, "used_gib": 30.0, "total_gib": size} for n, size in enumerate((80.0, 40.0))]
+    whole = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20  # MemTotal comes first
+    gpu_gib, memory_gib = limits(gpus)  # type: ignore[arg-type]
+    assert gpu_gib == 40.0 and memory_gib is not None and 0 < memory_gib <= whole
+    assert limits([])[0] is None
+    facts = json.dumps({**GOOD, "gpu_gib": gpu_gib, "memory_limit_gib": 48.5})
+    seen = Visit(reached=True, exit_code=0, out=facts, words="", began_s=1000.0, ended_s=1001.0)
+    report = judge_visit(seen, POD, PodSpec(gpus=2), HERE)
+    assert (report.gpu_gib, report.memory_limit_gib) == (40.0, 48.5)
+    lost = judge_visit(replace(seen, out="", exit_code=255, reached=False), POD, PodSpec(), HERE)
+    assert (lost.gpu_gib, lost.memory_limit_gib) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from workbench.jobs.agent.cgroup import memory_limit_bytes
 from workbench.jobs.agent.gpus import GpuWatch
 from workbench.jobs.agent.network import interface_of
 from workbench.pods.versions import installed_versions
 
-__all__ = ["compile_locks", "examine", "main"]
+__all__ = ["compile_locks", "examine", "limits", "main"]
 
 _GIB = 1024**3
 
@@ -31,21 +32,41 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 
     Returns:
         `time_s` (epoch), `interface` of the address, `versions` by package, `gpus` (as `GpuWatch.latest`),
-        `memory_gib` that is available, `disk` and `shm` (`free_gib`, `total_gib`; `shm` is None where there is none),
+        `memory_gib` that is available, `memory_limit_gib` and `gpu_gib` (see `limits`), `disk` and `shm` (`free_gib`,
+        `total_gib`; `shm` is None where there is none),
         `cores`, and `locks` of compiled ops (see `compile_locks`).
     """
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    gpus = GpuWatch().latest()
+    gpu_gib, memory_limit_gib = limits(gpus)
     return {
         "time_s": time.time(),
         "interface": interface_of(address),
         "versions": installed_versions(),
-        "gpus": GpuWatch().latest(),
-        "memory_gib": _available_gib(),
+        "gpus": gpus,
+        "gpu_gib": gpu_gib,
+        "memory_gib": _memory_gib("MemAvailable"),
+        "memory_limit_gib": memory_limit_gib,
         "disk": _room(folder),
         "shm": _room(Path("/dev/shm")),
         "cores": len(os.sched_getaffinity(0)),
         "locks": list(compile_locks(Path(extensions))),
     }
+
+
+def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
+    """Give the memory that a job can have here, whatever is taken now.
+
+    Args:
+        gpus: As `GpuWatch.latest` gives them.
+
+    Returns:
+        GiB of the smallest GPU; GiB of this machine's memory, or of the least limit of a control group around this
+        process. None for what is not known.
+    """
+    limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
+    known = [size for size in (whole, limit / _GIB if limit is not None else None) if size is not None]
+    return min((gpu["total_gib"] for gpu in gpus), default=None), min(known, default=None)
 
 
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
@@ -79,13 +100,13 @@ def _room(folder: Path) -> dict[str, float] | None:
     return {"free_gib": usage.free / _GIB, "total_gib": usage.total / _GIB}
 
 
-def _available_gib() -> float | None:
+def _memory_gib(name: str) -> float | None:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return None
     sizes = dict(line.split(":", 1) for line in lines)
-    return int(sizes["MemAvailable"].split()[0]) * 1024 / _GIB
+    return int(sizes[name].split()[0]) * 1024 / _GIB
 
 
 def main(argv: Sequence[str] | None = None) -> int:

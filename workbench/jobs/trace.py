@@ -25,7 +25,7 @@ from workbench.jobs.data import aligned
 from workbench.jobs.tape import Point, Tape, front, layer_stacks, watch_layers
 from workbench.spec.adapters import lora_from
 
-__all__ = ["main", "trace"]
+__all__ = ["main", "prepared_trace", "trace"]
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
 _DEPTHS = (2, 3)
@@ -35,10 +35,14 @@ _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 def main() -> None:
     """Answer the request on standard input, on standard output, in JSON."""
     gc.disable()  # what a step holds must not depend on when cycles are collected
-    request = json.load(sys.stdin)
-    _on_gpu(bool(request.get("gpu")))
-    sys.stdout.write(json.dumps(trace(request)))
+    sys.stdout.write(json.dumps(prepared_trace(json.load(sys.stdin))))
     sys.stdout.flush()
+
+
+def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace as `trace` does, in a process that does nothing else: it may be changed for what the request asks."""
+    _on_gpu(bool(request.get("gpu")))
+    return trace(request)
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What a run is predicted to need, written beside its other files; and the same as a check of the doctor's.
 
-Submitting must not wait for a trace: what was not traced before is traced by a process of the lowest priority, which
-writes its file whenever it is done. `python -m workbench.planner.foresee` is that process.
+Submitting must not wait for a trace. What was traced before answers at once; for the rest an inquiry is left in the run
+directory, and the keeper has it answered beside the run: by the first pod, whose warm server has torch imported
+(`workbench.jobs.foretell`), or by `python -m workbench.planner.foresee`, a process of the lowest priority here.
 """
 
 from __future__ import annotations
@@ -9,30 +10,34 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from workbench.errors import WorkbenchError
-from workbench.planner.plan import GIB, TIGHT, PlanRow, machine_memory_gib, predict
+from workbench.planner.plan import GIB, TIGHT, PlanRow, machine_memory_gib, predict, row_of
+from workbench.planner.setting import request_of, setting_from, setting_of
 from workbench.planner.shapes import model_config
-from workbench.planner.tracing import one_at_a_time
-from workbench.pods.doctor import Diagnosis
+from workbench.planner.tracing import Trace, cached_trace, joined, one_at_a_time, places, trace_step
+from workbench.pods.doctor import Diagnosis, HostReport
 from workbench.pods.pod import PodSpec
 from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
-from workbench.spec.job import FineTune, Script, job_from_dict
+from workbench.spec.job import FineTune, Script
 
-__all__ = ["Foresight", "foresee", "foretell", "main"]
+__all__ = ["Foresight", "answer", "foretell", "inquiry", "main"]
+
+Limits = tuple[float | None, float | None]
+"""GiB of one GPU and of a pod's own memory; None where it is not known."""
 
 
 class Foresight:
-    """What one cluster knows of the memory of its runs before they need it; owns the processes that trace for it."""
+    """What one cluster knows of the memory of its runs before they need it."""
 
     def __init__(self, spec: PodSpec, *, local: bool) -> None:
-        """Start with no process.
+        """Remember what the pods are.
 
         Args:
             spec: What each pod is.
@@ -40,142 +45,163 @@ class Foresight:
         """
         self._spec = spec
         self._local = local
-        self._children: list[subprocess.Popen[bytes]] = []
 
-    def begin(self, job: FineTune | Script, pods: int, file: Path) -> None:
-        """Write what a job is predicted to need, as `foresee` does."""
-        child = foresee(job, pods=pods, spec=self._spec, local=self._local, file=file)
-        self._children = [c for c in (*self._children, child) if c is not None and c.poll() is None]
+    def begin(self, job: FineTune | Script, pods: int, prediction: Path, left: Path) -> None:
+        """Write what a job is predicted to need where that is known, and leave an inquiry where more can be learned.
+
+        Never raises for what it cannot predict.
+
+        Args:
+            job: The job; of a script nothing can be said.
+            pods: The pods that it runs on.
+            prediction: Where to write what is known.
+            left: Where to leave the inquiry.
+        """
+        if not isinstance(job, FineTune):
+            return
+        with contextlib.suppress(WorkbenchError, OSError):
+            asked = inquiry(job, pods=pods, spec=self._spec, local=self._local)
+            if (trace := cached_trace(asked["request"])) is not None:
+                _write(prediction, answer(asked, trace))
+                if asked["limits"][0 if self._spec.gpus else 1] is not None:
+                    return
+            _write(left, asked)  # the pods know how much memory they have
 
     def judge(self, diagnosis: Diagnosis, job: FineTune, pods: int) -> Diagnosis:
         """Add to a diagnosis whether a job will fit, as `foretell` does."""
         return foretell(diagnosis, job, pods=pods, spec=self._spec, local=self._local)
 
-    def close(self) -> None:
-        """End the processes that are still tracing; what they would have found is left out. Idempotent."""
-        while self._children:
-            child = self._children.pop()
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
 
-
-def foresee(
-    job: FineTune | Script, *, pods: int, spec: PodSpec, local: bool, file: Path
-) -> subprocess.Popen[bytes] | None:
-    """Write what a job is predicted to need, at once or some seconds later. Never raises for what it cannot predict.
+def inquiry(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str, Any]:
+    """Put together all that an answer is made of; JSON, free of secrets and of paths on the pods.
 
     Args:
-        job: The job; of a script nothing can be said.
+        job: The job.
         pods: The pods that it runs on.
         spec: What each of them is.
         local: Whether they share this machine.
-        file: The JSON file to write; one whose folder has gone is not written.
 
     Returns:
-        The process that will write it, in a process group of its own; None where it is written, or never will be.
+        `setting` and `rows` of the job, `request` for its trace, `limits`, and `keep`: by arithmetic, the file that
+        remembers the trace on this machine.
+
+    Raises:
+        ConfigError: The model's shape is not known here.
     """
-    if not isinstance(job, FineTune):
-        return None
-    asked = {"job": job.to_dict(), "pods": pods, "gpus": spec.gpus, "limit": _limit_gib(spec, pods, local)}
-    with contextlib.suppress(WorkbenchError, OSError):
-        model_config(job.model)
-        if _write(asked, file, trace=False):
-            return None
-        child = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "workbench.planner.foresee"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (_package(), os.environ.get("PYTHONPATH"))))},
-        )
-        assert child.stdin is not None
-        with child.stdin as pipe:
-            pipe.write(json.dumps({**asked, "file": str(file)}).encode())
-        return child
-    return None
+    setting = setting_of(job, pods=pods, gpus=spec.gpus)
+    request = request_of(job, model_config(job.model), [setting.arithmetic], gpu=setting.gpu, lengths=None)
+    return {
+        "setting": asdict(setting),
+        "rows": job.per_device_train_batch_size,
+        "request": request,
+        "limits": [None, _memory_gib(spec, pods, local)],
+        "keep": {name: str(place) for name, place in places(request).items()},
+    }
 
 
-def foretell(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:
-    """Add to a diagnosis whether a job will fit; may take seconds.
+def answer(asked: Mapping[str, Any], trace: Trace | Mapping[str, Any], limits: Limits = (None, None)) -> dict[str, Any]:
+    """Answer an inquiry.
 
     Args:
-        diagnosis: What the doctor found.
-        job: The job.
-        pods: The pods that it would run on, the first ones.
-        spec: What each of them is.
-        local: Whether they share this machine.
+        asked: The inquiry.
+        trace: The trace of its request, as `workbench.jobs.trace.trace` gives it or as it was remembered.
+        limits: What the pod that answers has, for what the inquiry does not know.
+
+    Returns:
+        What `prediction.json` holds.
     """
-    try:
-        row = predict(job, pods=pods, gpus=spec.gpus)
-        assert row is not None
-        finding = _judged(row, _limit_gib(spec, pods, local))
-    except WorkbenchError as error:
-        finding = Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, found=str(error))
-    hosts = [
-        replace(host, findings=(*host.findings, finding)) if number < pods else host
-        for number, host in enumerate(diagnosis.hosts)
-    ]
-    return replace(diagnosis, hosts=tuple(hosts))
-
-
-def main() -> None:
-    """Predict what standard input asks for."""
-    os.nice(19)
-    asked = json.load(sys.stdin)
-    with contextlib.suppress(WorkbenchError, OSError), one_at_a_time():
-        _write(asked, Path(asked["file"]), trace=True)
-
-
-def _write(asked: Mapping[str, object], file: Path, *, trace: bool) -> bool:
-    raw, pods, gpus, limit = asked["job"], asked["pods"], asked["gpus"], asked["limit"]
-    assert isinstance(raw, dict) and isinstance(pods, int) and isinstance(gpus, int)
-    job = job_from_dict(raw)
-    assert isinstance(job, FineTune)
-    row = predict(job, pods=pods, gpus=gpus, trace=trace)
-    if row is None:
-        return False
-    finding = _judged(row, limit if isinstance(limit, float) else None)
+    setting = setting_from(asked["setting"])
+    row = row_of(setting, trace if isinstance(trace, Trace) else joined([trace]), asked["rows"], (None, None))
+    known = [ours if ours is not None else theirs for ours, theirs in zip(asked["limits"], limits, strict=True)]
+    finding = _judged(row, (known[0], known[1]))
     held = row.gpu or row.host
     assert held is not None
-    said = {
+    return {
         "gpu_gib": row.gpu_gib,
         "pod_gpu_gib": row.pod_gpu_gib,
         "host_gib": row.host_gib,
         "parts_gib": {name: size / GIB for name, size in asdict(held).items()},
         "warning": f"{finding.found}; {finding.fix}" if finding.fix else "",
     }
+
+
+def foretell(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:
+    """Add to a diagnosis whether a job will fit each pod, by the memory that was found there; may take seconds.
+
+    Args:
+        diagnosis: What the doctor found.
+        job: The job.
+        pods: The pods that it would run on, the first ones.
+        spec: What each of them was asked to be.
+        local: Whether they share this machine.
+    """
+    try:
+        row = predict(job, pods=pods, gpus=spec.gpus)
+        assert row is not None
+    except WorkbenchError as error:
+        unknown = Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, found=str(error))
+        return _added(diagnosis, [unknown] * min(pods, len(diagnosis.hosts)))
+    asked = _memory_gib(spec, pods, local)
+    return _added(diagnosis, [_judged(row, _limits(host, asked)) for host in diagnosis.hosts[:pods]])
+
+
+def main() -> None:
+    """Answer the inquiry in the first line of standard input, on standard output; end when the input does."""
+    os.nice(19)
+    asked = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    with contextlib.suppress(WorkbenchError, OSError), one_at_a_time():
+        sys.stdout.write(json.dumps({"prediction": answer(asked, trace_step(asked["request"]))}) + "\n")
+        sys.stdout.flush()
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def _added(diagnosis: Diagnosis, findings: list[Finding]) -> Diagnosis:
+    hosts = [
+        replace(host, findings=(*host.findings, findings[number])) if number < len(findings) else host
+        for number, host in enumerate(diagnosis.hosts)
+    ]
+    return replace(diagnosis, hosts=tuple(hosts))
+
+
+def _limits(host: HostReport, asked_gib: float | None) -> Limits:
+    found = host.memory_limit_gib
+    known = [size for size in (asked_gib, found) if size is not None]
+    return host.gpu_gib, min(known, default=None)
+
+
+def _write(file: Path, said: Mapping[str, Any]) -> None:
     part = file.with_name(file.name + ".part")
     part.write_text(json.dumps(said), encoding="utf-8")
     part.replace(file)
-    return True
 
 
-def _judged(row: PlanRow, limit_gib: float | None) -> Finding:
-    need = row.host_gib or 0.0
-    found = f"predicted {need:.2f} GiB of each pod's memory"
-    if row.gpu_gib is not None:
-        found += f", {row.gpu_gib:.2f} GiB of each GPU's"
-    if limit_gib is None:
-        return Finding(check=MEMORY_OF_JOB, verdict=Verdict.GOOD, found=found)
-    found += f"; a pod has {limit_gib:.2f} GiB"
+def _judged(row: PlanRow, limits: Limits) -> Finding:
+    """Judge what is needed against what there is; the place with the least room decides."""
     fix = "plan(job, pods=…) shows which technique and micro-batch fit"
-    if need > limit_gib:
-        return Finding(check=MEMORY_OF_JOB, verdict=Verdict.BAD, found=f"will not fit: {found}", fix=fix)
-    if need > TIGHT * limit_gib:
-        return Finding(check=MEMORY_OF_JOB, verdict=Verdict.WARNING, found=f"will be tight: {found}", fix=fix)
-    return Finding(check=MEMORY_OF_JOB, verdict=Verdict.GOOD, found=found)
+    needs = {"of each GPU's": (row.gpu_gib, limits[0]), "of each pod's memory": (row.host_gib, limits[1])}
+    found, share = [], 0.0
+    for where, (need, limit) in needs.items():
+        if need is not None:
+            there = f" (there are {limit:.2f})" if limit is not None else ""
+            found.append(f"{need:.2f} GiB {where}{there}")
+            share = max(share, need / limit if limit is not None else 0.0)
+    said = f"predicted {', '.join(found)}"
+    if share > 1:
+        return Finding(check=MEMORY_OF_JOB, verdict=Verdict.BAD, found=f"will not fit: {said}", fix=fix)
+    if share > TIGHT:
+        return Finding(check=MEMORY_OF_JOB, verdict=Verdict.WARNING, found=f"will be tight: {said}", fix=fix)
+    return Finding(check=MEMORY_OF_JOB, verdict=Verdict.GOOD, found=said)
 
 
-def _limit_gib(spec: PodSpec, pods: int, local: bool) -> float | None:
+def _memory_gib(spec: PodSpec, pods: int, local: bool) -> float | None:
     if spec.memory_gib is not None:
         return float(spec.memory_gib)
     return machine_memory_gib() / pods if local else None
-
-
-def _package() -> str:
-    return str(Path(__file__).resolve().parents[2])
 
 
 if __name__ == "__main__":

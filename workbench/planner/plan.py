@@ -19,7 +19,7 @@ from workbench.planner.tracing import Trace, cached_trace, trace_step
 from workbench.spec.job import FineTune
 from workbench.spec.technique import Launcher, Technique
 
-__all__ = ["Fit", "PlanRow", "PlanTable", "machine_memory_gib", "plan", "predict"]
+__all__ = ["Fit", "PlanRow", "PlanTable", "machine_memory_gib", "plan", "predict", "row_of"]
 
 GIB = 2**30
 TIGHT = 0.9
@@ -184,9 +184,9 @@ def plan(
     settings = [setting_of(made, pods=pods, gpus=gpus) for made in asked if isinstance(made, FineTune)]
     trace = _trace(job, settings, gpu=gpus > 0, lengths=lengths)
     assert trace is not None
-    limits = (gpu_memory_gib, memory_gib)
+    limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [
-        made if isinstance(made, PlanRow) else _row(setting_of(made, pods=pods, gpus=gpus), trace, made, limits)
+        made if isinstance(made, PlanRow) else row_of(setting_of(made, pods=pods, gpus=gpus), trace, micro, limits)
         for made in asked
     ]
     return PlanTable(
@@ -223,7 +223,7 @@ def predict(
     """
     setting = setting_of(job, pods=pods, gpus=gpus)
     traced = _trace(job, [setting], gpu=gpus > 0, lengths=lengths, only_cached=not trace)
-    return None if traced is None else _row(setting, traced, job, (None, None))
+    return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
 
 
 def _as_planned(job: FineTune, technique: str) -> FineTune | PlanRow:
@@ -259,8 +259,16 @@ def _trace(
     return cached_trace(request) if only_cached else trace_step(request)
 
 
-def _row(setting: Setting, trace: Trace, job: FineTune, limits: tuple[float | None, float | None]) -> PlanRow:
-    need = need_of(setting, trace, job.per_device_train_batch_size)
+def row_of(setting: Setting, trace: Trace, rows: int, limits: tuple[float | None, float | None]) -> PlanRow:
+    """Work out a row of the table.
+
+    Args:
+        setting: How it trains.
+        trace: What a step of its model holds.
+        rows: Rows of a micro-batch.
+        limits: GiB of one GPU, and of a pod's own memory; None where it is not known.
+    """
+    need = need_of(setting, trace, rows)
     fit = _fit(setting, need, limits)
     return PlanRow(
         technique=str(setting.technique),

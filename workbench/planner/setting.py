@@ -12,7 +12,7 @@ from workbench.spec.dsconfig import load
 from workbench.spec.job import FineTune
 from workbench.spec.technique import Optimizer, Peft, Precision, Shard, Technique
 
-__all__ = ["Setting", "arithmetic_of", "request_of", "setting_of"]
+__all__ = ["Setting", "arithmetic_of", "request_of", "setting_from", "setting_of"]
 
 # DeepSpeed's own defaults: https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
 _BUCKET, _PREFETCH, _PERSIST, _REUSE, _SUB_GROUP = 500_000_000, 50_000_000, 100_000, 1_000_000_000, 1_000_000_000
@@ -121,6 +121,11 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
         ),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
     )
+
+
+def setting_from(data: Mapping[str, Any]) -> Setting:
+    """Read the JSON form of a setting, which `dataclasses.asdict` gives."""
+    return Setting(**{**data, "technique": Technique(data["technique"]), "offload": tuple(data["offload"])})
 
 
 def arithmetic_of(job: FineTune) -> str:

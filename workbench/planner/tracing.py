@@ -17,7 +17,17 @@ from pathlib import Path
 
 from workbench.errors import WorkbenchError
 
-__all__ = ["Moment", "Parameters", "Trace", "cached_trace", "one_at_a_time", "remember", "trace_step"]
+__all__ = [
+    "Moment",
+    "Parameters",
+    "Trace",
+    "cached_trace",
+    "joined",
+    "one_at_a_time",
+    "places",
+    "remember",
+    "trace_step",
+]
 
 _LIMIT_S = 300.0
 # No collections while modules load: torch and transformers take 3.1 s of CPU then rather than 4.0.
@@ -119,7 +129,7 @@ def cached_trace(request: Mapping[str, object]) -> Trace | None:
     """
     answers = [_remembered(part) for part in _parts(request)]
     known = [answer for answer in answers if answer is not None]
-    return _joined(known) if known and len(known) == len(answers) else None
+    return joined(known) if known and len(known) == len(answers) else None
 
 
 def trace_step(request: Mapping[str, object]) -> Trace:
@@ -136,7 +146,18 @@ def trace_step(request: Mapping[str, object]) -> Trace:
     missing = [arithmetic for arithmetic, answer in answers.items() if answer is None]
     if missing:
         answers |= remember({**request, "arithmetic": missing}, _ask({**request, "arithmetic": missing}))
-    return _joined([answer for answer in answers.values() if answer is not None])
+    return joined([answer for answer in answers.values() if answer is not None])
+
+
+def joined(answers: Sequence[Mapping[str, object]]) -> Trace:
+    """Read what tracing processes gave for one request, each for some of its arithmetic."""
+    traces = [_read(answer) for answer in answers]
+    return replace(traces[0], moments={name: moments for trace in traces for name, moments in trace.moments.items()})
+
+
+def places(request: Mapping[str, object]) -> dict[str, Path]:
+    """Give the files that remember the answers to a request, by arithmetic."""
+    return {_names(part)[0]: _place(part) for part in _parts(request)}
 
 
 def remember(request: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
@@ -202,11 +223,6 @@ def _remembered(part: Mapping[str, object]) -> Mapping[str, object] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return raw if isinstance(raw, dict) else None
-
-
-def _joined(answers: Sequence[Mapping[str, object]]) -> Trace:
-    traces = [_read(answer) for answer in answers]
-    return replace(traces[0], moments={name: moments for trace in traces for name, moments in trace.moments.items()})
 
 
 @contextlib.contextmanager

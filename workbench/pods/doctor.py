@@ -39,6 +39,10 @@ class HostReport:
     """One a check, in the order of `CHECKS`; a check that does not apply (memory of no GPU) is left out."""
     interface: str = ""
     """Network interface of its address; empty where it is not known."""
+    gpu_gib: float | None = None
+    """GiB of its smallest GPU; None where none was found."""
+    memory_limit_gib: float | None = None
+    """GiB of memory that its processes may have together; None where it is not known."""
 
     @property
     def reached(self) -> bool:
@@ -134,8 +138,19 @@ def judge_visit(
         key = Finding(check="host key", verdict=Verdict.GOOD, found="as pinned")
         skew_s = _skew(float(str(facts["time_s"])), seen.began_s, seen.ended_s)
         findings = [login, key, *judge_facts(facts, pod, spec, here, skew_s)]
-    interface = str(facts.get("interface", "")) if facts else ""
-    return HostReport(pod=pod.name, address=pod.address, findings=tuple(findings), interface=interface)
+    facts = facts or {}
+    return HostReport(
+        pod=pod.name,
+        address=pod.address,
+        findings=tuple(findings),
+        interface=str(facts.get("interface", "")),
+        gpu_gib=_number(facts.get("gpu_gib")),
+        memory_limit_gib=_number(facts.get("memory_limit_gib")),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _facts(out: str) -> Mapping[str, object] | None:

@@ -144,6 +144,11 @@ class RunPaths:
         return self.root / "prediction.json"
 
     @property
+    def inquiry(self) -> Path:
+        """What the notebook could not answer of it; gone once it is answered."""
+        return self.root / "inquiry.json"
+
+    @property
     def profile(self) -> Path:
         """The FLOPS profiler's own report."""
         return self.root / "profile.txt"

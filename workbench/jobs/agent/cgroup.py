@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["OomWatch", "memory_group"]
+__all__ = ["OomWatch", "memory_group", "memory_limit_bytes"]
 
 _ROOT = Path("/sys/fs/cgroup")
 _COUNTERS = ("memory.events", "memory.oom_control")
@@ -40,6 +40,13 @@ def memory_group(pid: int, *, ended: bool = False) -> Path | None:
     if "" in paths:
         candidates += [_ROOT / paths[""].lstrip("/"), _ROOT / "unified" / paths[""].lstrip("/"), _ROOT]
     return next((path for path in candidates if _counter(path) is not None), None)
+
+
+def memory_limit_bytes(pid: int) -> int | None:
+    """Give the least limit of the memory groups around a process, in bytes; None where there is none."""
+    group = memory_group(pid)
+    around = [] if group is None else [path for path in (group, *group.parents) if path.is_relative_to(_ROOT)]
+    return min((limit for path in around if (limit := _limit_bytes(path)) is not None), default=None)
 
 
 @dataclass(slots=True)

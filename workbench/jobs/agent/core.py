@@ -52,8 +52,8 @@ class Agent:
     def __init__(self, root: Path, lease_s: float) -> None:
         """Start with no runs; the lease begins now."""
         self.root = root
-        self.launcher = Launcher()
-        self.warm = self.launcher.warm
+        self.launcher = Launcher(root)
+        self.warm, self.helpers = self.launcher.warm, self.launcher.helpers
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._runs: dict[str, PodRun] = {}
@@ -73,6 +73,7 @@ class Agent:
             "poll": self._poll,
             "stop": self._stop,
             "stacks": self._stacks,
+            "foretell": self._foretell,
             "shutdown": self._shutdown,
         }
 
@@ -100,6 +101,7 @@ class Agent:
             self._end_by = time.monotonic() + grace_s + _LAST_S
             for run in self._runs.values():
                 self.launcher.stop(run, grace_s)
+            self.helpers.close()
             self.warm.kill("the agent ends")
 
     def tick(self) -> None:
@@ -120,7 +122,7 @@ class Agent:
                 run.tick(self._processes(fresh=True))
         if not all(run.settled for run in self._runs.values()):
             self._strays = True
-        elif self._strays:
+        elif self._strays and not self.helpers.asked:
             self._strays = self._end_strays()
 
     def _hello(self, message: Message) -> Reply:
@@ -215,6 +217,12 @@ class Agent:
 
         return Later(ready)
 
+    def _foretell(self, message: Message) -> Reply:
+        inquiry = message.get("inquiry")
+        if not isinstance(inquiry, Mapping):
+            raise ValueError("foretell needs an inquiry object")
+        return self.helpers.ask(check_run_id(message.get("run")), inquiry)
+
     def _shutdown(self, message: Message) -> Later:
         grace = message.get("grace_s", _GRACE_S)
         self.end("asked to", float(grace) if isinstance(grace, int | float) else _GRACE_S)
@@ -243,6 +251,7 @@ class Agent:
                     if pid == info.si_pid:
                         run.ended(rank, code)
             _, status = os.waitpid(info.si_pid, 0)
+            self.helpers.reaped(info.si_pid)
             if info.si_pid == self.warm.pid:
                 self.warm.reaped(status)
 
@@ -252,7 +261,7 @@ class Agent:
         Processes that a forked rank forked have the warm server's environment, so nothing else tells them.
         """
         table = self._processes(fresh=True)
-        spared = {os.getpid()} | proc.descendants(table, {self.warm.pid} if self.warm.pid else ())
+        spared = {os.getpid()} | proc.descendants(table, {self.warm.pid} if self.warm.pid else ()) | self.helpers.pids
         strays = [table[pid] for pid in proc.descendants(table, {os.getpid()}) - spared if not table[pid].zombie]
         for process in strays:
             proc.send(process, signal.SIGKILL)

@@ -10,8 +10,10 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from . import proc
+from .helper import Helpers
 from .rank import Rank, start_cold
 from .request import rank_environment
 from .run import PodRun
@@ -33,9 +35,14 @@ class _Launch:
 class Launcher:
     """Starts ranks, and keeps those that the warm server was asked for until their pids are known."""
 
-    def __init__(self) -> None:
-        """Start without a warm server."""
+    def __init__(self, root: Path) -> None:
+        """Start without a warm server.
+
+        Args:
+            root: The pod's folder.
+        """
         self.warm = WarmLink()
+        self.helpers = Helpers(root / "helpers", self.warm)
         self._asked: dict[int, _Launch] = {}
         self._token = 0
 
@@ -79,10 +86,11 @@ class Launcher:
         for token, pid in forked.items():
             if (launch := self._asked.pop(token, None)) is not None:
                 launch.run.begun(launch.rank, pid, "warm")
-            elif (stranger := proc.look_up(pid)) is not None:
+            elif not self.helpers.forked(token, pid) and (stranger := proc.look_up(pid)) is not None:
                 proc.send(stranger, signal.SIGKILL)
         for token in refused:
             if (launch := self._asked.pop(token, None)) is None:
+                self.helpers.refused(token)
                 continue
             if launch.run.stopping:
                 launch.rank.stopped = True

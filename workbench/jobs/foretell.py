@@ -1,0 +1,35 @@
+"""Answer, on a pod and beside a run, what the run is predicted to need: a helper that the agent has forked.
+
+It traces the model's step on fake tensors, in a process that has torch imported, and touches neither GPUs nor ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from pathlib import Path
+
+from workbench.jobs.agent.gpus import GpuWatch
+from workbench.jobs.examine import limits
+from workbench.planner.foresee import answer
+
+__all__ = ["main"]
+
+_NICE = 10  # a tenth of a rank's share: a second of CPU must come to an end beside a run of some seconds
+
+
+def main() -> None:
+    """Read `inquiry.json` in the working directory, leave `answer.json`: the `prediction` and the `trace`."""
+    os.nice(_NICE)
+    gc.disable()  # what a step holds must not depend on when cycles are collected
+    asked = json.loads(Path("inquiry.json").read_text(encoding="utf-8"))
+    request = asked["request"]
+    from workbench.jobs.trace import prepared_trace
+
+    found = prepared_trace(request)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # set to nothing for the trace; NVML makes no CUDA context
+    said = {"prediction": answer(asked, found, limits(GpuWatch().latest())), "trace": found}
+    part = Path("answer.json.part")
+    part.write_text(json.dumps(said), encoding="utf-8")
+    part.rename("answer.json")
