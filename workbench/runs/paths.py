@@ -80,6 +80,11 @@ class RunPaths:
         return self.root / "result.json"
 
     @property
+    def origin(self) -> Path:
+        """Where the run came from: commit of the user's repository, fingerprints of data and script."""
+        return self.root / "origin.json"
+
+    @property
     def reserve(self) -> Path:
         """Room on the disk for the result of a run in progress."""
         return self.root / ".reserve"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from workbench.errors import ConfigError
 from workbench.runs.launcher import check_launcher
+from workbench.runs.origin import origin_of
 from workbench.runs.paths import RunPaths
 from workbench.runs.resume import resume_checkpoint
 from workbench.runs.scriptfolder import check_script
@@ -65,6 +66,7 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
             _prepare_finetune(spec.job, spec, paths)
         else:
             check_script(Path(spec.job.path))
+        write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
         write_json(paths.spec, spec.to_dict())
         write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
     except BaseException:
