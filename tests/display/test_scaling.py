@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from workbench.display.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchsheet import sheet_of
-from workbench.display.scaling import apart, loss_plots, scaling_series, scaling_svg
+from workbench.display.linelabels import apart
+from workbench.display.losscurves import loss_plots
+from workbench.display.scaling import scaling_series, scaling_svg
 from workbench.results.likeforlike import groups
 from workbench.results.losses import Losses, LossPoint
 from workbench.results.profile import Profile
@@ -37,13 +39,21 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
         make_row("ddp", 3, 90.0, global_batch=96, key="other"),
     ]  # fmt: skip
     sheet = sheet_of(groups(rows))
-    assert scaling_series(sheet) == {"zero1": [(1, 1.0), (2, 1.5), (3, 1.8)]}
+    assert [(p.pods, p.speed_up) for p in scaling_series(sheet)["zero1"]] == [(1, 1.0), (2, 1.5), (3, 1.8)]
+    assert list(scaling_series(sheet)) == ["zero1"]
     drawn = scaling_svg(sheet, PUBLISHED)
     assert "zero1 1.80 x" in drawn
     assert ">ideal<" in drawn
     assert "87%, published: 16 nodes" in drawn
     assert "ddp" not in drawn
     assert "87%" not in scaling_svg(sheet)
+
+
+def test_the_range_of_repeats_is_drawn() -> None:
+    rows = [make_row("ddp", pods, speed * pods, repeat=n) for pods in (1, 2) for n, speed in enumerate((80, 100, 110))]
+    last = scaling_series(sheet_of(groups(rows)))["ddp"][-1]
+    assert (last.pods, last.speed_up, last.low) == (2, 2.0, 1.6)
+    assert last.high == pytest.approx(2.2)
 
 
 def test_without_a_row_on_one_pod_there_is_no_scaling() -> None:

@@ -38,6 +38,8 @@ class Line:
     """A text for each of the sheet's figures."""
     spreads: tuple[str, ...]
     """Lowest and highest over its repeats, for each figure; empty where they agree to the last digit shown."""
+    speed_range: tuple[float, float] | None
+    """The lowest and the highest samples/s of its repeats, as parts of the median; None for a single run."""
     repeats: int
     """How many repeats its figures are medians of; 1 for a single run."""
     why: str
@@ -144,9 +146,15 @@ def _line(number: int, summary: Summary, figures: Sequence[Figures], several_mod
         several_models=several_models,
         figures=tuple(one.of(row) for one in figures),
         spreads=tuple(_spread(one, summary) for one in figures),
+        speed_range=_speed_range(summary),
         repeats=max((spread.count for spread in summary.spreads.values()), default=1),
         why=_why(summary),
     )
+
+
+def _speed_range(summary: Summary) -> tuple[float, float] | None:
+    spread = summary.spreads.get(_SPEED)
+    return (spread.low / spread.median, spread.high / spread.median) if spread and spread.median else None
 
 
 def _why(summary: Summary) -> str:

@@ -14,6 +14,7 @@ from workbench.display.benchmark import sheet_html
 from workbench.display.benchsheet import Line, Sheet, sheet_of
 from workbench.display.card import card_body, page
 from workbench.display.logs import clean
+from workbench.display.losscurves import loss_plots
 from workbench.display.outcome import MARKS
 from workbench.display.published import published_html
 from workbench.display.reportwords import (
@@ -28,7 +29,7 @@ from workbench.display.reportwords import (
     scaling_words,
     versions_words,
 )
-from workbench.display.scaling import loss_plots, scaling_svg
+from workbench.display.scaling import scaling_svg
 from workbench.display.style import styled
 from workbench.display.tables import html_table
 
@@ -113,7 +114,9 @@ def _problems(problems: Iterable[str]) -> str:
 
 def _scaling(sheet: Sheet, report: Report) -> str:
     drawn = scaling_svg(sheet, report.published)
-    said = "".join(f"<p class='quiet'>{_esc(line)}</p>" for line in scaling_words(report.published, drawn=bool(drawn)))
+    said = "".join(
+        f"<p class='quiet'>{_esc(line)}</p>" for line in scaling_words(sheet, report.published, drawn=bool(drawn))
+    )
     return (styled(f"<div class='plot'>{drawn}</div>", full=True) if drawn else "") + said
 
 

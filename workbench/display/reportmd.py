@@ -101,10 +101,10 @@ def _rows(sheet: Sheet) -> list[str]:
 
 def _scaling(sheet: Sheet, report: Report) -> list[str]:
     series = scaling_series(sheet)
-    points = [(f"{name.rstrip(chr(0))}, {pods}", pods, speed) for name, of in series.items() for pods, speed in of]
+    points = [(f"{name.rstrip(chr(0))}, {p.pods}", p.pods, p.speed_up) for name, of in series.items() for p in of]
     most = max((max(pods, speed) for _, pods, speed in points), default=1.0)
     bars = [(name, speed / most, f"{speed:.2f} x of {pods}") for name, pods, speed in points]
-    said = [_esc(line) for line in scaling_words(report.published, drawn=bool(series))]
+    said = [_esc(line) for line in scaling_words(sheet, report.published, drawn=bool(series))]
     return [_bars("speed-up in samples/s, by technique and pods", bars), *said] if series else said
 
 

@@ -58,23 +58,30 @@ def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
         line = lines[best.name]
         said.append(
             f"{words}: row {line.number} ({line.label.partition(': ')[2]}), {write(values[best.name])}"
-            f"{_against(best, known, field, lines)}."
+            f"{_against(best, known, field, lines, write)}."
         )
     if said and not any(s.spreads for s in good):
         said.append("Each row was run once: nothing says how much of a lead is chance. repeats=5 would.")
     return said
 
 
-def _against(best: Summary, known: Sequence[Summary], field: str, lines: Mapping[str, Line]) -> str:
-    if field not in best.spreads:
-        return ""
-    alike = [lines[s.name].number for s in known if s is not best and not differ(best, s, field)]
-    if not alike:
-        return f"; told apart from every other by {best.spreads[field].count} repeats"
-    return f"; not told apart from {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
+def _against(
+    best: Summary, known: Sequence[Summary], field: str, lines: Mapping[str, Line], write: Callable[[float | None], str]
+) -> str:
+    others = [s for s in known if s is not best]
+    shown = write(getattr(best.row, field))
+    same = [s for s in others if write(getattr(s.row, field)) == shown]
+    if len(same) == len(others):
+        return ", as in every other row"
+    repeated = field in best.spreads
+    alike = [lines[s.name].number for s in others if s in same or (repeated and not differ(best, s, field))]
+    if alike:
+        said = "not told apart from" if repeated else "the same in"
+        return f"; {said} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
+    return f"; the range of its {best.spreads[field].count} repeats meets no other row's" if repeated else ""
 
 
-def scaling_words(published: Sequence[Published], *, drawn: bool) -> list[str]:
+def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) -> list[str]:
     """Say what the scaling plot shows, or why there is none, and where its published line is from."""
     if not drawn:
         return [
@@ -82,6 +89,8 @@ def scaling_words(published: Sequence[Published], *, drawn: bool) -> list[str]:
             "batch, steps, precision, data and sequence handling)."
         ]
     said = ["Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."]
+    if any(line.speed_range for line in sheet.lines):
+        said.append("Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat.")
     said += [
         f"The line at {percent(row.efficiency)} of ideal is published, not measured here: {row.model}, "
         f"{row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
