@@ -27,7 +27,7 @@ _PROGRAMS = ("buildah", "podman", "debootstrap", "runc")
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _CONFIG = """\
 [containers]
-default_ulimits = ["nofile={files}:{files}"]
+default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
 log_driver = "k8s-file"
 [engine]
 cgroup_manager = "cgroupfs"
@@ -60,8 +60,10 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "networks").mkdir(parents=True, exist_ok=True)
+        # podman would ask for a million of each, which a machine that is a container itself may not grant.
         files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        (folder / "containers.conf").write_text(_CONFIG.format(files=files, folder=folder))
+        processes = min(30_000, resource.getrlimit(resource.RLIMIT_NPROC)[1])
+        (folder / "containers.conf").write_text(_CONFIG.format(files=files, processes=processes, folder=folder))
         self.environment = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
         self._where = ("--root", f"{folder}/root", "--runroot", f"{folder}/run", "--storage-driver", "overlay")
 
