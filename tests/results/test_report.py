@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,9 @@ def test_rows_are_enough(tmp_path: Path) -> None:
     assert "<title>Mine &amp; yours</title>" in page
     assert "Never started." in md
     assert "needs 91 GiB" in page
+    gone = tmp_path / "gone"
+    (problem,) = gather([replace(mixed_rows()[0], path=gone)]).problems
+    assert problem.endswith(f"its run directory {gone} is gone")
     assert "Most samples/s: row 3 (tiny-t5 zero1, 3 pods), 249.5." in Page(page).text
 
 

@@ -95,4 +95,4 @@ class BenchmarkPlots:
         from workbench.display.report import plots_html
         from workbench.results.report import gather
 
-        return plots_html(gather(self.result.rows, title=self.result.name))
+        return plots_html(gather(self.result.rows, title=self.result.name, with_cards=False))

@@ -154,13 +154,17 @@ def _cost(found: tuple[int, Row] | None) -> float | None:
     return found[1].cost if found else None
 
 
-def gather(rows: Sequence[Row], *, title: str = "Benchmark", problems: Iterable[str] = ()) -> Report:
+def gather(
+    rows: Sequence[Row], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
+) -> Report:
     """Gather what the report of some rows states; what cannot be read is left out, and named.
 
     Args:
         rows: The rows.
         title: What to call it.
         problems: What is known not to be readable, a line each.
+        with_cards: Whether to read what cards hold: profiles, answers, logs. Plots of speed, memory and losses do
+            without.
     """
     lines = list(problems)
     losses: dict[Path, Losses] = {}
@@ -170,9 +174,12 @@ def gather(rows: Sequence[Row], *, title: str = "Benchmark", problems: Iterable[
             lines.append(f"{row.name} is {row.outcome}: its figures are those so far, and it has no card")
         if row.path is None or row.path in losses:
             continue
+        if not row.path.is_dir():
+            lines.append(f"{row.name} has no card: its run directory {row.path} is gone")
+            continue
         try:
             losses[row.path] = read_losses(row.path)
-            if RunPaths(row.path).result.exists():
+            if with_cards and RunPaths(row.path).result.exists():
                 cards[row.path] = card_of(RunResult.load(row.path), HTML_NAME)
         except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
             lines.append(f"{row.name} has no card: {error}")
