@@ -56,6 +56,9 @@ def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
         values = {s.name: float(getattr(s.row, field)) for s in known}
         best = (max if most else min)(known, key=lambda s: values[s.name])
         line = lines[best.name]
+        if len({write(value) for value in values.values()}) == 1:
+            said.append(f"{words.partition(' ')[2].capitalize()}: {write(values[best.name])} in every row.")
+            continue
         said.append(
             f"{words}: row {line.number} ({line.label.partition(': ')[2]}), {write(values[best.name])}"
             f"{_against(best, known, field, lines, write)}."
@@ -71,8 +74,6 @@ def _against(
     others = [s for s in known if s is not best]
     shown = write(getattr(best.row, field))
     same = [s for s in others if write(getattr(s.row, field)) == shown]
-    if len(same) == len(others):
-        return ", as in every other row"
     repeated = field in best.spreads
     alike = [lines[s.name].number for s in others if s in same or (repeated and not differ(best, s, field))]
     if alike:
