@@ -164,3 +164,14 @@ def test_a_rank_killed_for_its_memory_says_so(agent, small_group: Path):
     assert answer["ranks"][0]["exit_code"] == -9 and answer["oom_kills"] == 1
     assert "out of memory: the memory limit of 40 MiB" in error["message"]
     assert agent.ask("ping")["pid"] == agent.pid
+
+
+@pytest.mark.parametrize(("highest", "follows"), [(40 << 20, True), (20 << 20, False), (None, False)])
+def test_a_kill_may_be_counted_late_only_where_the_limit_was_reached(
+    tmp_path: Path, highest: int | None, follows: bool
+):
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
+    if highest is not None:
+        (tmp_path / "memory.max_usage_in_bytes").write_text(f"{highest}\n")
+    assert cgroup.OomWatch().may_follow(tmp_path) is follows
+    assert not cgroup.OomWatch().may_follow(None)

@@ -5,7 +5,7 @@ Nothing here sets a limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,8 @@ __all__ = ["OomWatch", "memory_group", "memory_limit_bytes"]
 _ROOT = Path("/sys/fs/cgroup")
 _COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
+_HIGHEST = ("memory.peak", "memory.max_usage_in_bytes")
+_FULL = 0.99
 _UNLIMITED_BYTES = 1 << 60
 
 
@@ -71,6 +73,15 @@ class OomWatch:
         """Give the kills so far, by group, since each was first seen."""
         return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
 
+    def may_follow(self, group: Path | None) -> bool:
+        """Tell whether a kill may still be counted: the group has been as full as its limit allows.
+
+        The process whose want of memory made the kernel kill another one counts the kill, when it gets to run again.
+        """
+        limit = _limit_bytes(group) if group is not None else None
+        highest = _first_number(group, _HIGHEST) if group is not None else None
+        return limit is not None and highest is not None and highest >= _FULL * limit
+
     def hint(self, group: Path | None) -> str:
         """Say that a process of this group was killed for its memory, where the counter says so; else nothing."""
         kills = self.counts().get(group, 0) if group else 0
@@ -94,10 +105,14 @@ def _counter(group: Path) -> int | None:
 
 
 def _limit_bytes(group: Path) -> int | None:
-    for name in _LIMITS:
+    value = _first_number(group, _LIMITS)
+    return value if value is not None and value < _UNLIMITED_BYTES else None
+
+
+def _first_number(group: Path, names: Sequence[str]) -> int | None:
+    for name in names:
         try:
-            value = int((group / name).read_text())
+            return int((group / name).read_text())
         except (OSError, ValueError):
             continue
-        return value if value < _UNLIMITED_BYTES else None
     return None

@@ -21,6 +21,7 @@ __all__ = ["PodRun"]
 
 # Helpers of a program that just ended (multiprocessing's resource tracker) get this long to end by themselves.
 _OOM_COUNTED_S = 0.05
+_OOM_COUNTED_LATE_S = 3.0
 _STRAGGLER_S = 0.5
 _STACKS_BYTES = 256 * 1024
 
@@ -85,9 +86,13 @@ class PodRun:
             rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
         rank.sweep_at = time.monotonic() + _STRAGGLER_S
         hint = self._oom.hint(rank.group)
-        if exit_code == -signal.SIGKILL and not hint and not rank.stopped:
-            time.sleep(_OOM_COUNTED_S)  # the kernel counts a kill for memory after the kill itself
-            hint = self._oom.hint(rank.group)
+        if exit_code == -signal.SIGKILL and not rank.stopped:
+            # The kernel counts a kill for memory after the kill itself; on a busy machine that takes its time.
+            patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow(rank.group) else _OOM_COUNTED_S
+            until = time.monotonic() + patience_s
+            while not hint and time.monotonic() < until:
+                time.sleep(_OOM_COUNTED_S)
+                hint = self._oom.hint(rank.group)
         rank.end(exit_code, oom_hint=hint)
 
     def stop(self, grace_s: float) -> None:
