@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from workbench.results.profile import read_profile
 from workbench.results.rowof import key_of, row_of, skipped_row
 from workbench.results.rows import Outcome, Row
+from workbench.runs.result import RunResult
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import read_json, write_json
 from workbench.spec.job import FineTune, Script
@@ -18,6 +20,7 @@ from workbench.spec.job import FineTune, Script
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.25 GiB is free."
 )
+SAMPLE = Path(__file__).resolve().parent.parent / "samples" / "flops_profile.txt"
 KERNEL = "killed by SIGKILL; out of memory: the memory limit of 512 MiB was reached (oom_kill counter +1)"
 
 
@@ -51,6 +54,31 @@ def test_what_a_run_never_told_is_none(run: WrittenRun) -> None:
     row = finished(run)
     for name in ("mfu", "sent_bytes_per_step", "useful_tokens_per_s", "eval_loss", "predicted_memory_gib", "cost"):
         assert getattr(row, name) is None, name
+
+
+def test_what_went_through_the_steps_and_what_stands_behind_it(run: WrittenRun) -> None:
+    run.paths.profile.write_text(SAMPLE.read_text())
+    origin = {"commit": "c0ffee+changes", "data": "0123", "script": "4567"}
+    write_json(run.paths.origin, origin)
+    told = {
+        "useful_tokens_per_s": 600.0, "padded_tokens_per_s": 1000.0, "profiled_tokens": 200, "precision": "bf16",
+        "device": "NVIDIA A100-SXM4-40GB", "devices": 4, "sent_bytes_per_step": 2e6, "package": "workbench-89ab.zip",
+        "memory_kind": "cuda", "host_memory_gib": {"127.0.0.2": 1.5, "127.0.0.3": 1.25},
+    }  # fmt: skip
+    row = finished(run, **told)
+    assert (row.useful_tokens_per_s, row.padded_tokens_per_s, row.sent_bytes_per_step) == (600.0, 1000.0, 2e6)
+    forward = read_profile(run.paths.profile).flops
+    assert forward is not None and row.tflops_per_device == pytest.approx(3 * forward / 200 * 1000 / 4 / 1e12)
+    assert row.mfu == pytest.approx(row.tflops_per_device / 312)
+    assert (row.memory_kind, row.peak_memory_gib, row.host_memory_gib) == ("cuda", 0.75, 1.5)
+    behind = row.provenance
+    assert (behind.device, behind.devices) == ("NVIDIA A100-SXM4-40GB", 4)
+    assert (behind.commit, behind.data, behind.code) == ("c0ffee+changes", "0123", "89ab 4567")
+    result = RunResult.load(run.paths.root)
+    assert (result.tflops_per_device, result.mfu) == (row.tflops_per_device, row.mfu)
+    text = str(result)
+    assert "600, with padding 1000" in text and "2 MB" in text and "(MFU)" in text
+    assert "on each NVIDIA A100-SXM4-40GB" in text and "127.0.0.2 1.50 GiB, 127.0.0.3 1.25 GiB" in text
 
 
 def test_a_benchmark_names_its_rows_itself(run: WrittenRun) -> None:
@@ -148,11 +176,16 @@ def damaged(folder: Path, chance: random.Random) -> Iterator[str]:
 def test_no_damage_to_a_directory_raises(run: WrittenRun, state: str) -> None:
     run.event("start", family="causal", global_batch_size=24, versions={"torch": "2.13.0"})
     run.event("eval", step=0, eval_loss=8.0)
+    run.event("device", name="AMD EPYC")
+    run.event("traffic", sent_bytes=700, steps=7, ranks_on_pod=1)
+    run.paths.profile.write_text(SAMPLE.read_text()[:2000])
+    write_json(run.paths.origin, {"commit": "c0ffee", "data": "0123", "script": ""})
     run.step(3)
     write_json(run.paths.prediction, {"host_gib": 3.5, "pod_gpu_gib": None})
     run.state("running")
     if state != "running":
-        run.end(state, steps=3, peak_memory_gib={"127.0.0.2": 3}, error={"kind": "MemoryError", "rank": 3})
+        run.end(state, steps=3, peak_memory_gib={"127.0.0.2": 3}, error={"kind": "MemoryError", "rank": 3},
+                profiled_tokens=3, padded_tokens_per_s=3.0, devices=3)  # fmt: skip
     assert row_of(run.paths.root).steps == 3
     for what in damaged(run.paths.root, random.Random(0)):
         try:

@@ -93,3 +93,32 @@ def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
         "steps": 7,
         "epochs": 0.5,
     }
+
+
+def traffic(rank: int, **told: object) -> list[Event]:
+    data = {"sent_bytes": 600, "steps": 3, "ranks_on_pod": 1, **told}
+    device = Event(time_s=1.0, rank=rank, kind="device", data={"name": "AMD EPYC"})
+    return [device, Event(time_s=2.0, rank=rank, kind="traffic", data=data)]
+
+
+def test_bytes_sent_are_a_mean_over_pods_and_steps() -> None:
+    facts = measured([*traffic(0), *traffic(1, sent_bytes=1200)], 0.0)
+    assert (facts["sent_bytes_per_step"], facts["device"], facts["devices"]) == (300.0, "AMD EPYC", 2)
+    of_one_pod = [*traffic(0, ranks_on_pod=2), *traffic(1, ranks_on_pod=2)]
+    assert measured(of_one_pod, 0.0)["sent_bytes_per_step"] == 400.0
+
+
+@pytest.mark.parametrize("told", [{"sent_bytes": None}, {"steps": 0}, {"ranks_on_pod": "1"}])
+def test_where_one_rank_does_not_know_what_it_sent_nobody_does(told: dict[str, object]) -> None:
+    assert measured([*traffic(0), *traffic(1, **told)], 0.0)["sent_bytes_per_step"] is None
+
+
+def test_bytes_of_a_rank_that_has_not_told_are_not_taken_for_none() -> None:
+    assert measured([*traffic(0), traffic(1)[0]], 0.0)["sent_bytes_per_step"] is None
+
+
+def test_resident_memory_is_kept_where_gpus_are_used_too() -> None:
+    peaks = MemoryPeaks()
+    peaks.see([status(0, A, rss_bytes=3 << 29), status(1, A, rss_bytes=1 << 30)])
+    peaks.see_event(Event(time_s=1.0, rank=0, kind="memory", data={"cuda_reserved_gib": 7.0}), A.address)
+    assert (peaks.kind, peaks.gib, peaks.resident_gib) == ("cuda", {A.address: 7.0}, {A.address: 2.5})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 
-from workbench.display.format import UNKNOWN, count, duration, gib, number, percent
+from workbench.display.format import UNKNOWN, count, duration, gib, number, percent, scaled
 from workbench.display.tables import Grid, facts, html_table, text_table
 from workbench.runs.result import RunResult
 
@@ -39,12 +40,16 @@ def _grid(result: RunResult) -> Grid:
         ("time to first step", _known(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
         ("training loop", _known(result.train_runtime_s, duration(result.train_runtime_s))),
         ("samples per second", _known(result.train_samples_per_s, number(result.train_samples_per_s))),
+        ("tokens per second", _tokens(result)),
+        ("arithmetic", _arithmetic(result)),
+        ("sent per step and pod", _known(result.sent_bytes_per_step, scaled(result.sent_bytes_per_step, "B"))),
         ("training loss, all steps", _known(result.train_loss, number(result.train_loss))),
         ("evaluation loss", _eval_loss(result)),
         ("perplexity", _known(result.perplexity, number(result.perplexity))),
         ("exact match", _known(result.exact_match, percent(result.exact_match))),
-        (f"peak memory ({result.memory_kind})", _memory(result)),
+        (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         ("predicted for a pod", _predicted(result)),
+        ("pods' own memory", _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else ""),
         ("run directory", str(result.path)),
     ]
     return facts(f"Run {result.state}{said}", [(name, text) for name, text in pairs if text])
@@ -74,8 +79,22 @@ def _eval_loss(result: RunResult) -> str:
     return f"{first} before the first step, {number(result.eval_loss)} after the last"
 
 
-def _memory(result: RunResult) -> str:
-    peaks = result.peak_memory_gib
+def _tokens(result: RunResult) -> str:
+    if result.useful_tokens_per_s is None:
+        return ""
+    return f"{number(result.useful_tokens_per_s)}, with padding {number(result.padded_tokens_per_s)}"
+
+
+def _arithmetic(result: RunResult) -> str:
+    rate = result.tflops_per_device
+    if rate is None:
+        return ""
+    share = "" if result.mfu is None else f", {percent(result.mfu)} of its peak (MFU)"
+    where = f" on each {result.device}" if result.device else " on each device"
+    return f"{scaled(rate * 1e12, 'FLOP/s')} needed{where}{share}"
+
+
+def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
     places = [host.address for host in result.hosts]
     order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
     return ", ".join(f"{host} {gib(peaks[host])}" for host in order)

@@ -14,6 +14,7 @@ from workbench.results.asked import columns_asked, key_of, raw_spec, whole_job
 from workbench.results.loose import Json, number, part, text, whole
 from workbench.results.rows import Outcome, Provenance, Row
 from workbench.results.shortage import shortage_of
+from workbench.results.speed import forward_flops, mfu, tflops_per_device
 from workbench.runs.events import read_events
 from workbench.runs.outcome import measured
 from workbench.runs.paths import RunPaths
@@ -21,6 +22,7 @@ from workbench.runs.result import RunFault
 from workbench.runs.run import Run
 from workbench.runs.specfile import RunSpec
 from workbench.runs.state import RunState, read_json
+from workbench.spec.technique import Peft
 
 __all__ = ["key_of", "row_of", "skipped_row"]
 
@@ -48,8 +50,9 @@ def row_of(run_dir: Path) -> Row:
         repeat=whole(benchmark.get("repeat")) or 0,
         reason=reason,
         **{**columns_asked(spec), **_told(facts), **_measured(facts), **_memory(fault, spec)},  # type: ignore[arg-type]
+        **_speed(paths, facts, whole_job(spec)),
         predicted_memory_gib=_predicted(paths, facts),
-        provenance=_provenance(spec, facts),
+        provenance=_provenance(spec, facts, read_json(paths.origin)),
     )
 
 
@@ -70,7 +73,7 @@ def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float |
         key=key,
         reason=reason,
         predicted_memory_gib=predicted_memory_gib,
-        provenance=_provenance(raw, {}),
+        provenance=_provenance(raw, {}, {}),
         **columns_asked(raw),  # type: ignore[arg-type]
     )
 
@@ -177,9 +180,30 @@ def _predicted(paths: RunPaths, facts: Json) -> float | None:
     return number(raw.get("pod_gpu_gib" if on_gpu and raw.get("pod_gpu_gib") is not None else "host_gib"))
 
 
-def _provenance(spec: Json, facts: Json) -> Provenance:
-    versions = {str(name): text(version) for name, version in part(facts, "versions").items()}
-    return Provenance(versions=versions, seed=whole(whole_job(spec).get("seed")), command=text(facts.get("command")))
+def _speed(paths: RunPaths, facts: Json, job: Json) -> dict[str, float | None]:
+    rate, tokens = number(facts.get("padded_tokens_per_s")), whole(facts.get("profiled_tokens"))
+    tflops = tflops_per_device(
+        forward_flops=forward_flops(paths.profile) if rate and tokens else None,
+        profiled_tokens=tokens,
+        padded_tokens_per_s=rate,
+        devices=whole(facts.get("devices")) or 0,
+        adapters=text(job.get("peft")) not in ("", Peft.NONE),
+    )
+    return {"tflops_per_device": tflops, "mfu": mfu(tflops, text(facts.get("device")), text(facts.get("precision")))}
+
+
+def _provenance(spec: Json, facts: Json, origin: Json) -> Provenance:
+    package = text(facts.get("package")).removeprefix("workbench-").removesuffix(".zip")
+    return Provenance(
+        versions={str(name): text(version) for name, version in part(facts, "versions").items()},
+        device=text(facts.get("device")),
+        devices=whole(facts.get("devices")),
+        commit=text(origin.get("commit")),
+        seed=whole(whole_job(spec).get("seed")),
+        command=text(facts.get("command")),
+        data=text(origin.get("data")),
+        code=" ".join(filter(None, (package, text(origin.get("script"))))),
+    )
 
 
 def _highest(by_host: object) -> float | None:

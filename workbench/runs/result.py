@@ -203,6 +203,26 @@ class RunResult:
         return float(predicted) if isinstance(predicted, int | float) else None
 
     @property
+    def tflops_per_device(self) -> float | None:
+        """10^12 floating-point operations a second that training needed of each device; see `results/speed.py`."""
+        from workbench.results.speed import forward_flops, tflops_per_device
+
+        return tflops_per_device(
+            forward_flops=forward_flops(RunPaths(self.path).profile),
+            profiled_tokens=self.profiled_tokens,
+            padded_tokens_per_s=self.padded_tokens_per_s,
+            devices=self.devices or 0,
+            adapters=self.peft not in ("", Peft.NONE),
+        )
+
+    @property
+    def mfu(self) -> float | None:
+        """That over the device's peak at this precision, 0 to 1; None where the peak is not known, as of CPUs."""
+        from workbench.results.speed import mfu
+
+        return mfu(self.tflops_per_device, self.device, self.precision)
+
+    @property
     def profile(self) -> Profile | None:
         """The FLOPS profile, parsed; None where the profiler did not run."""
         from workbench.results.profile import read_profile
