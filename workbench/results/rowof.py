@@ -41,6 +41,8 @@ def row_of(run_dir: Path) -> Row:
     facts = result or _so_far(paths)
     outcome, reason, fault = _ended(paths, result)
     benchmark = part(info, "benchmark")
+    columns = {**columns_asked(spec), **_told(facts), **_measured(facts), **_memory(fault, spec)}
+    columns |= _speed(paths, facts, whole_job(spec))
     return Row(
         name=text(info.get("id")) or run_dir.name,
         outcome=outcome,
@@ -49,8 +51,7 @@ def row_of(run_dir: Path) -> Row:
         key=text(benchmark.get("key")) or (key_of(spec) if part(spec, "job") else ""),
         repeat=whole(benchmark.get("repeat")) or 0,
         reason=reason,
-        **{**columns_asked(spec), **_told(facts), **_measured(facts), **_memory(fault, spec)},  # type: ignore[arg-type]
-        **_speed(paths, facts, whole_job(spec)),
+        **columns,  # type: ignore[arg-type]
         predicted_memory_gib=_predicted(paths, facts),
         provenance=_provenance(spec, facts, read_json(paths.origin)),
     )
