@@ -10,6 +10,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import workbench
@@ -65,6 +66,7 @@ def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSp
     return files
 
 
+@cache
 def _package() -> bytes:
     """Zip the rooms of this package that ranks need: a ConfigMap is small."""
     root = Path(workbench.__file__).resolve().parent

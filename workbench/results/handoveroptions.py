@@ -52,11 +52,11 @@ class HandoverOptions(KubernetesOptions):
         if self.token_secret:
             secret, _, key = self.token_secret.partition("/")
             if not _TOKEN.fullmatch(secret):
-                raise ConfigError(
-                    f"token_secret is {self.token_secret!r}; give the name of a Secret, 'hub' or 'hub/key'"
-                )
+                # Not shown: somebody may have given the token itself.
+                raise ConfigError("token_secret is not the name of a Secret; give 'hub', or 'hub/key'")
             self.secrets = {"HF_TOKEN": f"{secret}/{key or 'token'}", **self.secrets}
         if self.elastic is not None:
-            least, most = self.elastic
-            if not 1 <= least <= most:
+            given = tuple(self.elastic) if isinstance(self.elastic, list | tuple) else ()
+            if len(given) != 2 or not all(isinstance(n, int) for n in given) or not 1 <= given[0] <= given[1]:
                 raise ConfigError(f"elastic is {self.elastic!r}; give the least and the most nodes, as in (2, 4)")
+            self.elastic = (given[0], given[1])
