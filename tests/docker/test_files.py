@@ -28,7 +28,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCKER = REPOSITORY / "docker"
 ENTRYPOINT = DOCKER / "entrypoint"
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
-LISTEN_S = 30.0
+LISTEN_S = 60.0
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -176,7 +176,7 @@ def test_this_machine_trains_on_three_containers(stack: Stack, tmp_path: Path) -
             job = FineTune(technique=technique, max_steps=5, per_device_train_batch_size=4, predict_rows=0, **options)
             run = cluster.submit(job)
             result = run.wait(RUN_S, progress=False).raise_for_status()
-            assert [host["address"] for host in result.hosts] == list(addresses)
+            assert [host.address for host in result.hosts] == list(addresses)
             assert (result.world_size, result.steps) == (3, 5)
             MEASURED.append(
                 f"{technique} on three containers: {time.monotonic() - began:.0f} s, the first step after"
