@@ -12,6 +12,7 @@ import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.errors import ConfigError
+from workbench.runs.checkpoints import newest_good
 from workbench.runs.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ def whole(cluster: Cluster) -> Run:
 @pytest.fixture(scope="module")
 def killed(cluster: Cluster) -> Run:
     """A run one of whose ranks was killed while it wrote a checkpoint."""
-    run = submit(cluster, save_steps=1)
+    run = submit(cluster, save_steps=1, checkpoints="bring")
     until(lambda: checkpoints_of(run))
     folder = Path(cluster.pods[1].root) / "runs" / run.id
     pid = pid_of(folder / "rank-1")
@@ -180,7 +181,7 @@ def test_another_number_of_ranks_is_refused(cluster: Cluster, killed: Run) -> No
 
 
 def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None:
-    run = submit(cluster, technique="single", max_steps=5000, save_steps=5000)
+    run = submit(cluster, technique="single", max_steps=5000, save_steps=5000, checkpoints="bring")
     until(lambda: curve(run))
     run.stop()
     result = run.wait(60, progress=False)
@@ -188,3 +189,63 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     assert checkpoints_of(run) == [result.steps]
     assert f"resume=run.path goes on from its checkpoint of step {result.steps}" in result.message
     assert list(run.paths.checkpoints.glob("*/*/*")) == [run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"]
+
+
+@pytest.fixture(scope="module")
+def left(cluster: Cluster, killed: Run) -> Run:
+    """A run that was cancelled and left its checkpoints where they were written."""
+    run = submit(cluster, save_steps=1)
+    rank = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1"
+    until(lambda: (rank / "stdout.log").exists())
+    pid = pid_of(rank)
+    until(lambda: a_moment_later(pid) and len(on_the_pods(cluster, run)) > 1)
+    run.cancel()
+    assert run.wait(60, progress=False).state is RunState.CANCELLED
+    return run
+
+
+def a_moment_later(pid: int) -> bool:
+    os.kill(pid, signal.SIGCONT)
+    time.sleep(0.01)
+    os.kill(pid, signal.SIGSTOP)
+    return True
+
+
+def on_the_pods(cluster: Cluster, run: Run) -> list[int]:
+    """The steps whose checkpoints lie whole on the pods."""
+    held = [Path(pod.root) / "runs" / run.id / "checkpoints" for pod in cluster.pods]
+    parts = [{int(path.parent.parent.name[5:]) for path in each.glob("step-*/rank-?/manifest.json")} for each in held]
+    return sorted(set.intersection(*parts))
+
+
+def test_checkpoints_stay_on_the_pods_unless_asked_for(cluster: Cluster, left: Run) -> None:
+    last = on_the_pods(cluster, left)[-1]
+    assert not left.paths.checkpoints.exists(), "nothing travelled"
+    said = f"resume=run.path goes on from its checkpoint of step {last}; it is on the pods, and comes back when the"
+    assert said in left.message
+
+
+def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(cluster: Cluster, left: Run, whole: Run) -> None:
+    older, newer = on_the_pods(cluster, left)[-2:]
+    run = submit(cluster, resume=str(left.path))
+    assert run.wait(120, progress=False).raise_for_status().resumed_step == newer
+    assert curve(run) == {step: figures for step, figures in curve(whole).items() if int(str(step)) > newer}
+    damaged = Path(cluster.pods[1].root) / "runs" / left.id / f"checkpoints/step-{newer}/rank-1/state.safetensors"
+    flip(damaged)
+    try:
+        result = submit(cluster, resume=str(left.path)).wait(120, progress=False).raise_for_status()
+    finally:
+        flip(damaged)
+    assert result.resumed_step == older
+    said = f"the checkpoint of step {newer} was left out: the checksum of rank-1/state.safetensors is wrong (pod-1)"
+    assert said in result.message
+    assert not left.paths.checkpoints.exists()
+
+
+def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_go(cluster: Cluster, left: Run) -> None:
+    last = on_the_pods(cluster, left)[-1]
+    cluster.close()
+    assert kept(left) == [last]
+    assert left.message.endswith(f"its checkpoint of step {last} came back")
+    assert not left.paths.held.exists()
+    assert newest_good(left.path).step == last

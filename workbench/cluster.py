@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -63,6 +63,7 @@ class Cluster:
         lease_s: float = 120.0,
         start_timeout_s: float = 120.0,
         warm: bool = True,
+        shared: bool | str | None = None,
     ):
         """Describe a cluster; nothing starts yet.
 
@@ -74,8 +75,8 @@ class Cluster:
             path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the current folder.
             lease_s: Seconds that ranks outlive a keeper that fell silent.
             start_timeout_s: Seconds until pods that have not come are given up.
-            warm: Whether each pod keeps a process with torch and DeepSpeed imported, so that a `FineTune` starts in a
-                second: some 0.5 GiB a pod. A `Script` has no use for it.
+            warm: Whether each pod keeps a process with torch imported (0.5 GiB), so that a `FineTune` starts at once.
+            shared: Whether pods are asked if they see this machine's folders; see `ClusterSpec.shared`.
 
         Raises:
             ConfigError: A value that cannot be.
@@ -88,6 +89,7 @@ class Cluster:
             lease_s=lease_s,
             start_timeout_s=start_timeout_s,
             warm=warm,
+            shared=shared,
         )
         """What it is asked to be; read only."""
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -181,9 +183,7 @@ class Cluster:
         return [Run.load(path.parent) for path in sorted(found, key=lambda p: p.stat().st_mtime)]
 
     def submit(self, job: Job, *, pods: int | None = None, path: str | Path | None = None) -> Run:
-        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
-
-        Runs of one cluster go one after another.
+        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts; runs go one by one.
 
         Args:
             job: What to run.
@@ -254,7 +254,7 @@ class Cluster:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
 
         Raises:
-            PodError: Something is still there after 40 s.
+            PodError: Something is still there 40 s after the keeper last said what it does.
             BackendError: The platform did not remove what the keeper could not.
         """
         self._closed = True
@@ -264,23 +264,22 @@ class Cluster:
             Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
             remove_left(self.spec.backend, self.path)
             return
-        deadline, asked = time.monotonic() + _CLOSE_S, False
+        deadline, asked, said = 0.0, False, ""
         while is_alive(pid, start_time):
             asked = asked or self._ask_to_close()
+            if self.message != said or not deadline:  # it may be bringing a checkpoint back, and says how far it is
+                said, deadline = self.message, time.monotonic() + _CLOSE_S
             if time.monotonic() > deadline:
-                raise PodError(
-                    f"the keeper (pid {pid}) has not ended in {_CLOSE_S:.0f} s; see {self._paths.keeper_log}"
-                )
+                raise PodError(f"the keeper (pid {pid}) does not end: {said}; see {self._paths.keeper_log}")
             time.sleep(_LOOK_S)
         remove_left(self.spec.backend, self.path)
 
     def _ask_to_close(self) -> bool:
         """Tell whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
-        try:
+        with suppress(RunError):
             ask(self._paths.socket, {"op": "close"})
-        except RunError:
-            return False
-        return True
+            return True
+        return False
 
     def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
         from workbench.display.follow import follow_start

@@ -6,27 +6,25 @@ knows what a run is.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.errors import PodError, RemoteError, WorkbenchError
 from workbench.pods.pod import Pod
-from workbench.pods.transfer import LARGE, Tell, Way, fetch_file, send_file, way_to
-from workbench.runs.package import file_digest
+from workbench.runs.freight import Freight, shelved
+from workbench.runs.shared import seen_by
 
 if TYPE_CHECKING:
     from workbench.pods.identity import Identity
     from workbench.pods.ssh import RemoteStream, SSHConnection
 
-__all__ = ["AgentLink", "Moving"]
+__all__ = ["AgentLink"]
 
 logger = logging.getLogger(__name__)
 _ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
@@ -34,26 +32,19 @@ _PAUSE_S = 0.5
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moving:
-    """A large file on its way."""
-
-    name: str
-    """Its name."""
-    done: int
-    """Bytes that are over."""
-    size: int
-    """Bytes in all."""
-    begun: int
-    """Bytes that an earlier try had brought over."""
-    began_at: float
-    """When this one began, on the clock of `time.monotonic`."""
-
-
-class AgentLink:
+class AgentLink(Freight):
     """Reach the agent of one pod; safe to use from several threads."""
 
-    def __init__(self, pod: Pod, identity: Identity, *, lease_s: float, package: tuple[str, bytes], warm: bool = True):
+    def __init__(
+        self,
+        pod: Pod,
+        identity: Identity,
+        *,
+        lease_s: float,
+        package: tuple[str, bytes],
+        warm: bool = True,
+        folders: Sequence[Path] = (),
+    ):
         """Prepare a link; `open` connects it.
 
         Args:
@@ -62,20 +53,17 @@ class AgentLink:
             lease_s: Seconds after which the agent ends everything when it hears nothing.
             package: Name and bytes of the zipped workbench package.
             warm: Whether the agent keeps a process with torch imported.
+            folders: Folders that the pod may see under the same path; what it sees of the first is used for what
+                would otherwise be sent to its store.
         """
-        self.pod = pod
-        self.store = PurePosixPath(pod.root).parent / "store"
+        super().__init__(pod, identity, lease_s, folders)
         self.package = str(self.store / package[0])
         self.agent_pid = 0
         self.interface = ""
         self.clock_offset_s = 0.0
         """The pod's clock minus this machine's."""
-        self.moving: Moving | None = None
-        """The large file that is on its way, where there is one."""
-        self._identity = identity
-        self._lease_s = lease_s
         self._warm = "--warm" if warm else "--no-warm"
-        self._package_bytes = package[1]
+        self._package_name, self._package_bytes = package
         self._lock = threading.RLock()
         self._next_id = 0
         self._ssh: SSHConnection | None = None
@@ -94,7 +82,7 @@ class AgentLink:
             self.close()
             self._ssh = SSHConnection(self.pod, self._identity)
             self._ssh.open()
-            self._send_package()
+            self._meet()
             served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm))
             if served.exit_code != 0:
                 raise RemoteError(
@@ -162,42 +150,6 @@ class AgentLink:
             if answer.get("id") == wanted:
                 return answer
 
-    def put(self, data: bytes, suffix: str = "") -> str:
-        """Send bytes to the pod's store, once per content, and return their path there."""
-        name = hashlib.sha256(data).hexdigest()[:32] + suffix
-        return self._put_once(name, lambda part: self._connection().put_bytes(data, part))
-
-    def write(self, data: bytes, path: str) -> None:
-        """Write a file on the pod, 0600."""
-        self._connection().put_bytes(data, path)
-
-    def put_once(self, local: Path, digest: str) -> str:
-        """Send a file of any size to the pod's store, once per content, and return its path there.
-
-        Args:
-            local: The file.
-            digest: Its SHA-256 as hexadecimal text.
-
-        Raises:
-            RemoteError: It is no longer what its digest says, or cannot be written there.
-        """
-        if local.stat().st_size < LARGE:
-            return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
-        path = str(self.store / digest[:32])
-        if not self._lasting(lambda ssh: ssh.exists(path)):
-            told = self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
-            if told != digest:
-                self.run(["rm", "-f", "--", path])
-                raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
-        return path
-
-    def put_file(self, local: Path, path: str) -> None:
-        """Send a file of any size to a path on the pod, 0600."""
-        if local.stat().st_size < LARGE:
-            self._lasting(lambda ssh: ssh.put(local, path))
-        else:
-            self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
-
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output.
 
@@ -223,20 +175,6 @@ class AgentLink:
             )
         return done.stdout
 
-    def get(self, remote: str, local: Path) -> str:
-        """Fetch a file of any size from the pod; a large one goes on from where a break, or an earlier call, left it.
-
-        Returns:
-            The SHA-256 of what is here now; that of a large file is the pod's own too.
-
-        Raises:
-            RemoteError: The pod does not give it, or no line to it could be had for as long as a lease.
-        """
-        if self._lasting(lambda ssh: ssh.size(remote)) < LARGE:
-            self._lasting(lambda ssh: ssh.get(remote, local))
-            return file_digest(local)
-        return self._carry(local.name, lambda way, tell: fetch_file(way, remote, local, tell))
-
     def close(self) -> None:
         """Drop the line; the agent goes on until its lease runs out. Idempotent."""
         with self._lock:
@@ -244,35 +182,6 @@ class AgentLink:
                 if part is not None:
                     part.close()
             self._stream = self._ssh = None
-
-    def _put_once(self, name: str, send: Callable[[str], object]) -> str:
-        path = str(self.store / name)
-
-        def once(ssh: SSHConnection) -> None:
-            if not ssh.exists(path):
-                part = self._part(path)
-                send(part)
-                ssh.run(["mv", "-f", "--", part, path])
-
-        self._lasting(once)
-        return path
-
-    def _part(self, path: str) -> str:
-        return f"{path}.{self.pod.name}.part"  # pods may share the folder
-
-    def _carry(self, name: str, carry: Callable[[Way, Tell], str]) -> str:
-        """Move a large file over a connection of its own, and say how far it is meanwhile."""
-        began_at, begun = time.monotonic(), -1
-
-        def tell(done: int, size: int) -> None:
-            nonlocal begun
-            begun = done if begun < 0 else min(begun, done)
-            self.moving = Moving(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
-
-        try:
-            return carry(way_to(self.pod, self._identity, self._lease_s), tell)
-        finally:
-            self.moving = None
 
     def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
         """Do what may be done twice, again over a new line where the old one broke, for as long as a lease."""
@@ -307,8 +216,15 @@ class AgentLink:
         marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
         return ["env", *marked, self.pod.python, "-m", "workbench.jobs.agent", *args]
 
-    def _send_package(self) -> None:
+    def _meet(self) -> None:
+        """Find what is shared, and have the package where the pod can read it."""
         ssh = self._connection()
+        if self._folders and not self.shared:
+            self.shared = seen_by(ssh, self.pod, self._folders)
+        if (here := self._shelf()) is not None:
+            self.package = str(shelved(here / self._package_name, self._package_bytes))
+            ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
+            return
         if not ssh.exists(self.package):
             ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
             part = f"{self.package}.{self.pod.name}.part"

@@ -11,25 +11,35 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.errors import ConfigError, RunError, WorkbenchError
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.launch import RankPlace
 from workbench.runs.manifest import NAME, problem_of, read_manifest
 from workbench.runs.paths import PodRunPaths, RunPaths
 
-__all__ = ["Checkpoint", "Returned", "bring_checkpoints_back", "newest_good", "send_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "Parts",
+    "Returned",
+    "bring_checkpoints_back",
+    "look",
+    "newest_good",
+    "send_checkpoint",
+    "step_problem",
+    "whole_steps",
+]
 
 logger = logging.getLogger(__name__)
 _STEP, _RANK = re.compile(r"step-(\d+)"), re.compile(r"rank-(\d+)")
 _KEPT = 2
 _SPARED = 256 << 20  # bytes left free on this machine's disk, for the logs and the result of the run
-_Parts = Mapping[int, Mapping[int, PurePosixPath]]  # folders on a pod by step and rank
+Parts = Mapping[int, Mapping[int, PurePosixPath]]  # folders on a pod by step and rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +50,8 @@ class Checkpoint:
     """The optimizer step after which it was made."""
     parts: Mapping[int, Path]
     """The folder of each rank's part."""
+    pods: Mapping[int, str] = field(default_factory=dict)
+    """The pods that the parts lie on, by rank; empty where they are in the run directory."""
     notes: Sequence[str] = ()
     """Why newer ones were left out, one line each."""
 
@@ -50,13 +62,15 @@ class Checkpoint:
 
     def to_dict(self) -> dict[str, object]:
         """Give the JSON form; `from_dict` reads it back."""
-        return {"step": self.step, "parts": {str(r): str(p) for r, p in self.parts.items()}, "notes": list(self.notes)}
+        parts, pods = ({str(r): str(x) for r, x in each.items()} for each in (self.parts, self.pods))
+        return {"step": self.step, "parts": parts, "pods": pods, "notes": list(self.notes)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
         """Read the JSON form."""
         parts = {int(rank): Path(part) for rank, part in data["parts"].items()}
-        return cls(step=data["step"], parts=parts, notes=data["notes"])
+        pods = {int(rank): pod for rank, pod in data.get("pods", {}).items()}
+        return cls(step=data["step"], parts=parts, pods=pods, notes=data["notes"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +84,15 @@ class Returned:
 
 
 def bring_checkpoints_back(
-    links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
+    links: Sequence[AgentLink],
+    places: Sequence[RankPlace],
+    pods: Mapping[str, PodRunPaths],
+    paths: RunPaths,
+    most: int = _KEPT,
 ) -> Returned:
-    """Bring the last two checkpoints of a run back from its pods, those of which every part answers; each is checked.
+    """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked.
 
-    What is here already does not travel again; what is older than those two is removed here. May be called while
+    What is here already does not travel again; what is older than the last two is removed here. May be called while
     the run goes on.
 
     Args:
@@ -82,12 +100,11 @@ def bring_checkpoints_back(
         places: All ranks of the run.
         pods: The run's folder on each pod, by its name.
         paths: The run directory.
+        most: How many, the newest first.
     """
+    held = look(links, pods)
+    whole = whole_steps(held, {place.rank for place in places})[:most]
     with ThreadPoolExecutor(max_workers=max(1, len(links))) as pool:
-        looks = pool.map(lambda link: _parts_on(link, pods[link.pod.name]), links)
-        held = {link: parts for link, parts in zip(links, looks, strict=True) if parts is not None}
-        ranks = {place.rank for place in places}
-        whole = [step for step in _steps_of(held) if ranks <= _ranks_of(held, step)][:_KEPT]
         problems = {step: _fetch(pool, held, paths, step) for step in whole}
     here = _keep_the_last(paths)
     notes = [f"the checkpoint of step {step} did not come back: {said}" for step, said in problems.items() if said]
@@ -95,6 +112,18 @@ def bring_checkpoints_back(
     if silent and (cut := [step for step in _steps_of(held) if step > max(here, default=0)]):
         notes.append(f"parts of the checkpoint of step {cut[0]} are on {', '.join(silent)}, out of reach")
     return Returned(steps=here, notes=notes)
+
+
+def look(links: Sequence[AgentLink], pods: Mapping[str, PodRunPaths]) -> Mapping[AgentLink, Parts]:
+    """Give the folders of parts on each pod that answers, by step and rank."""
+    with ThreadPoolExecutor(max_workers=max(1, len(links))) as pool:
+        looks = pool.map(lambda link: _parts_on(link, pods[link.pod.name]), links)
+        return {link: parts for link, parts in zip(links, looks, strict=True) if parts is not None}
+
+
+def whole_steps(held: Mapping[AgentLink, Parts], ranks: Collection[int]) -> list[int]:
+    """Give the steps of which every rank's part is there, the newest first."""
+    return [step for step in _steps_of(held) if set(ranks) <= _ranks_of(held, step)]
 
 
 def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
@@ -113,7 +142,11 @@ def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
     for step, path in reversed(steps):
         parts = {_number(_RANK, part.name): part for part in sorted(path.glob("*/rank-*")) if part.is_dir()}
         done = last_step is not None and step >= last_step
-        problem = f"max_steps is {last_step}, nothing is left to do after it" if done else _problem(step, parts)
+        problem = (
+            f"max_steps is {last_step}, nothing is left to do after it"
+            if done
+            else step_problem(step, {rank: _judge(part) for rank, part in parts.items()})
+        )
         if not problem:
             return Checkpoint(step=step, parts=parts, notes=notes)
         notes.append(f"the checkpoint of step {step} was left out: {problem}")
@@ -121,18 +154,26 @@ def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
 
 
-def send_checkpoint(link: AgentLink, parts: Mapping[int, Path], target: PurePosixPath) -> None:
-    """Send the parts of the ranks of one pod into a folder on it.
+def send_checkpoint(link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath) -> None:
+    """Send the parts of the ranks of one pod into a folder on it; what lies on that pod is used where it is.
 
     Raises:
+        RunError: A part lies on another pod.
         RemoteError: The pod cannot be written to.
     """
-    for rank, part in parts.items():
+    for rank in sorted(ranks & chosen.parts.keys()):
+        part = chosen.parts[rank]
+        if chosen.pods:
+            if chosen.pods[rank] != link.pod.name:
+                raise RunError(f"the checkpoint's part of rank {rank} lies on {chosen.pods[rank]}, not {link.pod.name}")
+            link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
+            link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
+            continue
         for path in sorted(part.iterdir()):
             link.put_file(path, str(target / f"rank-{rank}" / path.name))
 
 
-def _parts_on(link: AgentLink, pod: PodRunPaths) -> _Parts | None:
+def _parts_on(link: AgentLink, pod: PodRunPaths) -> Parts | None:
     """Give the folders of parts by step and rank; None for a pod that does not answer."""
     try:
         link.ensure()
@@ -149,11 +190,11 @@ def _parts_on(link: AgentLink, pod: PodRunPaths) -> _Parts | None:
     return steps
 
 
-def _steps_of(held: Mapping[AgentLink, _Parts]) -> list[int]:
+def _steps_of(held: Mapping[AgentLink, Parts]) -> list[int]:
     return sorted({step for parts in held.values() for step in parts}, reverse=True)
 
 
-def _ranks_of(held: Mapping[AgentLink, _Parts], step: int) -> set[int]:
+def _ranks_of(held: Mapping[AgentLink, Parts], step: int) -> set[int]:
     return {rank for parts in held.values() for rank in parts.get(step, {})}
 
 
@@ -165,7 +206,7 @@ def _keep_the_last(paths: RunPaths) -> list[int]:
     return here[:_KEPT]
 
 
-def _fetch(pool: ThreadPoolExecutor, held: Mapping[AgentLink, _Parts], paths: RunPaths, step: int) -> str:
+def _fetch(pool: ThreadPoolExecutor, held: Mapping[AgentLink, Parts], paths: RunPaths, step: int) -> str:
     """Bring one checkpoint back under another name, and give it its own when it is whole; else say what is wrong."""
     final = paths.checkpoints / f"step-{step}"
     if final.exists():
@@ -200,21 +241,27 @@ def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
     return problem_of(target)
 
 
-def _problem(step: int, parts: Mapping[int, Path]) -> str:
-    told = [read_manifest(part).get("world_size") for part in parts.values()]
+def step_problem(step: int, parts: Mapping[int, tuple[str, Mapping[str, Any], str]]) -> str:
+    """Say what is wrong with a checkpoint; empty where nothing is.
+
+    Args:
+        step: The step that it is to be of.
+        parts: By rank, what is wrong with the part's files, what its manifest says, and its pod's name.
+    """
+    told = [facts.get("world_size") for _, facts, _ in parts.values()]
     size = told[0] if told and isinstance(told[0], int) else 0
     if missing := [rank for rank in range(size) if rank not in parts]:
         return f"the part of rank {missing[0]} of {size} is missing"
-    if not size or len(parts) != size:
-        return "it has no parts with a manifest that can be read"
-    for rank, part in parts.items():
-        problem = _not_ours(part) or problem_of(part)
-        facts = read_manifest(part)
-        if not problem and (facts.get("rank"), facts.get("step"), facts.get("world_size")) != (rank, step, size):
-            problem = f"{part.name} is the part of another checkpoint"
+    for rank, (problem, facts, pod) in parts.items():
         if problem:
-            return f"{problem} ({part.parent.name})"
-    return ""
+            return f"{problem} ({pod})"
+        if (facts.get("rank"), facts.get("step"), facts.get("world_size")) != (rank, step, size):
+            return f"rank-{rank} is the part of another checkpoint ({pod})"
+    return "" if size and len(parts) == size else "it has no parts with a manifest that can be read"
+
+
+def _judge(part: Path) -> tuple[str, Mapping[str, Any], str]:
+    return _not_ours(part) or problem_of(part), read_manifest(part), part.parent.name
 
 
 def _not_ours(part: Path) -> str:

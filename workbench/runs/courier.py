@@ -1,7 +1,8 @@
 """Carry checkpoints from the pods into the run directory while a run goes on: a pod that dies takes its disk along.
 
 A thread of the keeper that fetches the newest checkpoint, one after another and never two at a time. What it misses,
-because checkpoints come faster than the line carries them, is no loss: the next one is newer.
+because checkpoints come faster than the line carries them, is no loss: the next one is newer. A job that leaves its
+checkpoints on the pods has nothing carried.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Collection
 
 from workbench.runs.checkpoints import Returned, bring_checkpoints_back
 from workbench.runs.context import RunContext
+from workbench.runs.held import hold
 from workbench.runs.stage import pod_paths
 
 __all__ = ["Courier"]
@@ -37,11 +39,15 @@ class Courier:
 
     def start(self) -> None:
         """Begin to carry."""
-        if getattr(self._context.spec.job, "save_steps", None) is not None:
+        if self._brings and getattr(self._context.spec.job, "save_steps", None) is not None:
             self._thread.start()
 
+    @property
+    def _brings(self) -> bool:
+        return getattr(self._context.spec.job, "checkpoints", "") == "bring"
+
     def finish(self, lost: Collection[str]) -> Returned:
-        """Fetch what is still missing, once no rank is left; blocks.
+        """Fetch what is still missing, or write down what stays on the pods, once no rank is left; blocks.
 
         Args:
             lost: Names of pods that will not answer again.
@@ -61,10 +67,9 @@ class Courier:
     def _carry(self, lost: Collection[str]) -> Returned:
         c = self._context
         pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
+        links = [link for link in c.links if link.pod.name not in lost]
         try:
-            return bring_checkpoints_back(
-                [link for link in c.links if link.pod.name not in lost], c.places, pods, c.paths
-            )
+            return (bring_checkpoints_back if self._brings else hold)(links, c.places, pods, c.paths)
         except Exception as error:  # a thread's border; and the run's outcome must be written whatever happens here
             logger.exception("bringing back the checkpoints of %s", c.run_id)
             return Returned(notes=[f"its checkpoints could not be brought back: {error}"])

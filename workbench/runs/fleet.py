@@ -20,6 +20,7 @@ from workbench.pods.registry import backend_from_dict
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.package import package_zip
 from workbench.runs.paths import ClusterPaths
+from workbench.runs.shared import folders_to_probe, shared_words
 from workbench.runs.specfile import ClusterSpec
 
 __all__ = ["Fleet"]
@@ -62,12 +63,18 @@ class Fleet:
         """Path of this package on the pods; empty before there are any."""
         return self._links[0].package if self._links else ""
 
+    @property
+    def shared(self) -> str:
+        """Which pods see which folders of this machine, for people; empty where none does."""
+        return shared_words([(link.pod.name, link.shared) for link in self._links])
+
     def launch(self) -> None:
         """Start the pods and an agent on each.
 
         Raises:
             WorkbenchError: Whatever the backend, SSH or an agent says; what has started is left to `take_down`.
         """
+        folders = folders_to_probe(self._spec, self._paths.root)
         self._identity = Identity.create(self._paths.identity)
         context = LaunchContext(
             cluster_id=self._paths.root.name,
@@ -85,7 +92,10 @@ class Fleet:
         self._paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
         package = package_zip()
         spec, key = self._spec, self._identity
-        self._links = [AgentLink(pod, key, lease_s=spec.lease_s, package=package, warm=spec.warm) for pod in self.pods]
+        self._links = [
+            AgentLink(pod, key, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
+            for pod in self.pods
+        ]
         self._report("starting agents")
         self._everywhere(AgentLink.open)
 

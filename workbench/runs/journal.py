@@ -17,7 +17,7 @@ from workbench.runs.paths import RunPaths
 from workbench.runs.result import HostSlots, RunFault, RunResult
 from workbench.runs.scalars import ScalarWriter
 from workbench.runs.specfile import RunSpec
-from workbench.runs.state import RunState, write_json
+from workbench.runs.state import RunState, read_json, write_json
 from workbench.spec.job import FineTune
 
 __all__ = ["Journal", "fail_unstarted", "result_of"]
@@ -100,6 +100,14 @@ class Journal:
             logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result.to_dict())
         self._hint = ""
         self.state(state, message)
+
+    def amend(self, said: str) -> None:
+        """Add to what the result of a run that has ended says."""
+        result = read_json(self._paths.result)
+        if said and result:
+            message = f"{result.get('message')}; {said}"
+            write_json(self._paths.result, {**result, "message": message})
+            write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
 
     def _close_scalars(self) -> None:
         try:

@@ -26,12 +26,14 @@ from workbench.pods.hostfile import Hostfile
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.context import RunContext
 from workbench.runs.fleet import Fleet
+from workbench.runs.held import good_one
 from workbench.runs.launch import place_ranks
 from workbench.runs.paths import ClusterPaths, RunPaths
 from workbench.runs.planning import launch_plan
 from workbench.runs.runner import Runner
 from workbench.runs.specfile import ClusterSpec, RunSpec
 from workbench.runs.state import process_start_time, write_json
+from workbench.runs.telling import Telling
 from workbench.runs.wire import listen, read_request
 from workbench.spec.job import Job, job_from_dict
 from workbench.spec.technique import Technique
@@ -70,7 +72,8 @@ class Keeper:
                 self._fleet.launch()
             with self._turn:
                 if not self._closing.is_set():
-                    self._say("ready", f"{len(self._fleet.pods)} pods are ready")
+                    shared = f"; {said}" if (said := self._fleet.shared) else ""
+                    self._say("ready", f"{len(self._fleet.pods)} pods are ready{shared}")
             threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
             self._work()
         except Exception as error:  # the process's border: the notebook reads why from the state file
@@ -80,6 +83,7 @@ class Keeper:
                 last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{self._error}: {error}")
         finally:
             self._closing.set()
+            self._bring_held()
             self._fleet.take_down()
         server.close()
         self._paths.socket.unlink(missing_ok=True)
@@ -128,6 +132,21 @@ class Keeper:
             self._closing.set()
             self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
 
+    def _bring_held(self) -> None:
+        """Bring the last checkpoints back that are on the pods alone, of runs that did not succeed."""
+        over = threading.Event()  # the agents' leases go on until then
+        threading.Thread(target=self._fleet.keep, args=(over, self._busy), daemon=True).start()
+        for run_id, runner in self._runners.items():
+            if not (runner.holds and runner.failed):
+                continue
+            try:
+                said = f"{self._message}; bringing the last checkpoint of {run_id} back"
+                with Telling(runner.links, lambda how: self._say("closing", how) if how else None, said):
+                    runner.bring()
+            except Exception:  # the border of a run: the pods must go
+                logger.exception("the checkpoint of %s", run_id)
+        over.set()
+
     def _busy(self) -> Sequence[AgentLink]:
         runner = self._running
         return runner.links if runner is not None else ()
@@ -166,6 +185,13 @@ class Keeper:
                 return self._end(str(request.get("run")), Runner.cancel)
             case "stop":
                 return self._end(str(request.get("run")), Runner.stop)
+            case "held":
+                links, last = self._fleet.take(self._spec.count), request.get("last_step")
+                good = good_one(links, RunPaths(Path(str(request["path"]))), last if isinstance(last, int) else None)
+                return {"checkpoint": good.to_dict()}
+            case "bring":
+                returned = self._known(str(request.get("run"))).bring()
+                return {"steps": returned.steps, "notes": returned.notes}
             case "stacks":
                 return self._stacks(str(request.get("run")))
             case "close":

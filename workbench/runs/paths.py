@@ -174,6 +174,16 @@ class RunPaths:
         return self.root / "checkpoints"
 
     @property
+    def arrivals(self) -> Path:
+        """Where rank 0 writes what it leaves, when its pod sees this directory; gone at the end of the run."""
+        return self.root / ".arrivals"
+
+    @property
+    def held(self) -> Path:
+        """Where the checkpoints are that stayed on the pods; absent where there are none."""
+        return self.root / "held.json"
+
+    @property
     def manifest(self) -> Path:
         """SHA-256 of every file that came back from the pods; written last."""
         return self.root / "manifest.json"

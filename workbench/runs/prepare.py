@@ -48,7 +48,7 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
     Args:
         spec: What was asked.
         root: The directory, new or empty. Default: a new one below `parent`, named by the run's id.
-        parent: Where that is.
+        parent: Where that is: a folder in the cluster's directory, where there is a cluster.
 
     Raises:
         ConfigError: Something is refused; the message names the file, line or key. The directory is removed again.
@@ -63,7 +63,7 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
     try:
         paths.inputs.mkdir()
         if isinstance(spec.job, FineTune):
-            _prepare_finetune(spec.job, spec, paths)
+            _prepare_finetune(spec.job, spec, paths, parent.parent)
         else:
             check_script(Path(spec.job.path))
         write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
@@ -97,7 +97,7 @@ def _new_run_id(job: Job) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
 
 
-def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths) -> None:
+def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, cluster: Path) -> None:
     model_kind(job.model)
     pods = spec.cluster.pods
     world_size = pods.slots * (spec.pods or spec.cluster.count) if job.technique != Technique.SINGLE else 1
@@ -112,7 +112,7 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths) -> None:
         "deepspeed": deepspeed,
     }
     if job.resume is not None:
-        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved)
+        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, cluster=cluster)
         resolved = {**resolved, "resume": chosen.to_dict()}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:

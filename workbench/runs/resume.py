@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.runs.checkpoints import Checkpoint, newest_good
+from workbench.runs.held import held_checkpoint
 from workbench.runs.package import file_digest
 from workbench.runs.paths import RunPaths
 from workbench.runs.state import read_json
@@ -25,7 +26,9 @@ _SAME = (
 )
 
 
-def resume_checkpoint(job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any]) -> Checkpoint:
+def resume_checkpoint(
+    job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any], cluster: Path
+) -> Checkpoint:
     """Choose the checkpoint that a job goes on from; every byte of it is read.
 
     Args:
@@ -33,6 +36,7 @@ def resume_checkpoint(job: FineTune, paths: RunPaths, *, world_size: int, resolv
         paths: The directory of the new run, with its rows.
         world_size: The number of its ranks.
         resolved: What its ranks will be told: `train`, `hub` and `deepspeed`.
+        cluster: The directory of the cluster that it will run on; what lies on its pods is used there.
 
     Raises:
         ConfigError: There is no good checkpoint, or the new run differs from the one that made it; says in what.
@@ -44,7 +48,7 @@ def resume_checkpoint(job: FineTune, paths: RunPaths, *, world_size: int, resolv
         raise ConfigError(
             f"resume is {str(root)!r}, which is no directory of a FineTune run; give the one to go on from"
         )
-    found = newest_good(root, last_step=job.max_steps)
+    found = held_checkpoint(RunPaths(root), cluster, job.max_steps) or newest_good(root, last_step=job.max_steps)
     _check_settings(job, made, root)
     _check_rows(paths, made, root, resolved)
     if resolved["deepspeed"] != made.get("deepspeed"):

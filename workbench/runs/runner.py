@@ -20,11 +20,12 @@ from workbench.runs.checkpoints import Returned
 from workbench.runs.context import RunContext, Wishes
 from workbench.runs.courier import Courier
 from workbench.runs.foreteller import Foreteller
+from workbench.runs.held import bring_held
 from workbench.runs.journal import Journal
 from workbench.runs.outcome import MemoryPeaks
 from workbench.runs.result import RunFault
-from workbench.runs.stage import clear, fetch, resumed_from
-from workbench.runs.state import RunState
+from workbench.runs.stage import clear, fetch, pod_paths, resumed_from
+from workbench.runs.state import RunState, read_json
 from workbench.runs.telling import Telling
 
 __all__ = ["RunContext", "Runner"]
@@ -112,6 +113,25 @@ class Runner:
         assert self._attempt.command is not None
         return self._attempt.command.to_dict()
 
+    @property
+    def holds(self) -> bool:
+        """Whether checkpoints of it are on its pods alone."""
+        return self._context.paths.held.exists()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, and not well."""
+        return read_json(self._context.paths.result).get("state") in (RunState.FAILED, RunState.CANCELLED)
+
+    def bring(self) -> Returned:
+        """Bring its last checkpoint back from its pods, and say so in its result; blocks."""
+        c = self._context
+        pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
+        returned = bring_held(c.links, c.places, pods, c.paths)
+        said = [f"its checkpoint of step {step} came back" for step in returned.steps] + list(returned.notes)
+        self._journal.amend("; ".join(said))
+        return returned
+
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result."""
         self._write_result(RunState.CANCELLED, why, None)
@@ -140,7 +160,7 @@ class Runner:
     def _clear(self) -> None:
         for link in self._context.links:
             try:
-                clear(link, self._context.run_id)
+                clear(link, self._context.run_id, all_but_checkpoints=self.holds)
             except WorkbenchError as error:
                 logger.warning("clearing %s: %s", link.pod.name, error)
 
@@ -152,7 +172,8 @@ class Runner:
         notes += [*sight.warnings, *self._returned.notes]
         succeeded = fault is None and sight.all_done and sight.stopped_at is None
         if self._returned.steps and not succeeded:
-            notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}"]
+            where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""
+            notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}{where}"]
         notes += ["the disk was full: logs here are incomplete"] if sight.cut else []
         if self._attempt.left_processes is None:
             notes += ["a pod does not answer; what is left there ends with its agent's lease"]

@@ -42,11 +42,16 @@ class ClusterSpec:
     warm: bool = True
     """Whether each pod keeps a process with torch and DeepSpeed imported, so that a `FineTune` starts in a second: some
     0.5 GiB a pod. A `Script` has no use for it."""
+    shared: bool | str | None = None
+    """Whether pods are asked if they see the cluster's directory under its path, and use what is there in place.
+    Default None: all but local pods are. A path names a further folder to ask for."""
 
     def __post_init__(self) -> None:
         """Refuse counts and times that cannot be."""
         if not isinstance(self.warm, bool):
             raise ConfigError(f"warm is {self.warm!r}; it must be true or false")
+        if not (self.shared is None or isinstance(self.shared, bool | str)) or self.shared == "":
+            raise ConfigError(f"shared is {self.shared!r}; it must be true, false, null or the path of a folder")
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
             raise ConfigError(f"count is {self.count!r}; it must be a whole number, 1 or more")
         for name in ("idle_timeout_s", "lease_s", "start_timeout_s"):

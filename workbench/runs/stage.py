@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -84,6 +85,10 @@ def send_inputs(
     """
     target = pod_paths(link.pod, run_id)
     link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
+    if link.sees(paths.root):  # results are then written where they belong
+        paths.arrivals.mkdir(exist_ok=True)
+        link.run(["rm", "-rf", "--", str(target.out)])
+        link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     if isinstance(job, Script):
         archive = link.put(zip_script(Path(job.path)), ".zip")
         link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
@@ -91,7 +96,7 @@ def send_inputs(
     _send_finetune(link, job, paths, target, gpus)
     if resume := resumed_from(paths):
         here = {place.rank for place in places if place.pod == link.pod.name}
-        send_checkpoint(link, {rank: part for rank, part in resume.parts.items() if rank in here}, target.resume)
+        send_checkpoint(link, resume, here, target.resume)
 
 
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
@@ -105,10 +110,11 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
     for name in ("train", "eval"):
         local = resolved.get(name)
         if local:
-            resolved[name] = link.put((paths.inputs / local).read_bytes(), ".jsonl")
-    if Path(job.model).is_dir():
+            path = paths.inputs / local
+            resolved[name] = str(path) if link.sees(path) else link.put(path.read_bytes(), ".jsonl")
+    if (folder := Path(job.model)).is_dir():
         resolved["base"] = job.model
-        resolved["job"]["model"] = _send_model(link, Path(job.model))
+        resolved["job"]["model"] = job.model if link.sees(folder) else _send_model(link, folder)
     resolved["gpus"] = gpus
     link.write(json.dumps(resolved).encode(), str(target.job))
 
@@ -149,9 +155,10 @@ def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
         RunError: A file arrived with another content, or has a name that leads out of the run directory.
     """
     out = pod_paths(link.pod, run_id).out
-    listing = link.run(["find", str(out), "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
+    listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
     sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
-    small = [source for source, size in sizes.items() if size < LARGE]  # large ones are checked on their way
+    shared = link.sees(paths.arrivals)
+    small = [source for source, size in sizes.items() if shared or size < LARGE]  # others are checked on their way
     sums = link.run(["sha256sum", "-z", "--", *map(str, small)], again=True).split("\0") if small else []
     digests = {line[66:]: line[:64] for line in sums if line}
     manifest: dict[str, str] = {}
@@ -159,15 +166,33 @@ def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
         relative = source.relative_to(out)
         if ".." in relative.parts:
             raise RunError(f"{link.pod.name} names a file outside its run: {source}")
-        manifest[str(relative)] = _fetch_one(link, source, paths.root / relative, digests.get(str(source)))
+        target, digest = paths.root / relative, digests.get(str(source))
+        if not (shared and _taken(paths.arrivals / relative, target, digest)):
+            digest = _fetch_one(link, source, target, digest)
+        manifest[str(relative)] = str(digest)
+    shutil.rmtree(paths.arrivals, ignore_errors=True)
     if manifest:
         write_json(paths.manifest, manifest)
     return manifest
 
 
-def clear(link: AgentLink, run_id: str) -> None:
+def clear(link: AgentLink, run_id: str, *, all_but_checkpoints: bool) -> None:
     """Remove a run's folder from a pod; only for a run whose files are all back."""
-    link.run(["rm", "-rf", "--", str(pod_paths(link.pod, run_id).root)])
+    pod = pod_paths(link.pod, run_id)
+    if all_but_checkpoints:
+        others = ["-mindepth", "1", "-maxdepth", "1", "-not", "-name", pod.checkpoints.name]
+        link.run(["find", str(pod.root), *others, "-exec", "rm", "-rf", "--", "{}", "+"])
+    else:
+        link.run(["rm", "-rf", "--", str(pod.root)])
+
+
+def _taken(here: Path, target: Path, digest: str | None) -> bool:
+    """Move what a pod wrote into a shared folder to its place; False where this machine sees something else there."""
+    if not here.is_file() or here.is_symlink() or file_digest(here) != digest:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    here.replace(target)
+    return True
 
 
 def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str | None) -> str:

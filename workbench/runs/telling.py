@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from workbench.runs.agentlink import AgentLink, Moving
+from workbench.runs.agentlink import AgentLink
+from workbench.runs.moving import Moving
 
 __all__ = ["Telling", "words_of"]
 

@@ -78,6 +78,9 @@ class FineTune:
     """One of `LossOn`; an encoder-decoder model always learns from the answer."""
     save_steps: int | None = None
     """Steps between checkpoints to resume from. Default None: none."""
+    checkpoints: str = "pod"
+    """Where checkpoints are kept: `pod` leaves them on the pods that wrote them, and the last one of a run that did not
+    succeed comes back when its cluster closes; `bring` carries them here while the run goes on."""
     resume: str | None = None
     """A run directory whose last good checkpoint this run goes on from."""
     report_to: Sequence[str] = ()
@@ -192,6 +195,7 @@ _SETS: Mapping[str, Sequence[str]] = {
     "optimizer": list(Optimizer),
     "peft": list(Peft),
     "loss_on": list(LossOn),
+    "checkpoints": ["pod", "bring"],
 }
 _POSITIVE = (
     "logging_steps",
