@@ -7,7 +7,7 @@ import re
 
 import pytest
 from benchrows import Page, make_row, mixed_rows
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.display.bars import memory_bars_svg, profile_bars_svg
@@ -22,6 +22,7 @@ from workbench.results.reference import PUBLISHED
 from workbench.results.rows import Outcome
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 10), max_size=9), st.floats(0.01, 2))
 def test_labels_are_moved_apart_and_no_further_than_they_must(wanted: list[float], least: float) -> None:
     found = apart(wanted, least)

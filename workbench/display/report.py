@@ -46,7 +46,9 @@ _CSS = """
 :root { --jp-success-color1: #2e7d32; --jp-brand-color1: #1976d2; }
 @media (prefers-color-scheme: dark) { :root { --jp-success-color1: #66bb6a; --jp-brand-color1: #64b5f6; } }
 body { max-width: none; padding: 0 24px; } p, ul.said { max-width: 80em; }
-nav { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 8px 0 4px; } a { color: var(--jp-brand-color1); }
+.problems { border-left: 4px solid var(--jp-warn-color1); padding: 1px 12px; margin: 8px 0 12px; }
+.problems p { margin: 4px 0; } nav { display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 8px 0 4px; }
+a { color: var(--jp-brand-color1); }
 ul.said { margin: 4px 0; padding-left: 20px; } .wide { max-width: 860px; } .plot { max-width: 720px; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 24px; } .pair > div { flex: 1 1 420px; max-width: 760px; min-width: 0; }
 .beside { overflow-x: auto; } .beside td:nth-child(-n+2), .beside td:nth-child(2n+3) { min-width: 13em; }
@@ -109,7 +111,7 @@ def _anchor(title: str) -> str:
 
 def _problems(problems: Iterable[str]) -> str:
     said = _list(problems)
-    return f"<p>Not all could be read, or has ended:</p>{said}" if said else ""
+    return f"<div class='problems'><p>Not all could be read, or has ended:</p>{said}</div>" if said else ""
 
 
 def _scaling(sheet: Sheet, report: Report) -> str:

@@ -79,7 +79,9 @@ def _against(
     if alike:
         said = "not told apart from" if repeated else "the same in"
         return f"; {said} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
-    return f"; the range of its {best.spreads[field].count} repeats meets no other row's" if repeated else ""
+    if repeated:
+        return f"; the range of its {best.spreads[field].count} repeats meets no other row's"
+    return "; run once, others repeatedly" if any(field in s.spreads for s in others) else ""
 
 
 def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) -> list[str]:

@@ -101,7 +101,7 @@ def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
         places: Run directories, directories of clusters, folders of benchmarks.
 
     Returns:
-        The rows, and a line on each run that cannot be read.
+        The rows, and what there is to say of runs that are not among them, a line each.
 
     Raises:
         ConfigError: A folder is not there, or no run is at or below any of them.
@@ -124,7 +124,11 @@ def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
                     read.append(row_of(root))
                 except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
                     broken.append(f"{root} cannot be read: {error}")
-        rows += _in_order(read, _kept(place))
+        kept = _kept(place)
+        newest = [row for row in read if not _run_again_since(row, kept)]
+        if len(newest) < len(read):
+            broken.append(f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)")
+        rows += _in_order(newest, kept)
     if not rows and not broken:
         named = ", ".join(map(str, given)) or "nothing"
         raise ConfigError(f"no run is at or below {named}; a run directory is one that holds a run.json")
@@ -137,6 +141,12 @@ def _kept(place: Path) -> list[Row]:
     from workbench.results.course import kept_rows
 
     return kept_rows(place)
+
+
+def _run_again_since(row: Row, kept: Sequence[Row]) -> bool:
+    """Tell whether the benchmark took another run for this row; by name, as the folder may have been moved."""
+    taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
+    return bool(taken) and row.path is not None and row.path.name not in taken
 
 
 def _in_order(read: Sequence[Row], kept: Sequence[Row]) -> list[Row]:
