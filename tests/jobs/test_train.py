@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,15 @@ def test_the_profile_is_deepspeed_s_with_whole_parameters_and_all_three_times(ra
         (value,) = [each.split(":")[1].split() for each in text.splitlines() if each.startswith(line)]
         assert float(value[0]) > 0
     assert [s["step"] for s in ran[name].data("step") if s.get("profiled")] == [3]
+
+
+def test_the_same_model_needs_the_same_work_under_every_technique(ran: dict[str, Ran]) -> None:
+    work = {
+        technique: re.findall(r"^fwd (?:MACs|flops) per GPU: +(.*?) *$", text, re.MULTILINE)
+        for technique in TECHNIQUES
+        for text in [(ran[f"{technique}-adamw"].folder / "out" / "profile.txt").read_text()]
+    }
+    assert len(work["ddp"]) == 2 and set(map(tuple, work.values())) == {tuple(work["ddp"])}, work
 
 
 def test_a_run_shorter_than_the_profiled_step_profiles_its_last_one(short: dict[str, Ran]) -> None:

@@ -65,7 +65,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self._profiler.start_profile()
         self.model.apply(_count_whole_parameters)
         try:
-            with self._timed("fwd"):
+            with _linear_counted_once(), self._timed("fwd"):
                 yield
         finally:
             self._profiler.stop_profile()
@@ -139,6 +139,31 @@ class _Timer:
 
     def elapsed(self, _reset: bool) -> float:
         return self._seconds * 1000
+
+
+@contextmanager
+def _linear_counted_once() -> Iterator[None]:
+    # ZeRO-3 puts a `linear` of its own in the place of torch's. It is made of `matmul`, which the profiler counts too:
+    # a model under ZeRO-3 would seem to do twice the work of the same model without it.
+    # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/runtime/zero/linear.py
+    from deepspeed.profiling.flops_profiler import profiler
+    from torch.nn import functional
+
+    counted = functional.linear
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        tallies = [each[-1] for each in (profiler.module_flop_count, profiler.module_mac_count) if each]
+        before = [len(tally) for tally in tallies]
+        found = counted(*args, **kwargs)
+        for tally, length in zip(tallies, before, strict=True):
+            del tally[length + 1 :]
+        return found
+
+    functional.linear = once
+    try:
+        yield
+    finally:
+        functional.linear = counted  # the profiler finds the one that it put there, and takes it off
 
 
 def _count_whole_parameters(module: Any) -> None:
