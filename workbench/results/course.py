@@ -182,10 +182,9 @@ class Course:
 
     def _keep(self) -> None:
         """Write down all rows, and leave there what the folder holds of others."""
-        mine = {(row.key, row.repeat) for row in self.rows}
-        others = [row for row in kept_rows(self._folder) if (row.key, row.repeat) not in mine]
+        rows = {(row.key, row.repeat): row for row in (*kept_rows(self._folder), *self.rows)}
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / KEPT, {"rows": [row.to_dict() for row in (*others, *self.rows)]})
+        write_json(self._folder / KEPT, {"rows": [row.to_dict() for row in rows.values()]})
 
 
 def kept_rows(folder: Path) -> list[Row]:
