@@ -9,8 +9,6 @@ needs.
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import os
 import resource
@@ -23,31 +21,22 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
+from workbench.jobs.warm import LATE_MODULES, MODULES, import_for_forks
+
 GRACE_S = 10
 LIMIT_S = 400
-# What the engine, the optimizers and the shards import when they are made: seconds in every rank.
+# What the profiler, the shards and the other model import when they are made: seconds in every rank.
 LATE = (
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "deepspeed.module_inject",
+    *LATE_MODULES,
     "deepspeed.profiling.flops_profiler",
     "torch.distributed.checkpoint.state_dict",
-    "torch.utils.cpp_extension",
     "transformers.models.llama.modeling_llama",
-    "transformers.models.t5.modeling_t5",
 )
 
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    import accelerate  # noqa: F401
-    import torch
-
-    import workbench.jobs.train  # noqa: F401
-
-    for name in LATE:
-        importlib.import_module(name)
-    torch.set_num_threads(1)
-    gc.freeze()  # what lives now stays shared with the ranks
+    import_once()
     for run in plan:
         if "checkpoint" in run:  # that an earlier run of the plan left
             shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
@@ -62,6 +51,16 @@ def main() -> None:
         (Path(run["folder"]) / "exit.json").write_text(json.dumps(codes))
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(Path(run["folder"]).name, codes, round(time.monotonic() - began, 1), "s", round(cpu.ru_utime), flush=True)
+
+
+def import_once() -> None:
+    """Have in this process what every rank needs."""
+    import_for_forks(MODULES, LATE)
+    import torch
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("t5")  # 882 regular expressions, 0.5 s, once a process that loads or saves
+    torch.set_num_threads(1)
 
 
 def copy_one_layer(source: Path, target: Path) -> None:

@@ -53,7 +53,13 @@ def accumulated(ran: dict[str, Ran], tmp_path_factory: pytest.TempPathFactory) -
     model = plan.root / "one-layer-t5"
     more = {"shallow": [str(ran["single-adamw"].folder / "out" / "model"), str(model)]}
     for optimizer in OPTIMIZERS:
-        how = {"optimizer": optimizer, "gradient_accumulation_steps": 4, "model": str(model), **LENGTH}
+        how = {
+            "optimizer": optimizer,
+            "gradient_accumulation_steps": 4,
+            "model": str(model),
+            "profile_step": 0,
+            **LENGTH,
+        }
         plan.add(f"single-{optimizer}", 1, technique="single", per_device_train_batch_size=3, **how)
         for technique in TECHNIQUES:
             plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=1, **how)
@@ -233,7 +239,7 @@ def test_a_run_shorter_than_the_profiled_step_profiles_its_last_one(short: dict[
 
 @pytest.mark.parametrize("technique", ["single", *TECHNIQUES])
 def test_the_saved_model_loads_plainly_and_gives_the_loss_and_the_answers_of_the_run(
-    ran: dict[str, Ran], technique: str
+    ran: dict[str, Ran], technique: str, one_thread: None
 ) -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
