@@ -186,6 +186,7 @@ def _behind(sheet: Sheet) -> str:
     for line in sheet.lines:
         its = behind(line)
         where = f"<p>Run directory: {_esc(str(its.path))}</p>" if its.path else "<p>Never started.</p>"
+        where += f"<p>Commit: {_esc(its.commit)}</p>" if its.commit else ""
         command = f"<p>Launch command:</p><pre>{_esc(its.command)}</pre>" if its.command else ""
         again = f"<p>Run this row again, alone:</p><pre>{_esc(its.again)}</pre>" if its.spec else ""
         spec = f"<p>Its specification:</p><pre>{_esc(its.spec)}</pre>" if its.spec else ""

@@ -152,6 +152,7 @@ def _behind(line: Line) -> str:
     its = behind(line)
     where = f"Run directory: {_code(str(its.path))}" if its.path else "Never started."
     parts = [f"<details><summary>row {_html(its.label)}</summary>", where]
+    parts += [f"Commit: {_code(its.commit)}"] if its.commit else []
     parts += ["Launch command:", _fenced(its.command)] if its.command else []
     parts += (
         ["Run this row again, alone:", _fenced(its.again), "Its specification:", _fenced(its.spec)] if its.spec else []

@@ -26,6 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 _SIDE_BY_SIDE = 4
+_FINGERPRINT = 12  # letters of a commit or a fingerprint in a table
 _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
     ("samples_per_s", "Most samples/s", True, number),
     ("pod_hours", "Fewest pod-hours", False, number),
@@ -187,16 +188,22 @@ def provenance_grid(sheet: Sheet) -> Grid:
     for line in sheet.lines:
         p = line.row.provenance
         devices = f"{count(p.devices)} x " if p.devices and p.devices > 1 else ""
-        runs = " ".join(row.name for row in line.rows) if line.row.path else UNKNOWN
+        runs = (line.row.name if len(line.rows) == 1 else f"{count(len(line.rows))} runs") if line.row.path else UNKNOWN
         rows.append((
             line.label, plain(devices + p.device) or UNKNOWN, UNKNOWN if p.seed is None else str(p.seed),
-            p.commit or UNKNOWN, p.data or UNKNOWN, p.code or UNKNOWN, runs,
+            _cut(p.commit), _cut(p.data), _cut(p.code), runs,
         ))  # fmt: skip
-    return Grid(columns=columns, rows=rows, right={"seed"}, whole=columns[:6], caption="What stands behind each row")
+    return Grid(columns=columns, rows=rows, right={"seed"}, whole=columns, caption="What stands behind each row")
+
+
+def _cut(fingerprint: str) -> str:
+    """Give as much of a commit or a fingerprint as tells it from others, and whether files were changed."""
+    head, plus, changes = plain(fingerprint).partition("+")
+    return head[:_FINGERPRINT] + plus + changes or UNKNOWN
 
 
 def versions_words(sheet: Sheet) -> list[str]:
-    """Name the versions behind the rows: once where they are the same in all."""
+    """Name the versions behind the rows, once where all have the same; say where code, commit or device differ."""
     by_versions: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for line in sheet.lines:
         versions = tuple(sorted((plain(k), plain(str(v))) for k, v in line.row.provenance.versions.items()))
@@ -206,6 +213,9 @@ def versions_words(sheet: Sheet) -> list[str]:
     for versions, numbers in by_versions.items():
         whose = "Versions behind every row that ran" if len(by_versions) == 1 else f"Versions behind rows {numbers}"
         said.append(f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}.")
+    for what in ("code", "commit", "device"):
+        if len({value for line in sheet.lines if (value := getattr(line.row.provenance, what))}) > 1:
+            said.append(f"Not every row has the same {what}: see the table.")
     return said
 
 
@@ -217,6 +227,8 @@ class Behind:
     """The row."""
     path: Path | None
     """Its run directory."""
+    commit: str
+    """The whole commit that it was submitted from."""
     command: str
     """Its launch command."""
     again: str
@@ -234,6 +246,7 @@ def behind(line: Line) -> Behind:
     return Behind(
         label=line.label,
         path=row.path,
+        commit=row.provenance.commit,
         command=row.provenance.command,
         again=f"{saved}python -m workbench run {shlex.quote(spec)} --out {out}",
         spec=json.dumps(dict(row.spec), indent=1, default=str, ensure_ascii=False) if row.spec else "",
