@@ -32,7 +32,7 @@ def published_html(published: Sequence[Published]) -> str:
     for grid, caveats in published_grids(published):
         said = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in caveats)
         beneath = f"<ul class='wb-quiet'>{said}</ul>" if said else ""
-        parts.append(f"<div class='wb-wide'><div style='min-width: 1050px'>{html_table(grid)}</div></div>{beneath}")
+        parts.append(f"<div class='wb-wide'><div style='min-width: 1320px'>{html_table(grid)}</div></div>{beneath}")
     return styled("".join(parts), full=True) if parts else ""
 
 
