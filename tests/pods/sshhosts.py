@@ -58,7 +58,7 @@ class SSHHost:
         with (self.folder / "log").open("ab") as log:
             argv = [*self.prefix, find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while "Server listening" not in self.log:
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
