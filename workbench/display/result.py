@@ -90,8 +90,8 @@ def _arithmetic(result: RunResult) -> str:
     if rate is None:
         return ""
     share = "" if result.mfu is None else f", {percent(result.mfu)} of its peak (MFU)"
-    where = f" on each {result.device}" if result.device else " on each device"
-    return f"{scaled(rate * 1e12, 'FLOP/s')} needed{where}{share}"
+    device = f" ({result.device})" if result.device else ""
+    return f"{scaled(rate * 1e12, 'FLOP/s')} needed of each rank{device}{share}"
 
 
 def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
