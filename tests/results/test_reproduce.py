@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forkedruns import Plan
 
 from workbench.results.reproduce import recipe_of
-from workbench.runs.events import parse_event
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import HostSlots, RunResult
 from workbench.runs.state import RunState
@@ -149,32 +149,47 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     assert prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("technique", "ranks"), [("zero1", 2), ("ddp", 2), ("single", 1)])
-def test_the_recipe_repeats_the_run_to_the_last_digit(tmp_path: Path, technique: str, ranks: int) -> None:
-    job = FineTune(technique=technique, max_steps=4, eval_steps=2, per_device_train_batch_size=4, profile_step=0)
-    result = replace(make_run(tmp_path / "run", job), world_size=ranks)
-    paths = RunPaths(result.path)
-    told = json.loads(paths.job.read_text())
-    told |= {name: str(paths.inputs / f"{name}.jsonl") for name in ("train", "eval")}
-    (result.path / "job.json").write_text(json.dumps(told))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WORKBENCH_RUN_DIR": str(result.path)}
-    ran = subprocess.run(
-        [*torchrun, "-m", "workbench.jobs.train"], env=env, capture_output=True, text=True, timeout=240, check=True
-    )
-    events = [event for line in ran.stdout.splitlines() if (event := parse_event(line))]
-    losses = {e.data["step"]: e.data["eval_loss"] for e in events if e.kind == "eval"}
-    (result.path / "out" / "model").rename(paths.model)
+RANKS = {"zero1": 2, "ddp": 2, "single": 1}
 
-    recipe = recipe_of(replace(result, first_eval_loss=losses[0], eval_loss=losses[4]))  # type: ignore[arg-type]
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
+    """A finished run of each technique that the recipe's script knows; all forked from one process."""
+    results = {}
+    root = tmp_path_factory.mktemp("ran")
+    plan = Plan(root)
+    for technique, ranks in RANKS.items():
+        job = FineTune(technique=technique, max_steps=4, eval_steps=2, per_device_train_batch_size=4, profile_step=0)
+        result = replace(make_run(root / technique, job), world_size=ranks)
+        paths = RunPaths(result.path)
+        told = json.loads(paths.job.read_text())
+        told |= {name: str(paths.inputs / f"{name}.jsonl") for name in ("train", "eval")}
+        (result.path / "job.json").write_text(json.dumps(told))
+        plan.runs.append({"folder": str(result.path), "world_size": ranks})
+        results[technique] = result
+    for technique, run in plan.run().items():
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        losses = {e["step"]: float(str(e["eval_loss"])) for e in run.data("eval")}
+        (run.folder / "out" / "model").rename(RunPaths(run.folder).model)
+        results[technique] = replace(results[technique], first_eval_loss=losses[0], eval_loss=losses[4])
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", RANKS)
+def test_the_recipe_repeats_the_run_to_the_last_digit(
+    ran: Mapping[str, RunResult], tmp_path: Path, technique: str
+) -> None:
+    result = ran[technique]
     folder = tmp_path / "repeated"
-    with zipfile.ZipFile(io.BytesIO(recipe.archive)) as archive:
+    with zipfile.ZipFile(io.BytesIO(recipe_of(result).archive)) as archive:
         archive.extractall(folder)
-    run = subprocess.run(
-        [*torchrun, "train.py"], cwd=folder, env={**env, "PYTHONPATH": ""}, capture_output=True, text=True, timeout=240
-    )
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(result.world_size)]
+    argv = [sys.executable, *([] if technique == "single" else torchrun), "train.py"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    run = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr
-    assert f"{{'eval_loss here': {[losses[0], losses[4]]}, 'in the run': {[losses[0], losses[4]]}}}" in run.stdout
+    losses = [result.first_eval_loss, result.eval_loss]
+    assert f"{{'eval_loss here': {losses}, 'in the run': {losses}}}" in run.stdout
     weights = "model.safetensors"
-    assert (folder / "model" / weights).read_bytes() == (paths.model / weights).read_bytes()
+    assert (folder / "model" / weights).read_bytes() == (RunPaths(result.path).model / weights).read_bytes()
