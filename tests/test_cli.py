@@ -34,7 +34,7 @@ def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None
         ({"model": "./no-such-model"}, "is no folder on this machine and no hub id; allowed: 'tiny-t5'"),
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
-        ({"precision": "fp16"}, "overflows in T5"),
+        ({"precision": "fp16"}, "T5 family overflow"),
         ({"deepspeed": {"zero_optimization": {"stage": 3}}}, "stage"),
         ({"deepspeed": {"zero_optimization": {"stage": 1}, "elasticity": {}}}, "elasticity"),
         ({"deepspeed": "no-such.json"}, "no-such.json"),
@@ -154,8 +154,8 @@ def test_pods_that_cannot_be_reached_leave_a_result_that_says_so(tmp_path: Path)
 @pytest.mark.slow
 def test_a_run_that_fails_exits_with_1_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    job = {"model": str(_broken_model(tmp_path)), "max_steps": 2}
-    assert main(["run", spec(tmp_path, job), "--out", str(out)]) == 1
+    job = {"model": str(_broken_model(tmp_path)), "technique": "single", "max_steps": 2}
+    assert main(["run", spec(tmp_path, job, {**LOCAL, "count": 1}), "--out", str(out)]) == 1
     result = Run.load(out).result
     assert result.error is not None
     assert result.error.host.startswith("127.0.0.")
@@ -177,7 +177,7 @@ def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> Non
     job = {
         "dataset": data,
         "technique": "zero1",
-        "max_steps": 250,
+        "max_steps": 200,
         "per_device_train_batch_size": 12,
         "per_device_eval_batch_size": 64,
         "learning_rate": 3e-3,

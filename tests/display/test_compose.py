@@ -4,12 +4,17 @@ import html
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from workbench.display.compose import Form, compose
 from workbench.display.composition import Composition
 from workbench.errors import ConfigError
+from workbench.planner.setting import request_of
+from workbench.planner.shapes import model_config
+from workbench.planner.tracing import remember
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:
@@ -37,7 +42,31 @@ def test_without_widgets_there_is_text_and_html() -> None:
     assert "run = cluster.start().submit(job)" in done.stdout
 
 
-def test_the_widgets_show_what_follows_from_a_choice() -> None:
+def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[Composition] = []
+
+    def count(composition: Composition) -> None:
+        asked.append(composition)
+        sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
+        request = request_of(composition.make_job(), model_config(composition.model), ["fp32"], gpu=False, lengths=None)
+        remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
+
+    monkeypatch.setattr("workbench.display.compose.count_memory", count)
+    form = compose(count=2)
+    form._repr_mimebundle_()
+    view = form._view
+    assert view is not None
+    deadline = time.monotonic() + 60
+    while "Predicted at the longest rows" not in view._memory.value:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert asked == [form.composition]
+    assert form.outlook.counted
+
+
+def test_the_widgets_show_what_follows_from_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.display.compose.count_memory", lambda _composition: None)
     form = compose(count=2)
     bundle = form._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}

@@ -92,12 +92,13 @@ def test_what_is_refused_still_has_its_cell() -> None:
 def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     form = Composition(technique="zero3", count=2)
-    assert look_ahead(form).memory == "Not counted yet: plan(job, pods=2) does, and shows what fits."
+    assert look_ahead(form).memory == "Not counted yet: plan(job, pods=2) shows what fits."
+    assert not look_ahead(form).counted
     request = request_of(form.make_job(), model_config(form.model), ["fp32"], gpu=False, lengths=None)
     sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
     said = look_ahead(form)
-    assert said.memory.startswith("Predicted at the longest rows: ")
+    assert said.counted and said.memory.startswith("Predicted at the longest rows: ")
     assert ("Memory", said.memory) in said.parts
     job = FineTune(model="me/mine")
     assert "Not predicted" in look_ahead(Composition(model=job.model)).memory

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.cluster import Cluster
 from workbench.display.composition import FIELDS, Composition, FormField
-from workbench.display.outlook import Outlook, look_ahead
+from workbench.display.outlook import Outlook, count_memory, look_ahead
+from workbench.display.show import heard_at_once
 from workbench.errors import WorkbenchError, one_of
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Form:
         except ImportError:
             return bundle
         self._view = self._view or _FormView(self)
+        heard_at_once(self._view.root)
         view = self._view.root._repr_mimebundle_() or {}
         return {**bundle, **{mime: data for mime, data in view.items() if mime == _MIME}}
 
@@ -133,7 +135,8 @@ class _FormView:
         self._inputs = {f.name: _input(f, form.composition) for fs in FIELDS.values() for f in fs}
         self._said = {name: w.HTML(layout=w.Layout(display="none", margin="0 0 4px 9em")) for name in self._inputs}
         self._said[""] = w.HTML(layout=w.Layout(display="none"))
-        self._batch, self._status = w.HTML(), w.HTML()
+        self._batch, self._status, self._memory = w.HTML(), w.HTML(), w.HTML()
+        self._counting = threading.Lock()
         self._pages = {title: w.HTML() for title in ("Python cell", "Hostfile", "DeepSpeed JSON", "Launch command")}
         self._button = w.Button(description="Start", button_style="primary", icon="play")
         self._stop = w.Button(description="Stop the pods", icon="stop", layout=w.Layout(display="none", width="auto"))
@@ -156,7 +159,7 @@ class _FormView:
             column += [widget for f in wanted for widget in (self._inputs[f.name], self._said[f.name])]
         half = {"flex": "1 1 360px", "min_width": "0", "margin": "0 16px 0 0"}
         tabs = w.Tab(list(self._pages.values()), titles=list(self._pages))
-        right = [self._said[""], self._batch, tabs]
+        right = [self._said[""], self._batch, self._memory, tabs]
         right_half = w.VBox(right, layout=w.Layout(**{**half, "flex": "2 1 380px"}))
         self._fields.children = [w.VBox(column, layout=w.Layout(**half)), right_half]
         row = w.Layout(flex_flow="row wrap", align_items="center")
@@ -174,6 +177,9 @@ class _FormView:
             widget.value = f'<div style="{_BAD}">{html.escape(why)}</div>' if why else ""
             widget.layout.display = "block" if why else "none"
         self._batch.value = f'<p style="{_TEXT}">{html.escape(outlook.batch or "Mend what is red to see more.")}</p>'
+        self._memory.value = f'<p style="{_TEXT}">{html.escape(outlook.memory)}</p>' if outlook.memory else ""
+        if outlook.memory and not outlook.counted and self._counting.acquire(blocking=False):
+            threading.Thread(target=self._count, name="workbench-compose-count", daemon=True).start()
         notes = outlook.notes
         pages = {
             "Python cell": (outlook.cell, "A click marks it all, to copy into a cell."),
@@ -185,6 +191,18 @@ class _FormView:
             said = f'<p style="{_NOTE}">{html.escape(note)}</p>' if note else ""
             self._pages[title].value = (_pre(text) if text else "") + said
         self._button.disabled = bool(outlook.problems)
+
+    def _count(self) -> None:
+        """Count what the choices need, and again as long as they change meanwhile."""
+        try:
+            counted = None
+            while counted != self._form.composition and not self._form.outlook.counted:
+                counted = self._form.composition
+                count_memory(counted)
+                outlook = self._form.choose(self._form.composition)
+                self._memory.value = f'<p style="{_TEXT}">{html.escape(outlook.memory)}</p>'
+        finally:
+            self._counting.release()
 
     def _begin(self) -> None:
         self._button.disabled = True

@@ -5,6 +5,7 @@ Addresses, folders and the port that are only known once pods are up are stood i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from workbench.spec.dataset import Mini, dataset_from
 from workbench.spec.dsconfig import resolve
 from workbench.spec.technique import Launcher, Technique
 
-__all__ = ["Outlook", "look_ahead", "python_cell"]
+__all__ = ["Outlook", "count_memory", "look_ahead", "python_cell"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,8 @@ class Outlook:
     """What to know about `hostfile`, `deepspeed` or `command`."""
     memory: str
     """What a pod is predicted to need, or how to learn it; empty while something is refused."""
+    counted: bool = True
+    """Whether `memory` says all that can be known; else `count_memory` finds it in some seconds."""
     cell: str
     """The Python cell that says the same."""
 
@@ -84,7 +87,8 @@ def look_ahead(composition: Composition) -> Outlook:
         deepspeed="" if config is None else json.dumps(config, indent=2),
         command=_command(composition, pods),
         notes=notes,
-        memory=memory_text(composition),
+        memory=memory_text(composition) or f"Not counted yet: plan(job, pods={composition.count}) shows what fits.",
+        counted=bool(memory_text(composition)),
         cell=cell,
     )
 
@@ -112,16 +116,22 @@ def batch_text(composition: Composition) -> str:
 
 
 def memory_text(composition: Composition) -> str:
-    """Say what each pod is predicted to need, where a plan has counted this model's step before."""
+    """Say what each pod is predicted to need; empty where this model's step was not counted before."""
     job = composition.make_job()
     try:
         row = predict(job, pods=composition.count, gpus=composition.gpus, trace=False)
     except WorkbenchError as error:
         return f"Not predicted: {error}"
     if row is None:
-        return f"Not counted yet: plan(job, pods={composition.count}) does, and shows what fits."
+        return ""
     gpu = f"{row.gpu_gib:.2f} GiB of each GPU and " if row.gpu_gib is not None else ""
     return f"Predicted at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory."
+
+
+def count_memory(composition: Composition) -> None:
+    """Count what a composition needs, which takes some seconds and is then remembered; never raises."""
+    with contextlib.suppress(WorkbenchError, OSError):
+        predict(composition.make_job(), pods=composition.count, gpus=composition.gpus)
 
 
 def python_cell(composition: Composition) -> str:

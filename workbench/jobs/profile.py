@@ -16,7 +16,22 @@ from transformers import TrainerCallback
 
 from workbench.jobs import ranks
 
-__all__ = ["StepProfiler"]
+__all__ = ["StepProfiler", "step_to_profile"]
+
+
+def step_to_profile(asked: int, *, after: int, last: int) -> int:
+    """Choose the step that is profiled: the one that was asked for, or the nearest that this run takes; 0 for none.
+
+    Args:
+        asked: The step that was asked for, counted from 1; 0 for none.
+        after: The step that the run goes on from; 0 from the beginning.
+        last: Its last step.
+
+    Example:
+        >>> [step_to_profile(5, after=after, last=20) for after in (0, 8, 20)], step_to_profile(5, after=0, last=3)
+        ([5, 9, 0], 3)
+    """
+    return min(max(asked, after + 1), last) if asked and after < last else 0
 
 
 class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

@@ -68,6 +68,8 @@ class Assignment:
     """This rank."""
     world_size: int
     """The number of ranks."""
+    resumed_step: int = 0
+    """The step of the checkpoint that it goes on from; 0 from the beginning."""
 
     @classmethod
     def read(cls) -> Assignment:
@@ -97,6 +99,7 @@ class Assignment:
             rank_folder=Path(os.environ.get("WORKBENCH_RANK_DIR", str(folder / f"rank-{rank}"))),
             rank=rank,
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            resumed_step=int((raw.get("resume") or {}).get("step", 0)),
         )
 
     @property

@@ -16,7 +16,7 @@ from workbench.jobs.encode import Encoder
 from workbench.jobs.generate import Prediction
 from workbench.jobs.honesty import TechniqueCheck
 from workbench.jobs.meter import StepMeter
-from workbench.jobs.profile import StepProfiler
+from workbench.jobs.profile import StepProfiler, step_to_profile
 from workbench.jobs.settings import Assignment, prepare_process, training_arguments
 from workbench.jobs.trainer import FineTuner
 from workbench.pods.versions import installed_versions
@@ -92,7 +92,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         processing_class=loaded.tokenizer,
         data_collator=encoder.collator,
     )
-    profile_step = min(work.job.profile_step, _steps(work, len(train)))
+    profile_step = step_to_profile(work.job.profile_step, after=work.resumed_step, last=_steps(work, len(train)))
     check.trainer = trainer
     trainer.add_callback(check)
     scaled = work.job.precision == Precision.FP16

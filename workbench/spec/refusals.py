@@ -44,7 +44,10 @@ def check_family(job: FineTune, family: Family | None) -> None:
         ConfigError: Says which, and what to use instead.
     """
     if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
-        raise ConfigError("precision 'fp16' overflows in T5: its activations leave the range; use 'bf16'")
+        raise ConfigError(
+            f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
+            "for their activations leave its range; use 'bf16'"
+        )
     if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
         key = "prompt" if job.prompt != "plain" else "loss_on"
         raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
