@@ -112,4 +112,4 @@ def replace_text(target: Path, text: str) -> None:
             Path(part).unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RunError(f"{target} cannot be written: {error.strerror or error}") from error
+        raise RunError(f"{target.name} cannot be written to {target.parent}: {error.strerror or error}") from error
