@@ -101,7 +101,7 @@ class WorkersV1:
 
 def _end_engine(engine: subprocess.Popen[bytes]) -> None:
     """End a worker's engine and all that it started, as the end of its container would."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     with contextlib.suppress(ProcessLookupError):
         os.killpg(engine.pid, signal.SIGTERM)
     while _group_lives(engine.pid):

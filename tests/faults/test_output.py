@@ -66,7 +66,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
                 pass
         log = world.cluster.path / "keeper.log"
         ends = [f"{run.paths.rank_log(rank, 'stdout')} ends here" for rank in range(3)]
-        world.until(lambda: all(end in log.read_text() for end in ends), 60)
+        world.until(lambda: all(end in log.read_text() for end in ends), 120)
         time.sleep(1)
         assert run.state is RunState.STARTING, "the run must go on"
         end.touch()
@@ -101,7 +101,7 @@ def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path, world: World
     try:
         with Cluster(LocalPods(), PodSpec(env=env), count=2, path=tmp_path / "c", warm=False) as cluster:
             run = world.submit("mesh.py", "--leaver", "1", "--at", "100", cluster=cluster, env=env, launcher=launcher)
-            world.until(lambda: run.state.is_terminal or world.log(run, 0), 60)
+            world.until(lambda: run.state.is_terminal or world.log(run, 0), 120)
             inside = [p for p in world.of(run) if "RANK" in p.environ and p.environ.get("HF_TOKEN") == canary]
             result = run.wait(60, progress=False)
             assert result.state is RunState.FAILED

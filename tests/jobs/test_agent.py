@@ -112,7 +112,7 @@ def test_output_is_byte_exact_however_it_is_read(agent, tmp_path):
     code = "import sys; data = open(sys.argv[1], 'rb').read(); "
     code += "sys.stdout.buffer.write(data); sys.stderr.buffer.write(data[::-1])"
     agent.start("r", "", argv=[sys.executable, "-c", code, str(tmp_path / "bytes")])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(agent.output.get("rank-0/stdout.log", b"")) + len(agent.output.get("rank-0/stderr.log", b"")) < 2 * len(
         expected
     ):

@@ -87,7 +87,7 @@ def record(agent, run: str = "r", rank: int = 0) -> dict:
 
 
 def until_ready(agent) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while agent.ask("hello")["warm"] != "ready":
         assert time.monotonic() < deadline
         time.sleep(0.02)

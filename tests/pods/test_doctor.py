@@ -185,7 +185,7 @@ def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
     assert exchange.sizes[0][0] == 1 << 20
     assert [size for size, _ in exchange.sizes] == sorted(size for size, _ in exchange.sizes)
     assert exchange.bandwidth_gb_per_s is not None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while {p.pid for p in on_pods(launched.pods)} - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert {p.pid for p in on_pods(launched.pods)} <= before
@@ -220,7 +220,7 @@ def test_locks_of_compiled_ops(tmp_path: Path, building: Path) -> None:
     stale.parent.mkdir()
     stale.touch()
     os.utime(stale, (time.time() - 600,) * 2)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         found = {str(lock["path"]): lock for lock in compile_locks(tmp_path)}
         if found[str(building / "lock")]["busy"]:
