@@ -131,7 +131,50 @@ def padding(_root: Path) -> Iterator[Pair]:
     )
 
 
-PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (first_step, padding)
+def transfers(root: Path) -> Iterator[Pair]:
+    """Compare the speed of one large file over a loopback sshd, verified as ours is, with scp's, which is not."""
+    from workbench.pods.identity import Identity
+    from workbench.pods.transfer import fetch_file, send_file, way_to
+
+    size = 256
+    source, target = root / "source", root / "target"
+    with source.open("wb") as file:
+        for _ in range(size):
+            file.write(os.urandom(1 << 20))
+    with Cluster(LocalPods(), path=root / "transfers", warm=False) as cluster:
+        pod, identity = cluster.pods[0], Identity(cluster.path / "identity")
+        way = way_to(pod, identity, 60.0)
+        scp = ["scp", "-q", "-F", str(identity.ssh_config)]
+
+        def rate(act: Callable[[], object]) -> float:
+            target.unlink(missing_ok=True)
+            started = time.monotonic()
+            act()
+            took_s = time.monotonic() - started
+            if target.stat().st_size != size << 20:
+                raise RuntimeError("the file did not arrive whole")
+            return size / took_s
+
+        def plain(*words: str) -> Turn:
+            return lambda: rate(lambda: subprocess.run([*scp, *words], check=True))
+
+        yield Pair(
+            what="MiB/s from a pod, 256 MiB, loopback",
+            ours=lambda: rate(lambda: fetch_file(way, str(source), target)),
+            plain=plain(f"{pod.address}:{source}", str(target)),
+            plain_is="scp, which verifies nothing",
+            more_is_better=True,
+        )
+        yield Pair(
+            what="MiB/s to a pod, 256 MiB, loopback",
+            ours=lambda: rate(lambda: send_file(way, source, str(target), f"{target}.part")),
+            plain=plain(str(source), f"{pod.address}:{target}"),
+            plain_is="scp, which verifies nothing",
+            more_is_better=True,
+        )
+
+
+PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (first_step, padding, transfers)
 
 
 def measured(pair: Pair, turns: int) -> tuple[float, float]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,10 +22,13 @@ import pytest
 from tests.pods.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.pods.identity import Identity
+from workbench.pods.pod import Pod
+from workbench.pods.transfer import fetch_file, send_file, way_to
 
 pytestmark = pytest.mark.slow
 RING = Path(__file__).parent.parent / "scripts" / "ring.py"
 NET = "10.213.7"
+_TAGS = itertools.count()  # a namespace goes a little after its last process
 
 
 def ip(*words: str) -> None:
@@ -32,7 +42,7 @@ def namespaces() -> Iterator[list[str]]:
     """Three namespaces, each with an address of its own that the bridge, and so this machine, reaches."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
-    tag = f"wb{os.getpid() % 100_000}"
+    tag = f"wb{os.getpid() % 100_000}{next(_TAGS)}"
     with ExitStack() as undo:
         try:
             ip("link", "add", tag, "type", "bridge")
@@ -51,6 +61,52 @@ def namespaces() -> Iterator[list[str]]:
         except OSError as error:
             pytest.skip(f"this machine allows no network namespaces: {error}")
         yield names
+
+
+def test_a_file_goes_on_after_the_network_was_away(namespaces: list[str], tmp_path: Path) -> None:
+    """Both ways at once, and away for so long that OpenSSH gives up."""
+    identity = Identity.create(tmp_path / "identity")
+    host = SSHHost(
+        tmp_path / "host", f"{NET}.2", 22, identity.public_key, prefix=("ip", "netns", "exec", namespaces[0])
+    ).start()
+    try:
+        key = (tmp_path / "host" / "host_key.pub").read_text().rsplit(" ", 1)[0]
+        pod = Pod(name="pod-0", address=host.address, user=tmp_path.owner(), host_key=key, python=sys.executable)
+        identity.pin([pod])
+        source, heard, away = tmp_path / "model", {"fetch": [0], "send": [0]}, threading.Event()
+        source.write_bytes(content := random.Random(1).randbytes(24 << 20))
+
+        def tell(verb: str, done: int) -> None:
+            heard[verb].append(done)
+            if done > 8 << 20:
+                away.wait(60)  # both are under way when it goes
+
+        def carry(verb: str) -> str:
+            way, target = way_to(pod, identity, 120.0), tmp_path / verb
+            if verb == "fetch":
+                return fetch_file(way, str(source), target, lambda done, _: tell(verb, done))
+            return send_file(way, source, str(target), f"{target}.part", lambda done, _: tell(verb, done))
+
+        with ThreadPoolExecutor(2) as pool:
+            digests = [pool.submit(carry, verb) for verb in heard]
+            deadline = time.monotonic() + 60
+            while min(each[-1] for each in heard.values()) <= 8 << 20:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            ip("-n", namespaces[0], "link", "set", "eth0", "down")
+            away.set()
+            time.sleep(16)  # ssh asks three times in 9 s, and then gives up
+            ip("-n", namespaces[0], "link", "set", "eth0", "up")
+            assert {digest.result(180) for digest in digests} == {hashlib.sha256(content).hexdigest()}
+        for verb, done in heard.items():
+            assert (tmp_path / verb).read_bytes() == content
+            assert 0 not in done[2:], f"{verb} began again"
+    finally:
+        host.stop()
+        listed = subprocess.run(["ip", "netns", "pids", namespaces[0]], capture_output=True, text=True, timeout=10)
+        for pid in map(int, listed.stdout.split()):  # sshd's sessions whose line broke learn of it late
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_three_hosts_with_networks_of_their_own_exchange(namespaces: list[str], tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import stat
 import sys
 
 __all__ = ["main"]
 
 _PIECE = 1 << 20
+_SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not notice for hours
 
 
 def main(argv: list[str]) -> int:
@@ -44,6 +46,7 @@ def _send(path: str, offset: int) -> int:
         left = size - offset
         while left and (piece := file.read(min(left, _PIECE))):
             digest.update(piece)
+            signal.alarm(_SILENCE_S)
             _write(1, piece)
             left -= len(piece)
     _say(sha256=digest.hexdigest())
@@ -69,6 +72,7 @@ def _receive(path: str, part: str) -> int:
     if (free := shutil.disk_usage(os.path.dirname(part)).free) < left:  # noqa: PTH120
         raise OSError(f"the disk is full: {left >> 20} MiB are needed, {free >> 20} MiB are free")
     while left:
+        signal.alarm(_SILENCE_S)
         piece = source.read1(min(left, _PIECE))
         if not piece:
             return 1  # the line broke; the part stays for the next try
