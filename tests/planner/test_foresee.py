@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +77,7 @@ def test_what_is_known_is_written_at_once_and_what_is_not_is_asked(paths: RunPat
     assert "canary" not in paths.inquiry.read_text()
     paths.inquiry.unlink()
     know(job, ON_CPU)
-    assert begin(job, ON_CPU, paths) == (True, False)
+    assert begin(job, ON_CPU, paths) == (True, True)  # the pod knows its disk
     said = json.loads(paths.prediction.read_text())
     result = RunResult(path=paths.root, state=RunState.FAILED)
     assert result.predicted_memory_gib == pytest.approx(sum(said["parts_gib"].values())) == said["host_gib"]
@@ -98,6 +100,24 @@ def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPat
         assert bool(word) == bool(answer(asked, RAW, limits)["warning"])
 
 
+def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> None:
+    for job, gib in ((JOB, 0.4e9 / 2**30), (replace(JOB, save_steps=5), 2.8e9 / 2**30)):  # and 2 x 12 bytes each
+        asked = inquiry(job, pods=2, spec=ON_CPU, local=False)
+        assert answer(asked, RAW)["disk_gib"] == pytest.approx(gib)
+        assert answer(asked, RAW, free_gib=gib * 1.01)["warning"] == ""
+        said = answer(asked, RAW, free_gib=gib * 0.99)["warning"]
+        assert f"take {gib:.2f} GiB and {gib * 0.99:.2f} are free" in said
+
+
+def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths: RunPaths) -> None:
+    know(JOB, ON_CPU)
+    begin(JOB, ON_CPU, paths)
+    code = "import sys; from workbench.jobs.foretell import main; main(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=paths.root, check=True, timeout=120)
+    said = json.loads((paths.root / "answer.json").read_text())
+    assert said == {"prediction": json.loads(paths.prediction.read_text()), "trace": RAW}
+
+
 def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -> None:
     assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (False, False)
     assert begin(Script(path="x.py"), ON_CPU, paths) == (False, False)
@@ -118,7 +138,7 @@ def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
     assert json.loads(paths.prediction.read_text()) == prediction
     assert not paths.inquiry.exists()
     paths.prediction.unlink()
-    assert begin(JOB, ON_CPU, paths) == (True, False)  # the next alike is known at once
+    assert begin(JOB, ON_CPU, paths) == (True, True)  # the next alike is known at once
     assert json.loads(paths.prediction.read_text()) == prediction
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workbench.jobs.agent.gpus import GpuWatch
 from workbench.jobs.examine import limits
@@ -24,12 +27,16 @@ def main() -> None:
     os.nice(_NICE)
     gc.disable()  # what a step holds must not depend on when cycles are collected
     asked = json.loads(Path("inquiry.json").read_text(encoding="utf-8"))
-    request = asked["request"]
-    from workbench.jobs.trace import prepared_trace
-
-    found = prepared_trace(request)
+    found = asked.get("trace") or _traced(asked["request"])
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # set to nothing for the trace; NVML makes no CUDA context
-    said = {"prediction": answer(asked, found, limits(GpuWatch().latest())), "trace": found}
+    free_gib = shutil.disk_usage(Path.cwd()).free / 2**30
+    said = {"prediction": answer(asked, found, limits(GpuWatch().latest()), free_gib), "trace": found}
     part = Path("answer.json.part")
     part.write_text(json.dumps(said), encoding="utf-8")
     part.rename("answer.json")
+
+
+def _traced(request: Mapping[str, Any]) -> dict[str, Any]:
+    from workbench.jobs.trace import prepared_trace
+
+    return prepared_trace(request)

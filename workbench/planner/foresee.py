@@ -19,9 +19,9 @@ from typing import Any
 
 from workbench.errors import WorkbenchError
 from workbench.planner.plan import GIB, TIGHT, PlanRow, machine_memory_gib, predict, row_of
-from workbench.planner.setting import request_of, setting_from, setting_of
+from workbench.planner.setting import Setting, request_of, setting_from, setting_of
 from workbench.planner.shapes import model_config
-from workbench.planner.tracing import Trace, cached_trace, joined, one_at_a_time, places, trace_step
+from workbench.planner.tracing import Trace, joined, one_at_a_time, places, recall, trace_step
 from workbench.pods.doctor import Diagnosis, HostReport
 from workbench.pods.pod import PodSpec
 from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
@@ -47,7 +47,9 @@ class Foresight:
         self._local = local
 
     def begin(self, job: FineTune | Script, pods: int, prediction: Path, left: Path) -> None:
-        """Write what a job is predicted to need where that is known, and leave an inquiry where more can be learned.
+        """Write what a job is predicted to need where that is known, and leave an inquiry for its first pod.
+
+        The pod knows what it has: memory, GPUs, and room on the disk.
 
         Never raises for what it cannot predict.
 
@@ -61,11 +63,10 @@ class Foresight:
             return
         with contextlib.suppress(WorkbenchError, OSError):
             asked = inquiry(job, pods=pods, spec=self._spec, local=self._local)
-            if (trace := cached_trace(asked["request"])) is not None:
+            if (trace := recall(asked["request"])) is not None:
+                asked["trace"] = dict(trace)
                 _write(prediction, answer(asked, trace))
-                if asked["limits"][0 if self._spec.gpus else 1] is not None:
-                    return
-            _write(left, asked)  # the pods know how much memory they have
+            _write(left, asked)
 
     def judge(self, diagnosis: Diagnosis, job: FineTune, pods: int) -> Diagnosis:
         """Add to a diagnosis whether a job will fit, as `foretell` does."""
@@ -82,8 +83,8 @@ def inquiry(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str
         local: Whether they share this machine.
 
     Returns:
-        `setting` and `rows` of the job, `request` for its trace, `limits`, and `keep`: by arithmetic, the file that
-        remembers the trace on this machine.
+        `setting` and `rows` of the job, `request` for its trace, `limits`, `saves`: whether it keeps checkpoints, and
+        `keep`: by arithmetic, the file that remembers the trace on this machine.
 
     Raises:
         ConfigError: The model's shape is not known here.
@@ -95,23 +96,32 @@ def inquiry(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str
         "rows": job.per_device_train_batch_size,
         "request": request,
         "limits": [None, _memory_gib(spec, pods, local)],
+        "saves": job.save_steps is not None,
         "keep": {name: str(place) for name, place in places(request).items()},
     }
 
 
-def answer(asked: Mapping[str, Any], trace: Trace | Mapping[str, Any], limits: Limits = (None, None)) -> dict[str, Any]:
+def answer(
+    asked: Mapping[str, Any],
+    trace: Trace | Mapping[str, Any],
+    limits: Limits = (None, None),
+    free_gib: float | None = None,
+) -> dict[str, Any]:
     """Answer an inquiry.
 
     Args:
         asked: The inquiry.
         trace: The trace of its request, as `workbench.jobs.trace.trace` gives it or as it was remembered.
         limits: What the pod that answers has, for what the inquiry does not know.
+        free_gib: Room on the disk that the run writes to there; None where it is not known.
 
     Returns:
         What `prediction.json` holds.
     """
     setting = setting_from(asked["setting"])
-    row = row_of(setting, trace if isinstance(trace, Trace) else joined([trace]), asked["rows"], (None, None))
+    traced = trace if isinstance(trace, Trace) else joined([trace])
+    row = row_of(setting, traced, asked["rows"], (None, None))
+    disk_gib = _disk_gib(setting, traced, saves=asked["saves"])
     known = [ours if ours is not None else theirs for ours, theirs in zip(asked["limits"], limits, strict=True)]
     finding = _judged(row, (known[0], known[1]))
     held = row.gpu or row.host
@@ -121,8 +131,27 @@ def answer(asked: Mapping[str, Any], trace: Trace | Mapping[str, Any], limits: L
         "pod_gpu_gib": row.pod_gpu_gib,
         "host_gib": row.host_gib,
         "parts_gib": {name: size / GIB for name, size in asdict(held).items()},
-        "warning": f"{finding.found}; {finding.fix}" if finding.fix else "",
+        "disk_gib": disk_gib,
+        "warning": "; ".join(
+            filter(None, (finding.found if finding.fix else "", finding.fix, _room(disk_gib, free_gib)))
+        ),
     }
+
+
+def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
+    """Give the GiB that the first pod must store: the model, and the last checkpoint beside the one being made."""
+    model = setting.weight_bytes * trace.trained if trace.trained < trace.parameters else 4 * trace.parameters
+    checkpoint = (4 + setting.state_bytes) * trace.trained / setting.shards * setting.on_pod
+    return (model + 2 * checkpoint * saves) / GIB
+
+
+def _room(disk_gib: float, free_gib: float | None) -> str:
+    if free_gib is None or disk_gib <= free_gib:
+        return ""
+    return (
+        f"the disk of the first pod will be full: its model and checkpoints take {disk_gib:.2f} GiB and "
+        f"{free_gib:.2f} are free; make room there before the first of them is written"
+    )
 
 
 def foretell(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:

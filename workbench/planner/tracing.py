@@ -25,6 +25,7 @@ __all__ = [
     "joined",
     "one_at_a_time",
     "places",
+    "recall",
     "remember",
     "trace_step",
 ]
@@ -130,6 +131,12 @@ def cached_trace(request: Mapping[str, object]) -> Trace | None:
     answers = [_remembered(part) for part in _parts(request)]
     known = [answer for answer in answers if answer is not None]
     return joined(known) if known and len(known) == len(answers) else None
+
+
+def recall(request: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Give what was remembered of a request for one arithmetic, as the tracing process gave it."""
+    (part,) = _parts(request)
+    return _remembered(part)
 
 
 def trace_step(request: Mapping[str, object]) -> Trace:
