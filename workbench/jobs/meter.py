@@ -48,7 +48,8 @@ class StepMeter(StepClock):
         self._fair_useful: Any = 0
         self._fair_padded = 0
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
-        self._peers = _everyone() if ranks.connected() and not self._unseen else frozenset()
+        # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
+        self._peers = _everyone() if ranks.connected() else frozenset()
         if ranks.world_size() > 1 and not self._unseen and not self._peers:
             self._unseen = "no connection to another rank was found"
         self._traffic = Traffic(self._sent)

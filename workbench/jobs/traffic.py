@@ -63,7 +63,7 @@ def unseen(backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = 
         environ: The rank's environment.
         sysfs: Where the kernel lists devices.
     """
-    if not _OPEN.is_dir() or not hasattr(socket, "TCP_INFO"):
+    if not _counts():
         return "this system does not tell it"
     if "nccl" not in backend:
         return "" if "gloo" in backend else f"the backend {backend} may not use TCP"
@@ -145,10 +145,15 @@ class Traffic:
         )
 
 
+def _counts() -> bool:
+    """Tell whether this system counts what a connection sends: Linux does."""
+    return _OPEN.is_dir() and hasattr(socket, "TCP_INFO")
+
+
 def _links() -> Iterator[socket.socket]:
     """Give this process's established TCP connections, but those to the rendezvous store."""
     store = os.environ.get("MASTER_PORT", "")
-    for entry in list(_OPEN.iterdir()):
+    for entry in list(_OPEN.iterdir()) if _counts() else ():
         with suppress(OSError):  # no socket, not connected, or closed meanwhile
             if not str(entry.readlink()).startswith("socket:"):
                 continue
