@@ -1,8 +1,9 @@
 """Run trainer jobs in forked ranks and write down the most that their tensors held while they trained.
 
-`python measure.py PLAN.json`: the plan is a list of {"folder", "world_size"}; each folder holds a job.json. Leaves
-peak.json ({"codes", "peaks": {rank: bytes}}) in each folder. Every real storage of the rank is counted from its making
-to its release, those of the engine's own buffers among them, and nothing of the planner is used.
+`python measure.py PLAN.json`: the plan's `runs` are a list of {"folder", "world_size"}; each folder holds a job.json.
+Leaves peak.json ({"codes", "peaks": {rank: bytes}}) in each folder. Every real storage of the rank is counted from its
+making to its release, those of the engine's own buffers among them, and nothing of the planner is used. Its `requests`
+are traced as the planner has it done, in a process beside, and their answers written to `traces`.
 """
 
 from __future__ import annotations
@@ -60,19 +61,33 @@ class Held(TorchDispatchMode):
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    import accelerate  # noqa: F401
     import forkrun
 
+    forkrun.import_once()
     import workbench.jobs.train as train
 
-    torch.set_num_threads(1)
     real = train.main
     train.main = lambda: measured(real)
-    for run in plan:
+    trace_beside(plan["requests"], Path(plan["traces"]))
+    for run in plan["runs"]:
         folder = Path(run["folder"])
         codes = forkrun.run_one(folder, run["world_size"], 1)
         peaks = {rank: json.loads(p.read_text()) for rank in codes if (p := folder / f"rank-{rank}/peak.json").exists()}
         (folder / "peak.json").write_text(json.dumps({"codes": codes, "peaks": peaks}))
+
+
+def trace_beside(requests: Sequence[Mapping[str, Any]], answers: Path) -> None:
+    tracer = os.fork()
+    if tracer == 0:
+        code = 1
+        try:
+            from workbench.jobs.trace import prepared_trace
+
+            answers.write_text(json.dumps([prepared_trace(request) for request in requests]))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(tracer, 0)[1] == 0
 
 
 def measured(real: Any) -> None:
