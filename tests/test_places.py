@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nbformat
@@ -9,6 +10,9 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.pods.conftest import PLACES
+from workbench.pods.pod import LaunchContext
+from workbench.pods.processes import with_mark
+from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipynb"
@@ -27,9 +31,18 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_pa
             f"from workbench import Cluster, FineTune, PodSpec, {name}\n\n"
             f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), 3"
         )
-        done = NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        done = NotebookClient(book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}).execute()
         text = "".join(out.get("text", "") for cell in done.cells for out in cell.get("outputs", []))
+        (cluster,) = (tmp_path / "runs").iterdir()
+        assert place.left(LaunchContext(cluster_id="", directory=cluster, public_key="")) == []
     assert "train loss" in text
-    clusters = list((tmp_path / "runs").iterdir())
-    assert len(clusters) == 1
-    assert len(list((clusters[0] / "runs").iterdir())) == 2
+    runs = [Run.load(folder) for folder in sorted((cluster / "runs").iterdir())]
+    assert sorted(run.result.launcher for run in runs) == ["pdsh", "ssh"]
+    assert len({run.result.train_loss for run in runs}) == 1
+    for run in runs:
+        result = run.result.raise_for_status()
+        told = json.loads(run.paths.result.read_text())["hosts"]
+        pods = json.loads((cluster / "state.json").read_text())["pods"]
+        assert (result.world_size, [host["address"] for host in told]) == (3, [pod["address"] for pod in pods])
+        assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
+        assert with_mark("WORKBENCH_POD", [pod["root"] for pod in pods]) == []
