@@ -173,5 +173,16 @@ def test_a_kill_may_be_counted_late_only_where_the_limit_was_reached(
     (tmp_path / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
     if highest is not None:
         (tmp_path / "memory.max_usage_in_bytes").write_text(f"{highest}\n")
-    assert cgroup.OomWatch().may_follow(tmp_path) is follows
-    assert not cgroup.OomWatch().may_follow(None)
+    assert cgroup.OomWatch({tmp_path: 0}).may_follow() is follows
+    assert not cgroup.OomWatch().may_follow()
+
+
+def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Path):
+    own, root = tmp_path / "own", tmp_path / "root"
+    for group, kills in ((own, 1), (root, 0)):
+        group.mkdir()
+        (group / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+    (own / "memory.limit_in_bytes").write_text(f"{40 << 20}\n")
+    assert "the memory limit of 40 MiB was reached" in cgroup.OomWatch({own: 0, root: 0}).hint(root)
+    assert cgroup.OomWatch({own: 1, root: 0}).hint(root) == ""  # that kill was before this run
+    assert cgroup.OomWatch({}).hint(None) == ""

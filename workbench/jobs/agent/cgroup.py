@@ -73,21 +73,26 @@ class OomWatch:
         """Give the kills so far, by group, since each was first seen."""
         return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
 
-    def may_follow(self, group: Path | None) -> bool:
-        """Tell whether a kill may still be counted: the group has been as full as its limit allows.
-
-        The process whose want of memory made the kernel kill another one counts the kill, when it gets to run again.
-        """
-        limit = _limit_bytes(group) if group is not None else None
-        highest = _first_number(group, _HIGHEST) if group is not None else None
-        return limit is not None and highest is not None and highest >= _FULL * limit
+    def may_follow(self) -> bool:
+        """Tell whether a kill may still be counted: a group has been as full as its limit allows."""
+        for group in self._before:
+            limit, highest = _limit_bytes(group), _first_number(group, _HIGHEST)
+            if limit is not None and highest is not None and highest >= _FULL * limit:
+                return True
+        return False
 
     def hint(self, group: Path | None) -> str:
-        """Say that a process of this group was killed for its memory, where the counter says so; else nothing."""
-        kills = self.counts().get(group, 0) if group else 0
-        if group is None or not kills:
+        """Say that a process of this group was killed for its memory, where the counter says so; else nothing.
+
+        Version 1 shows a process that is being taken down in the group above all others: where the group that it was
+        seen in last counts no kill, one that it may have been in before does.
+        """
+        counts = self.counts()
+        found = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
+        kills = counts[found] if found is not None else 0
+        if found is None or not kills:
             return ""
-        limit = _limit_bytes(group)
+        limit = _limit_bytes(found)
         at = f" of {limit / 2**20:.0f} MiB" if limit else ""
         return f"out of memory: the memory limit{at} was reached (oom_kill counter +{kills})"
 

@@ -88,7 +88,7 @@ class PodRun:
         hint = self._oom.hint(rank.group)
         if exit_code == -signal.SIGKILL and not rank.stopped:
             # The kernel counts a kill for memory after the kill itself; on a busy machine that takes its time.
-            patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow(rank.group) else _OOM_COUNTED_S
+            patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow() else _OOM_COUNTED_S
             until = time.monotonic() + patience_s
             while not hint and time.monotonic() < until:
                 time.sleep(_OOM_COUNTED_S)
