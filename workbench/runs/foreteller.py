@@ -61,7 +61,8 @@ class Foreteller:
         inquiry = read_json(self._paths.inquiry)
         try:
             answer = self._from_pod(inquiry)
-            answer = _from_here(inquiry) if answer is None else answer
+            if answer is None and not self._paths.prediction.exists():
+                answer = _from_here(inquiry)
             if answer is not None:
                 write_json(self._paths.prediction, _mapping(answer["prediction"]))
                 _keep(inquiry, answer)
