@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,16 +13,28 @@ from workbench.errors import RunError  # transformers first: without it there is
 from workbench.jobs.callbacks import EventCallback, StepClock, StopCallback
 
 
-def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate() -> None:
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let that many seconds pass on the clocks of the trainer."""
+    now = [1000.0]
+    monkeypatch.setattr("workbench.jobs.callbacks.time.monotonic", lambda: now[0])
+
+    def go(seconds: float) -> None:
+        now[0] += seconds
+
+    return go
+
+
+def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(passes: Callable[[float], None]) -> None:
     clock = StepClock()
     clock.resume()
     for profiled in (False, True, False):
-        time.sleep(0.1 if profiled else 0.02)
+        passes(0.1 if profiled else 0.02)
         clock.step(10, profiled=profiled)
     clock.pause()
-    time.sleep(0.3)  # an evaluation
-    assert 0.14 <= clock.runtime_s < 0.3
-    assert 20 / 0.1 < clock.samples_per_s <= 20 / 0.04
+    passes(0.3)  # an evaluation
+    assert clock.runtime_s == pytest.approx(0.14)
+    assert clock.samples_per_s == pytest.approx(20 / 0.04)
 
 
 def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:

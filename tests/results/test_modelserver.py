@@ -113,7 +113,7 @@ def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]
     # The same process, whose model is loaded, and answers that depend on no neighbour and no order.
     assert alone == list(reversed(answers.texts("zero1"))) == predict(one, rows).texts()
     assert server_of(runs[0]).pid == pid
-    assert predict(one).load_s < 0.05
+    assert predict(one).load_s < answers.load_s
     assert predict(one, []).rows == ()
 
 

@@ -147,5 +147,5 @@ def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_not
         view.refresh()
     idle_s = (time.thread_time() - began) / 100
     print(f"100,000 events: {took_s:.2f} s of CPU; a look at no news: {1000 * idle_s:.2f} ms", file=sys.stderr)
-    assert took_s < 2  # about half of that on an idle machine
+    assert took_s < 5  # a fifth of that on an idle machine
     assert idle_s < 0.01
