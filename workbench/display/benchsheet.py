@@ -121,7 +121,8 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
     figures = tuple(figures_of(column, values) for column, values in seen.items() if values)
     several = len({summary.row.model for summary in summaries}) > 1
-    parts, number = [], 1
+    parts: list[Part] = []
+    number = 1
     for group in groups:
         lines = tuple(_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number))
         number += len(lines)
