@@ -182,7 +182,6 @@ def test_this_machine_trains_on_three_containers(stack: Stack, tmp_path: Path) -
                 f"{technique} on three containers: {time.monotonic() - began:.0f} s, the first step after"
                 f" {result.time_to_first_step_s:.1f} s"
             )
-        assert "AVX2 arithmetic capability" in run.logs(0, "stdout")  # DeepSpeed's own CPU Adam was at work
         for worker in WORKERS:  # the agents and their warm servers are still there
             whose = [line.split() for line in stack.inside(worker, "python3", "-c", WHOSE).splitlines()]
             assert len(whose) > 5
