@@ -250,6 +250,8 @@ def test_the_saved_model_loads_plainly_and_gives_the_loss_and_the_answers_of_the
     assert weights == ["model.safetensors"]
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["T5ForConditionalGeneration"]
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    saved = load_file(folder / "model.safetensors")
+    assert sum(weight.size for weight in saved.values()) == model.num_parameters()  # a tied weight once
     model.eval()
     predictions = [json.loads(line) for line in (run.folder / "out" / "predictions.jsonl").read_text().splitlines()]
     assert len(predictions) == 3

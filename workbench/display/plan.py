@@ -86,7 +86,7 @@ def _notes(table: PlanTable) -> list[str]:
         notes.append("No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs.")
     notes.append(
         "Each row is the highest moment of a step. Activations and logits are counted on the model's own step at the "
-        "longest rows; overhead is taken as given (1 GiB of CUDA context and NCCL a GPU, 0.8 GiB a process). Tight "
-        "means more than nine tenths."
+        "longest rows; overhead is taken as given (1 GiB of CUDA context and NCCL a GPU; a process 0.45 GiB, 0.8 with "
+        "a GPU). Tight means more than nine tenths."
     )
     return notes

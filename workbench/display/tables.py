@@ -103,6 +103,7 @@ def html_table(grid: Grid) -> str:
 
 _TABLE = "color: var(--jp-ui-font-color1, inherit); border-collapse: collapse; margin: 0.5em 0"
 _CAPTION = "caption-side: top; text-align: left; font-weight: bold; padding: 2px 8px"
+_PROSE = 30  # characters
 # The ground is a pale orange in every theme, so the letters are dark in every theme.
 _MARK = "background: var(--jp-warn-color3, #ffe0b2); color: #000; padding: 0 2px"
 
@@ -110,8 +111,15 @@ _MARK = "background: var(--jp-warn-color3, #ffe0b2); color: #000; padding: 0 2px
 def _style(grid: Grid, title: str) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
-    space = "; white-space: nowrap" if title in grid.whole else ""
+    space = "; white-space: nowrap" if title in grid.whole else _least(grid, title)
     return f"text-align: {side}; padding: 2px 8px; vertical-align: top; {border}{space}"
+
+
+def _least(grid: Grid, title: str) -> str:
+    """Keep a column of sentences wide enough to read where the others of a table that scrolls leave it no room."""
+    column = list(grid.columns).index(title)
+    prose = any(len(_cell_text(row[column])) > _PROSE for row in grid.rows)
+    return "; min-width: 14em" if grid.whole and prose else ""
 
 
 def _escaped(text: str) -> str:

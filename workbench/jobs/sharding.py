@@ -10,7 +10,7 @@ that costs traffic with accumulation, and spares each rank the whole of the grad
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from workbench.jobs import ranks
 from workbench.spec.adapters import Fsdp
 from workbench.spec.technique import Precision, Shard
 
-__all__ = ["layers_of", "shard_model", "spread_over", "whole_state"]
+__all__ = ["layers_of", "shard_model", "spread_over", "whole_state", "without_tied"]
 
 
 def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None:
@@ -101,7 +101,16 @@ def whole_state(model: Any) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = get_model_state_dict(model, options=options)
+    return without_tied(model, get_model_state_dict(model, options=options))
+
+
+def without_tied(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep of the names that share one weight only the first; loading ties the others to it again.
+
+    Args:
+        model: The model, unwrapped, which knows what is tied.
+        state: Its weights by name; DeepSpeed's and FSDP's have a copy under each name.
+    """
     tied = set(_names(model, remove_duplicate=False)) - set(_names(model, remove_duplicate=True))
     return {name: tensor for name, tensor in state.items() if name not in tied}
 

@@ -105,7 +105,7 @@ class FineTuner(ResumableTrainer):
         """Give all weights by name, in main memory; every rank must call it, and rank 0's is the one that is whole."""
         if self.sharded:
             return sharding.whole_state(self.model)
-        return dict(self.accelerator.get_state_dict(self.model_wrapped) or {})
+        return sharding.without_tied(self.model, self.accelerator.get_state_dict(self.model_wrapped) or {})
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
