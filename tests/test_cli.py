@@ -178,9 +178,9 @@ def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> Non
         "dataset": data,
         "technique": "zero1",
         "max_steps": 200,
-        "per_device_train_batch_size": 12,
+        "per_device_train_batch_size": 8,
         "per_device_eval_batch_size": 64,
-        "learning_rate": 3e-3,
+        "learning_rate": 5e-3,
         "predict_rows": 12,
     }
     out = tmp_path / "out"
