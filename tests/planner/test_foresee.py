@@ -153,7 +153,7 @@ def test_a_pod_that_answers_nonsense_fails_nothing(paths: RunPaths) -> None:
 @pytest.mark.slow
 def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
     pytest.importorskip("transformers")
-    begin(JOB, PodSpec(memory_gib=0.5), paths)
+    begin(JOB, PodSpec(memory_gib=0.4), paths)
     foreteller = Foreteller(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
     foreteller.start()
     foreteller.wait(300)
@@ -162,7 +162,7 @@ def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     said = json.loads(paths.prediction.read_text())
-    assert "will not fit" in said["warning"] and "there are 0.50" in said["warning"]
+    assert "will not fit" in said["warning"] and "there are 0.40" in said["warning"]
 
 
 @pytest.mark.parametrize(
