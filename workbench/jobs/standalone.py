@@ -205,7 +205,9 @@ def main() -> None:
     arguments.eval_on_start = bool(trainer.eval_dataset)
     trainer.train()
     trainer.evaluate()
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    names = [{name for name, _ in model.named_parameters(remove_duplicate=once)} for once in (False, True)]
+    state = {name: weight for name, weight in state.items() if name not in names[0] - names[1]}  # a tied weight once
     if arguments.process_index == 0:
         model.save_pretrained(folder / "model", state_dict=state)
         tokenizer.save_pretrained(folder / "model")
