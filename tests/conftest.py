@@ -15,8 +15,9 @@ from writtenrun import WrittenRun, write_run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 60.0
-# The files that take longest, from half a minute of CPU up. They go first: two processes share the files among them, so
-# that a long one that comes last leaves the other process with nothing to do.
+# The files that take longest, from half a minute of CPU up. Tests run in three processes, which share the files among
+# them: the long ones begin early, so that none comes last and leaves the others with nothing to do, and with short ones
+# between, which mostly wait and leave the two cores to the long.
 LONG = (
     "tests/jobs/test_train.py",
     "tests/test_cluster.py",
@@ -31,7 +32,7 @@ LONG = (
     "tests/test_places.py",
     "tests/results/test_reproduce.py",
     "notebooks/07_llama_fsdp.ipynb",
-    "tests/faults/test_keeper.py",
+    "tests/faults/test_launchers.py",
     "tests/jobs/test_adapters.py",
     "notebooks/03_deepspeed_zero1.ipynb",
     "notebooks/05_run_inference.ipynb",
@@ -89,9 +90,17 @@ def left_after(*marks: str) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long files first; `--no-loadscope-reorder` has pytest-xdist keep the order."""
-    places = {REPOSITORY / name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    """Spread the long files among the short ones; `--no-loadscope-reorder` has pytest-xdist keep the order."""
+    files = list(dict.fromkeys(item.path for item in items))
+    long = [path for name in LONG if (path := REPOSITORY / name) in files]
+    short = [path for path in files if path not in long]
+    between = 1 + len(short) // max(1, len(long))
+    order: list[Path] = []
+    while long or short:
+        order += [*long[:1], *short[:between]]
+        long, short = long[1:], short[between:]
+    places = {path: place for place, path in enumerate(order)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

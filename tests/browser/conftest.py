@@ -128,15 +128,14 @@ class Book:
         self.wait_idle(60)
 
     def shoot(self, index: int, name: str) -> None:
-        """Keep pictures of a cell: wide and half as wide, in the light and the dark theme."""
-        for theme in ("light", "dark"):
+        """Keep pictures of a cell: wide in the light theme, and half as wide in the dark one."""
+        for theme, width in (("light", 1280), ("dark", 640)):
             self._theme(theme)
-            for width in (1280, 640):
-                self.page.set_viewport_size({"width": width, "height": 800})
-                area = self.output(index)
-                area.evaluate("e => e.scrollIntoView({block: 'start'})")
-                time.sleep(0.5)
-                self.page.screenshot(path=str(ARTIFACTS / f"{name}-{width}-{theme}.png"))
+            self.page.set_viewport_size({"width": width, "height": 800})
+            area = self.output(index)
+            area.evaluate("e => e.scrollIntoView({block: 'start'})")
+            time.sleep(0.5)
+            self.page.screenshot(path=str(ARTIFACTS / f"{name}-{width}-{theme}.png"))
         self._theme("light")
         self.page.set_viewport_size({"width": 1280, "height": 800})
 

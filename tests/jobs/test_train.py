@@ -35,11 +35,21 @@ def stage_three(config: dict[str, object]) -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Every technique on tiny-t5, one micro-batch a step."""
+    """Every technique on tiny-t5, one micro-batch a step. SGD trains a model of one layer, which costs half."""
     plan = Plan(tmp_path_factory.mktemp("train"))
+    shallow = plan.root / "shallow-t5"
+    more = {"shallow": [str(plan.root / "single-adamw" / "out" / "model"), str(shallow)]}
     for optimizer in OPTIMIZERS:
-        how = {"optimizer": optimizer, "profile_step": 3, **LENGTH, **(TOLD if optimizer == "adamw" else {})}
-        plan.add(f"single-{optimizer}", 1, technique="single", per_device_train_batch_size=GLOBAL_BATCH, **how)
+        how = {"optimizer": optimizer, **LENGTH}
+        how |= {"profile_step": 3, **TOLD} if optimizer == "adamw" else {"profile_step": 0, "model": str(shallow)}
+        plan.add(
+            f"single-{optimizer}",
+            1,
+            more=more if optimizer == "sgd" else None,
+            technique="single",
+            per_device_train_batch_size=GLOBAL_BATCH,
+            **how,
+        )
         for technique in TECHNIQUES:
             plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=4, **how)
     plan.add("two-ranks", 2, technique="zero1", per_device_train_batch_size=6, profile_step=0, **LENGTH)

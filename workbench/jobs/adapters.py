@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig, set_seed
+from transformers import BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from workbench.errors import ConfigError
@@ -93,7 +93,7 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
         target_modules=names if isinstance(names, str) else list(names),
         task_type="SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM",
     )
-    set_seed(job.seed)
+    torch.manual_seed(job.seed)
     try:
         return replace(loaded, model=get_peft_model(base, config))
     except ValueError as error:

@@ -15,7 +15,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
-    set_seed,
 )
 
 from workbench.jobs.data import Example
@@ -37,7 +36,7 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
         tokenizer: Its tokenizer.
         seed: Seed of the weights.
     """
-    set_seed(seed)
+    torch.manual_seed(seed)
     if name == TINY_LLAMA:
         return LlamaForCausalLM(_llama_config(len(tokenizer)))
     model = T5ForConditionalGeneration(_t5_config(len(tokenizer)))
