@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 import time
@@ -13,11 +14,13 @@ import pytest
 
 from tests.pods.cmlplace import CMLPlace
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.pods import cmlworker
 from workbench.pods.cml import CMLPods
 from workbench.pods.identity import Identity
 from workbench.pods.pod import LaunchContext, Phase, PodSpec
 from workbench.pods.registry import backend_from_dict, remove_left
 from workbench.pods.ssh import SSHConnection
+from workbench.pods.worker import WorkerConfig
 
 
 @pytest.fixture
@@ -105,6 +108,29 @@ def test_the_port_and_the_addresses_where_the_platform_has_its_own_daemon_and_te
         assert pod.address == "127.0.0.2"
         assert pod.ssh_port != port
         backend.stop()
+
+
+def test_a_worker_takes_another_port_when_one_is_snatched(
+    tmp_path: Path, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cmlworker.ADDRESS, "127.0.0.2")
+    before = signal.getsignal(signal.SIGTERM)
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        port = other.getsockname()[1]
+        looks = iter([lambda *_: None])  # the first look comes before the other process
+        look = cmlworker.check_free
+        monkeypatch.setattr(cmlworker, "check_free", lambda *asked: next(looks, look)(*asked))
+        config = WorkerConfig(
+            name="pod-0", address="", port=port, slots=1, root=str(tmp_path / "pods" / "pod-0"),
+            log=str(tmp_path / "log"), public_key=context.public_key, environment={}, lease_s=5, timeout_s=0.1,
+            rendezvous=("127.0.0.1", 1), token=32 * "00",
+        )  # fmt: skip
+        (tmp_path / "asked.json").write_bytes(config.to_line())
+        assert cmlworker.main(tmp_path / "asked.json") == 1  # there is no rendezvous to report to
+    signal.signal(signal.SIGTERM, before)
+    said = (tmp_path / "log").read_text()
+    assert f"Bind to port {port} on 127.0.0.2 failed" in said
+    assert "Server listening on 127.0.0.2" in said.partition(f"Bind to port {port}")[2]
 
 
 def test_a_worker_that_contradicts_the_platform_is_refused(

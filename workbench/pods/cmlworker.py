@@ -23,7 +23,7 @@ from workbench.errors import WorkbenchError
 from workbench.pods.addresses import check_free, free_port
 from workbench.pods.localworker import session_environment
 from workbench.pods.processes import descendants
-from workbench.pods.worker import WorkerConfig
+from workbench.pods.worker import PORT_IN_USE, WorkerConfig
 
 __all__ = ["ADDRESS", "main", "own_address"]
 
@@ -32,6 +32,7 @@ ADDRESS = "CDSW_IP_ADDRESS"
 
 _LOOK_S = 1.0
 _END_S = 5.0
+_PORTS_TRIED = 5  # another process may take a port between the look and the daemon's start
 
 
 class _Stop(BaseException):
@@ -44,22 +45,12 @@ def main(path: Path) -> int:
     config = WorkerConfig.from_line(path.read_bytes())
     root = Path(config.root)
     try:
-        config = _completed(config)
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with Path(config.log).open("ab") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "workbench.pods.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-        try:
-            assert worker.stdin is not None
-            worker.stdin.write(config.to_line())
-            worker.stdin.flush()
-            return _guard(worker, config)
-        finally:
-            worker.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(_END_S)
-            worker.kill()
+        for _ in range(_PORTS_TRIED):
+            if (code := _hold(_completed(config))) != PORT_IN_USE:
+                break
+            shutil.rmtree(root, ignore_errors=True)
+        return code
     except _Stop:
         return 0
     except (WorkbenchError, OSError) as error:
@@ -70,6 +61,25 @@ def main(path: Path) -> int:
         shutil.rmtree(root, ignore_errors=True)
         if not list(root.parent.glob("pod-*")):
             shutil.rmtree(root.parent, ignore_errors=True)
+
+
+def _hold(config: WorkerConfig) -> int:
+    """Run the process that is the pod until it ends or nobody wants it any more; give its exit code."""
+    with Path(config.log).open("ab") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "workbench.pods.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log
+        )
+    assert worker.stdin is not None
+    try:
+        worker.stdin.write(config.to_line())
+        worker.stdin.flush()
+        return _guard(worker, config)
+    finally:
+        worker.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(_END_S)
+        worker.kill()
+        worker.stdin.close()
 
 
 def own_address() -> str:
