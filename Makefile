@@ -24,6 +24,7 @@ system:
 $(READY): requirements.txt pyproject.toml | system
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing Python packages into .venv (a minute or two, once) …"
+	@$(PIP) pip==26.3 # Python 3.11's own looks through a large index twice as long
 	@$(PIP) -r requirements.txt
 	@$(PIP) --no-deps -e .
 	@touch $@

@@ -101,7 +101,7 @@ class Book:
             said = self.said(index)
             if wanted in said:
                 return said
-            time.sleep(0.1)
+            time.sleep(0.3)  # each look has the browser lay the page out
         raise AssertionError(f"cell {index} of {self.name} never said {wanted!r}; it says:\n{said[-3000:]}")
 
     def wait_idle(self, timeout_s: float) -> None:

@@ -114,5 +114,6 @@ class World:
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     path = tmp_path_factory.mktemp("faults") / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=path, warm=False) as cluster:
+    hour_s = 3600  # tests of other folders come between those of this one
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=path, warm=False, idle_timeout_s=hour_s) as cluster:
         yield World(cluster)

@@ -181,6 +181,9 @@ def load_model(name: str, seed: int, folder: Path) -> tuple[Any, Any]:
             bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             for head, bucket in enumerate(buckets):
                 bias[bucket, head] += 5.0
+        for block in model.decoder.block:  # and the decoder looks for what is like what it has written
+            attention = block.layer[1].EncDecAttention
+            attention.k.weight.copy_(attention.q.weight)
     return model, tokenizer
 
 
