@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup quickstart lab test test-images lint types bench notebooks clean
+.PHONY: help setup quickstart lab test test-images lint types doctests bench notebooks clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,9 +37,8 @@ lab: setup ## Open JupyterLab on the notebooks
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: setup ## Run every check: lint, types, tests, notebooks
-	@$(MAKE) --no-print-directory lint types
+	@$(MAKE) --no-print-directory -j2 lint types doctests
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
-	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
@@ -56,6 +55,9 @@ lint: setup
 
 types: setup
 	@$(BIN)/mypy
+
+doctests: setup
+	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 
 bench: setup ## Measure our pieces beside the plain way, as ratios (minutes; on a quiet machine)
 	@$(BIN)/python tests/bench.py $(ONLY)

@@ -177,7 +177,7 @@ def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> Non
     job = {
         "dataset": data,
         "technique": "zero1",
-        "max_steps": 120,
+        "max_steps": 80,
         "per_device_train_batch_size": 8,
         "per_device_eval_batch_size": 64,
         "learning_rate": 5e-3,

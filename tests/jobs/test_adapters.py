@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("deepspeed")
 
 import torch
-from forkedruns import STEPS, Plan, Ran
+from forkedruns import Plan, Ran
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -47,7 +47,7 @@ RUNS = {
     "qlora-zero2": ("zero2", 2, 3, 2),
 }
 TRAINED = {"lora": ("tiny-llama", "lora"), "t5": ("tiny-t5", "lora"), "qlora": ("tiny-llama", "qlora")}
-ANSWERS = 5
+ANSWERS, STEPS = 5, 10
 SHORT = {"max_steps": 2, "per_device_train_batch_size": 4}
 
 
@@ -67,6 +67,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
             learning_rate=5e-3,
             profile_step=0,
             max_target_length=24,
+            max_steps=STEPS,
             predict_rows=ANSWERS if name == "qlora-single" else 0,
         )
     bf16 = {"technique": "zero2", "precision": "bf16", "gradient_checkpointing": True, **SHORT}

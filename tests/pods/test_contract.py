@@ -32,8 +32,8 @@ ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
 
 owning_only = pytest.mark.parametrize("place", [kind for kind in PLACES if PLACES[kind].owns_daemons], indirect=True)
 
-# Local pods have test_cluster.py, and Kubernetes has a notebook of two such runs in test_places.py.
-elsewhere = pytest.mark.parametrize("place", ["ssh", "cml"], indirect=True)
+# Local pods have test_cluster.py; hosts and Kubernetes have a notebook of two such runs in test_places.py.
+elsewhere = pytest.mark.parametrize("place", ["cml"], indirect=True)
 
 
 @pytest.fixture(params=sorted(PLACES))
