@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -159,7 +160,8 @@ def test_a_worker_that_dies_is_told_at_once(
     assert time.monotonic() - began_s < 25.0  # of the 30 that are allowed
     assert not isinstance(caught.value, PodTimeout)
     first, *lines = str(caught.value).splitlines()
-    assert first.startswith("pod-0 ended with exit code 3, 0.")
+    # All three end at about the same time; whichever is seen first is named.
+    assert re.match(r"pod-[012] ended with exit code 3, \d+\.\d s after its start", first), first
     assert lines == [f"line {i}" for i in range(11, 31)]
     assert children() == []
 
