@@ -68,9 +68,21 @@ class Plan:
         self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})
 
     def run(self, *, timeout_s: float = 550) -> dict[str, Ran]:
-        (self.root / "plan.json").write_text(json.dumps(self.runs))
-        forkrun = Path(__file__).parent / "jobs" / "forkrun.py"
-        subprocess.run([sys.executable, str(forkrun), str(self.root / "plan.json")], check=True, timeout=timeout_s)
+        """Do the runs, one after another, and give them by name."""
+        return run_all(self, timeout_s=timeout_s)[0]
+
+    def ran(self) -> dict[str, Ran]:
+        """Give the runs that were done by name."""
         folders = [Path(str(run["folder"])) for run in self.runs]
         codes = {f.name: {int(k): v for k, v in json.loads((f / "exit.json").read_text()).items()} for f in folders}
         return {f.name: Ran(folder=f, exit_codes=codes[f.name]) for f in folders}
+
+
+def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
+    """Do the runs of several plans, forked from one process, and give those of each by name."""
+    for plan in plans:
+        (plan.root / "plan.json").write_text(json.dumps(plan.runs))
+    forkrun = Path(__file__).parent / "jobs" / "forkrun.py"
+    files = [str(plan.root / "plan.json") for plan in plans]
+    subprocess.run([sys.executable, str(forkrun), *files], check=True, timeout=timeout_s)
+    return [plan.ran() for plan in plans]

@@ -20,7 +20,7 @@ from workbench.errors import ConfigError, RunError, RunFailed
 from workbench.runs.state import RunState
 
 pytestmark = pytest.mark.slow
-RING = str(Path(__file__).parent / "scripts" / "ring.py")
+MESH = str(Path(__file__).parent / "scripts" / "mesh.py")  # without torch: ranks that start at once
 TINY = FineTune(
     dataset={"kind": "wikisql-mini", "train_rows": 200, "eval_rows": 20},
     max_steps=4,
@@ -89,7 +89,7 @@ def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None:
-    command = cluster.command(Script(path=RING, args=["two words", "$HOME"], launcher=launcher))
+    command = cluster.command(Script(path=MESH, args=["--steps", "5", "two words", "$HOME"], launcher=launcher))
     done = subprocess.run(
         ["bash", "-c", str(command)], capture_output=True, text=True, timeout=120, cwd="/", check=False
     )
@@ -100,12 +100,13 @@ def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, launcher: str) -> None:
-    result = cluster.submit(Script(path=RING, args=["--fail", "raise"], launcher=launcher)).wait(120, progress=False)
+    job = Script(path=MESH, args=["--fail", "raise"], launcher=launcher)
+    result = cluster.submit(job, pods=2).wait(120, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "ValueError")
     assert "row 17 is bad" in result.error.message
-    assert "ring.py" in result.error.traceback
+    assert "mesh.py" in result.error.traceback
     assert result.left_processes == 0
     with pytest.raises(RunFailed, match="rank 1 on pod-1") as raised:
         result.raise_for_status()
@@ -115,19 +116,18 @@ def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_killed_rank_is_named_and_its_children_are_gone(cluster: Cluster, launcher: str) -> None:
     # The grandchild sleeps for 600 s and holds stdout: it must not keep the run.
-    result = cluster.submit(Script(path=RING, args=["--fail", "kill", "--rank", "2"], launcher=launcher)).wait(
-        300, progress=False
-    )
+    job = Script(path=MESH, args=["--fail", "kill"], launcher=launcher)
+    result = cluster.submit(job, pods=2).wait(300, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert result.error.rank == 2
+    assert result.error.rank == 1
     assert "SIGKILL" in result.error.message
     assert result.left_processes == 0
 
 
 def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
-    run = cluster.submit(Script(path=RING, args=["--fail", "deaf", "--steps", "4000", "--pause-s", "0.05"]))
-    _until(lambda: "step 2" in _log(run), 120)
+    run = cluster.submit(Script(path=MESH, args=["--fail", "deaf"]))
+    _until(lambda: "step 1" in _log(run), 120)
     run.cancel()
     result = run.wait(60, progress=False)
     assert result.state is RunState.CANCELLED
@@ -143,7 +143,7 @@ def test_a_script_that_we_did_not_write_runs_unchanged(cluster: Cluster) -> None
 
 def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
     canary = "hf_" + "canary" * 4
-    run = cluster.submit(Script(path=RING, env={"MY_TOKEN": canary}))
+    run = cluster.submit(Script(path=MESH, args=["--steps", "5"], env={"MY_TOKEN": canary}))
     result = run.wait(120, progress=False)
     result.raise_for_status()
     assert "token hf_" in run.logs(0, "stdout")
@@ -152,10 +152,10 @@ def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
 
 
 def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
-    result = cluster.submit(Script(path=RING), pods=2).wait(60, progress=False)
+    result = cluster.submit(Script(path=MESH, args=["--steps", "5"]), pods=2).wait(60, progress=False)
     assert (result.state, result.world_size) == (RunState.SUCCEEDED, 2)
     with pytest.raises(ConfigError, match="has 3"):
-        cluster.submit(Script(path=RING), pods=4)
+        cluster.submit(Script(path=MESH), pods=4)
 
 
 def test_a_directory_that_holds_another_run_is_refused(cluster: Cluster) -> None:
@@ -179,7 +179,7 @@ time.sleep(600)
 def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "cluster"
     kernel = subprocess.Popen(
-        [sys.executable, "-c", NOTEBOOK, str(root), RING], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", NOTEBOOK, str(root), MESH], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert kernel.stdout is not None
     # `start` says first what it waits for.
@@ -202,7 +202,7 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
 def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "cluster") as cluster:
         port = cluster.pods[0].ssh_port
-        run = cluster.submit(Script(path=RING, args=["--steps", "4000", "--pause-s", "0.05"]))
+        run = cluster.submit(Script(path=MESH))
         _until(lambda: "step 3" in _log(run), 120)
     assert run.state is RunState.CANCELLED
     assert cluster.phase == "closed"
@@ -211,13 +211,13 @@ def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
     listening = Path("/proc/net/tcp").read_text()
     assert f":{port:04X} 00000000:0000 0A" not in listening
     with pytest.raises(RunError, match="closed"):
-        cluster.submit(Script(path=RING))
+        cluster.submit(Script(path=MESH))
     cluster.close()
 
 
 def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
     cluster = Cluster(LocalPods(), count=2, path=tmp_path / "cluster", lease_s=3, warm=False).start()
-    run = cluster.submit(Script(path=RING, args=["--steps", "4000", "--pause-s", "0.05"]))
+    run = cluster.submit(Script(path=MESH))
     _until(lambda: "step 3" in _log(run), 120)
     os.kill(json.loads((cluster.path / "state.json").read_text())["pid"], signal.SIGKILL)
     _until(lambda: run.state is RunState.LOST, 30)

@@ -1,4 +1,4 @@
-"""What a user does to a run that is under way, over three local pods: look where its ranks are, and end it gently."""
+"""What a user does to a run that is under way, over two local pods: look where its ranks are, and end it gently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDLESS = FineTune(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
         yield cluster
 
 
@@ -56,7 +56,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     until(lambda: trains(run))
 
     stacks = run.stacks()
-    assert sorted(stacks) == [0, 1, 2]
+    assert sorted(stacks) == [0, 1]
     assert all("trainer.py" in text and "_train" in text for text in stacks.values()), stacks
 
     buttons = Buttons(run)
@@ -104,11 +104,11 @@ def test_a_script_is_cancelled_and_not_stopped(cluster: Cluster) -> None:
     assert run.wait(60, progress=False).state is RunState.CANCELLED
 
 
-def test_the_doctor_finds_three_pods_well_and_measures_between_them(cluster: Cluster) -> None:
+def test_the_doctor_finds_the_pods_well_and_measures_between_them(cluster: Cluster) -> None:
     diagnosis = cluster.doctor()
     assert diagnosis.ok, str(diagnosis)
-    assert [host.pod for host in diagnosis.hosts] == ["pod-0", "pod-1", "pod-2"]
+    assert [host.pod for host in diagnosis.hosts] == ["pod-0", "pod-1"]
     assert diagnosis.exchange is not None
-    assert (diagnosis.exchange.pods, diagnosis.exchange.backend) == (3, "gloo")
+    assert (diagnosis.exchange.pods, diagnosis.exchange.backend) == (2, "gloo")
     assert diagnosis.exchange.latency_s is not None
-    assert "3 hosts: all well" in str(diagnosis)
+    assert "2 hosts: all well" in str(diagnosis)

@@ -38,7 +38,7 @@ for first in range(0, lines, at_once):
 START = """
 import os
 from workbench import Cluster, LocalPods, Script
-cluster = Cluster(LocalPods(), count=1, path="pods-{lines}").start()
+cluster = Cluster(LocalPods(), count=1, path="pods-{lines}", warm=False).start()
 print("kernel", os.getpid(), "is ready")
 """
 PRINT = """

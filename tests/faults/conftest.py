@@ -36,20 +36,26 @@ class World:
     cluster: Cluster
 
     def submit(
-        self, script: str, *args: str, cluster: Cluster | None = None, into: Path | None = None, **job: Any
+        self,
+        script: str,
+        *args: str,
+        cluster: Cluster | None = None,
+        into: Path | None = None,
+        pods: int | None = None,
+        **job: Any,
     ) -> Run:
         job_of = Script(path=str(SCRIPTS / script), args=list(args), **job)
-        return (cluster or self.cluster).submit(job_of, path=into)
+        return (cluster or self.cluster).submit(job_of, path=into, pods=pods)
 
-    def beating(self, *args: str, **more: Any) -> Run:
+    def beating(self, *args: str, pods: int = 3, **more: Any) -> Run:
         """Start `beat.py` and wait until every rank has printed a line."""
-        run = self.submit("beat.py", *args, **more)
-        self.beats(run)
+        run = self.submit("beat.py", *args, pods=pods, **more)
+        self.beats(run, pods)
         return run
 
-    def beats(self, run: Run) -> None:
+    def beats(self, run: Run, ranks: int = 3) -> None:
         """Wait until every rank of `beat.py` has printed a line."""
-        self.until(lambda: all(" line 3" in self.log(run, rank) for rank in range(3)), 90)
+        self.until(lambda: all(" line 3" in self.log(run, rank) for rank in range(ranks)), 90)
 
     @staticmethod
     def log(run: Run, rank: int, stream: str = "stdout") -> str:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 )
 def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: str) -> None:
     """Rows 46 and 13. DeepSpeed's runner exits with 0 when its pdsh is killed."""
-    run = world.beating(launcher=launcher)
+    run = world.beating(launcher=launcher, pods=2)  # each pod's launcher imports DeepSpeed
     target = next(p.pid for p in world.of(run) if p.runs(victim))
     killed = time.monotonic()
     os.kill(target, signal.SIGKILL)
@@ -36,7 +36,7 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
     assert result.error is not None
     assert (result.error.kind, result.error.rank, result.error.host) == ("launcher", None, "")
     assert launcher in result.error.message
-    for rank in range(3):
+    for rank in range(2):
         assert "line 3" in run.logs(rank, "stdout", tail=None)
 
 
@@ -44,11 +44,11 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
 def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, launcher: str) -> None:
     """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
     end = tmp_path / "end"
-    with Cluster(LocalPods(), count=3, path=tmp_path / "other", warm=False) as other:
+    with Cluster(LocalPods(), count=2, path=tmp_path / "other", warm=False) as other:
         kept = world.submit("beat.py", "--until", str(end), cluster=other, launcher=launcher)
-        stopped = world.submit("beat.py", "--until", str(end), launcher=launcher)
-        world.beats(kept)
-        world.beats(stopped)
+        stopped = world.submit("beat.py", "--until", str(end), launcher=launcher, pods=2)
+        world.beats(kept, 2)
+        world.beats(stopped, 2)
         words = [p.argv for p in world.of(stopped) if p.argv]
         decoy = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)])
         try:
@@ -66,6 +66,6 @@ def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, 
         end.touch()
         result = world.ended(kept)
         result.raise_for_status()
-        for rank in range(3):
+        for rank in range(2):
             lines = kept.logs(rank, "stdout", tail=None).splitlines()
             assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]

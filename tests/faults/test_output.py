@@ -100,7 +100,7 @@ def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path, world: World
     watcher.start()
     try:
         with Cluster(LocalPods(), PodSpec(env=env), count=2, path=tmp_path / "c", warm=False) as cluster:
-            run = world.submit("mesh.py", "--leaver", "1", "--at", "100", cluster=cluster, env=env, launcher=launcher)
+            run = world.submit("mesh.py", "--fail", "leave", "--at", "100", cluster=cluster, env=env, launcher=launcher)
             world.until(lambda: run.state.is_terminal or world.log(run, 0), 120)
             inside = [p for p in world.of(run) if "RANK" in p.environ and p.environ.get("HF_TOKEN") == canary]
             result = run.wait(60, progress=False)

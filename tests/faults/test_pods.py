@@ -96,7 +96,7 @@ def test_a_pod_that_dies_is_named_at_once(world: World, tmp_path: Path) -> None:
 def test_a_rank_that_leaves_early_is_the_cause(world: World) -> None:
     """Row 5. The ranks that wait for it fail first; it ended with 0 before."""
     began = time.monotonic()
-    result = world.ended(world.submit("mesh.py", "--leaver", "1"))
+    result = world.ended(world.submit("mesh.py", "--fail", "leave", "--at", "20"))
     world.measured("5", "whole run with a rank that leaves early", time.monotonic() - began, 5)
     assert result.state is RunState.FAILED
     assert result.error is not None

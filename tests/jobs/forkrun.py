@@ -1,6 +1,6 @@
 """Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
 
-`python forkrun.py PLAN.json`: the plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share
+`python forkrun.py PLAN.json …`: a plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share
 a pod (1), "path", a folder that the ranks import from first, and "shallow", a model's folder and the folder for a copy
 of it with one layer; each run's folder holds a job.json.
 Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
@@ -35,9 +35,9 @@ LATE = (
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
+    plans = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
     import_once()
-    for run in plan:
+    for run in [run for plan in plans for run in plan]:
         if "checkpoint" in run:  # that an earlier run of the plan left
             shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
         began = time.monotonic()

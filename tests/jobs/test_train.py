@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
-from forkedruns import STEPS, Plan, Ran  # deepspeed first: without it nothing runs
+from forkedruns import STEPS, Plan, Ran, run_all  # deepspeed first: without it nothing runs
 from measured import MEASURED
 from safetensors.numpy import load_file
 
-# Each of the two long plans takes a minute on two free cores, and ten on a machine where much else runs.
-PATIENCE_S = 1100
+# All plans take two minutes on two free cores, and twenty on a machine where much else runs.
+PATIENCE_S = 1800
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 60)]
 
 GLOBAL_BATCH = 12
@@ -34,9 +34,31 @@ def stage_three(config: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def all_ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Ran]]:
+    plans = [Plan(tmp_path_factory.mktemp(name)) for name in ("train", "accumulated", "short")]
+    plan_ran(plans[0])
+    plan_accumulated(plans[1], after=plans[0])
+    plan_short(plans[2])
+    return run_all(*plans, timeout_s=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def ran(all_ran: list[dict[str, Ran]]) -> dict[str, Ran]:
+    return all_ran[0]
+
+
+@pytest.fixture(scope="module")
+def accumulated(all_ran: list[dict[str, Ran]]) -> dict[str, Ran]:
+    return all_ran[1]
+
+
+@pytest.fixture(scope="module")
+def short(all_ran: list[dict[str, Ran]]) -> dict[str, Ran]:
+    return all_ran[2]
+
+
+def plan_ran(plan: Plan) -> None:
     """Every technique on tiny-t5, one micro-batch a step. SGD trains a model of one layer, which costs half."""
-    plan = Plan(tmp_path_factory.mktemp("train"))
     shallow = plan.root / "shallow-t5"
     more = {"shallow": [str(plan.root / "single-adamw" / "out" / "model"), str(shallow)]}
     for optimizer in OPTIMIZERS:
@@ -53,25 +75,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         for technique in TECHNIQUES:
             plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=4, **how)
     plan.add("two-ranks", 2, technique="zero1", per_device_train_batch_size=6, profile_step=0, **LENGTH)
-    return plan.run(timeout_s=PATIENCE_S)
 
 
-@pytest.fixture(scope="module")
-def accumulated(ran: dict[str, Ran], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def plan_accumulated(plan: Plan, *, after: Plan) -> None:
     """The same with four micro-batches a step, which cost ZeRO-3 four times its hooks: models of few modules."""
-    plan = Plan(tmp_path_factory.mktemp("accumulated"))
-    models = {"adamw": "tiny-llama", "sgd": str(ran["single-adamw"].folder.parent / "shallow-t5")}
+    models = {"adamw": "tiny-llama", "sgd": str(after.root / "shallow-t5")}
     for optimizer, model in models.items():
         how = {"optimizer": optimizer, "gradient_accumulation_steps": 4, "model": model, "profile_step": 0, **LENGTH}
         plan.add(f"single-{optimizer}", 1, technique="single", per_device_train_batch_size=3, **how)
         for technique in TECHNIQUES:
             plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=1, **how)
-    return plan.run(timeout_s=PATIENCE_S)
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    plan = Plan(tmp_path_factory.mktemp("short"))
+def plan_short(plan: Plan) -> None:
     few = {"max_steps": 3, "per_device_train_batch_size": 4}
     plan.add("bf16", 2, technique="zero3", precision="bf16", profile_step=0, eval_steps=2, **few)
     plan.add("bf16-single", 1, technique="single", precision="bf16", gradient_checkpointing=True, **few)
@@ -83,7 +99,6 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan.add(
         "epochs", 2, technique="zero1", max_steps=None, epochs=0.5, per_device_train_batch_size=16, logging_steps=2
     )
-    return plan.run()
 
 
 def follows(run: Ran, reference: Ran, what: str = "") -> None:

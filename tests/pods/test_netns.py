@@ -127,7 +127,7 @@ def test_three_hosts_with_networks_of_their_own_exchange(namespaces: list[str], 
             root=str(tmp_path / "root"),
         )
         with Cluster(backend, PodSpec(), count=3, path=tmp_path / "cluster", warm=False) as cluster:
-            run = cluster.submit(Script(path=str(RING), args=["several"]))
+            run = cluster.submit(Script(path=str(RING)))
             result = run.wait(120, progress=False).raise_for_status()
             assert [pod.address for pod in cluster.pods] == [f"{NET}.{n}" for n in (2, 3, 4)]
         assert result.world_size == 3

@@ -22,7 +22,7 @@ from workbench.jobs.trainer import FineTuner
 from workbench.pods.versions import installed_versions
 from workbench.runs.events import emit
 from workbench.spec.adapters import fsdp_from
-from workbench.spec.model import Family
+from workbench.spec.model import Family, ModelKind, model_kind
 from workbench.spec.prompts import wording
 from workbench.spec.technique import Peft, Precision, Technique
 
@@ -159,7 +159,10 @@ def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
     state = trainer.whole_state()
     if work.rank == 0:
         folder = work.out / "model"
-        loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True)
+        # Only a model that was read may have names of an older format to go back to; transformers would compile 900
+        # patterns to find that a built-in one has none.
+        read = model_kind(work.job.model) is not ModelKind.BUILTIN
+        loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True, save_original_format=read)
         loaded.tokenizer.save_pretrained(folder)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from workbench.errors import RunError
 from workbench.jobs import ranks, sharding
@@ -70,6 +70,10 @@ class FineTuner(ResumableTrainer):
             # accelerate would refuse the shards, or wrap them in DDP; they are where and what they should be.
             self.accelerator.prepare_model = lambda model, **_: model
         self.remove_callback(PrinterCallback)
+        # The Trainer says it to the model alone; T5's decoder has a configuration of its own.
+        for part in self.model.modules():
+            if isinstance(part, PreTrainedModel):
+                part.config.use_cache = False
         self.clock = clock
         self.profiler: StepProfiler | None = None
         self.eval_losses: dict[int, float] = {}
@@ -89,6 +93,10 @@ class FineTuner(ResumableTrainer):
             collate_fn=self.data_collator,
             pin_memory=self.args.device.type == "cuda",
         )
+
+    def floating_point_ops(self, *_inputs: Any) -> int:
+        """Leave it uncounted: the Trainer counts the weights anew at every step, and `StepProfiler` measures the work."""
+        return 0
 
     def tell_first(self, callback: TrainerCallback) -> None:
         """Add a callback that is called before all others, those of trackers among them."""
