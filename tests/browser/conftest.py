@@ -197,7 +197,8 @@ def browser() -> Iterator[Any]:
     ARTIFACTS.mkdir(exist_ok=True)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
-        yield browser
+        # One for all pages: what JupyterLab consists of is read and compiled once.
+        yield browser.new_context(viewport={"width": 1280, "height": 800})
         browser.close()
 
 
@@ -207,7 +208,7 @@ def open_book(browser: Any, lab: Lab, request: pytest.FixtureRequest) -> Iterato
     pages = []
 
     def opened(name: str) -> Book:
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page = browser.new_page()
         pages.append(page)
         return Book(page, lab, name)
 

@@ -37,7 +37,7 @@ failing
 TRAIN = """
 rows = {"kind": "wikisql-mini", "train_rows": 2000, "eval_rows": 20}
 job = FineTune(dataset=rows, max_steps=5000, eval_steps=40, per_device_train_batch_size=4)
-run = cluster.submit(job, path="watched")
+run = cluster.submit(job, pods=1, path="watched")
 run
 """
 ATTACH = """

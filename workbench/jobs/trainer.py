@@ -95,7 +95,7 @@ class FineTuner(ResumableTrainer):
         )
 
     def floating_point_ops(self, *_inputs: Any) -> int:
-        """Leave it uncounted: the Trainer counts the weights anew at every step, and `StepProfiler` measures the work."""
+        """Leave it uncounted: for it the Trainer counts all weights at every step, and `StepProfiler` measures."""
         return 0
 
     def tell_first(self, callback: TrainerCallback) -> None:
