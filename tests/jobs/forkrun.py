@@ -90,7 +90,7 @@ def run_one(folder: Path, world_size: int, on_pod: int) -> dict[int, int]:
                         deadline = min(deadline, time.monotonic() + GRACE_S)
                 elif time.monotonic() > deadline:
                     os.kill(pid, 9)
-        time.sleep(0.02)
+        time.sleep(0.05)
     return codes
 
 
