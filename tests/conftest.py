@@ -16,9 +16,9 @@ from writtenrun import WrittenRun, write_run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 60.0
-# The files that take half a minute and more, about the longest first. Tests run in three processes, which share the
-# files among them: the long ones begin early, so that none comes last and leaves the others with nothing to do, and
-# with short ones between, which mostly wait and leave the two cores to the long.
+# The files that take longest, from half a minute of CPU up. Tests run in three processes, which share the files among
+# them: the long ones begin early, so that none comes last and leaves the others with nothing to do, and with short ones
+# between, which mostly wait and leave the two cores to the long.
 LONG = (
     "tests/jobs/test_train.py",
     "tests/test_cluster.py",
@@ -41,17 +41,6 @@ LONG = (
     "tests/faults/test_pods.py",
     "tests/browser/test_bounds.py",
     "tests/test_resume.py",
-    "tests/jobs/test_unattended.py",
-    "tests/faults/test_output.py",
-    "tests/jobs/test_sharding.py",
-    "tests/pods/test_rendezvous.py",
-    "tests/jobs/test_agent_stop.py",
-    "notebooks/02_single_pod.ipynb",
-    "notebooks/04_deepspeed_zero3_offload.ipynb",
-    "tests/pods/test_hosts.py",
-    "tests/pods/test_kubernetes.py",
-    "tests/pods/test_netns.py",
-    "tests/planner/test_plan.py",
 )
 
 # A shell that starts this in the background has it ignore interrupts, and every child with it: tests that interrupt
@@ -115,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = list(dict.fromkeys(item.path for item in items))
     long = [path for name in LONG if (path := REPOSITORY / name) in files]
     short = [path for path in files if path not in long]
-    between = len(short) // (1 + len(long))  # some are left for the end
+    between = 1 + len(short) // max(1, len(long))
     order: list[Path] = []
     while long or short:
         order += [*long[:1], *short[:between]]
