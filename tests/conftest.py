@@ -48,7 +48,7 @@ LONG = (
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What is imported and collected stays: looking for garbage among it costs a quarter of that time, in each process.
+# What is imported and collected stays: looking for garbage among it costs a third of that time, in each process.
 gc.disable()
 
 

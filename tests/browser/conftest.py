@@ -189,7 +189,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium, headless."""
+    """A window of Debian's Chromium, headless, that all pages share."""
     sync_api = pytest.importorskip("playwright.sync_api")
     program = shutil.which("chromium")
     if program is None:

@@ -94,10 +94,6 @@ class FineTuner(ResumableTrainer):
             pin_memory=self.args.device.type == "cuda",
         )
 
-    def floating_point_ops(self, *_inputs: Any) -> int:
-        """Leave it uncounted: for it the Trainer counts all weights at every step, and `StepProfiler` measures."""
-        return 0
-
     def tell_first(self, callback: TrainerCallback) -> None:
         """Add a callback that is called before all others, those of trackers among them."""
         self.callback_handler.callbacks.insert(0, callback)
