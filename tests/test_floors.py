@@ -14,7 +14,7 @@ import workbench
 
 PACKAGE = Path(workbench.__file__).parent
 FLOORS = (
-    {"errors"},
+    {"base", "errors"},
     {"spec", "pods"},
     {"planner", "runs"},
     {"cluster", "jobs"},
@@ -76,7 +76,7 @@ def violations(source: str, module: str) -> list[str]:
         if top in FRAMEWORKS and room != "jobs":
             found.append(f"{where}: only jobs/ may")
         if module.startswith("workbench.jobs.agent") and not (
-            top in sys.stdlib_module_names or name.startswith("workbench.jobs.agent")
+            top in sys.stdlib_module_names or name.startswith(("workbench.jobs.agent", "workbench.base"))
         ):
             found.append(f"{where}: the agent is standard library only")
         if top != "workbench" or room in ANYWHERE:

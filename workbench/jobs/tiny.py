@@ -19,13 +19,12 @@ from transformers import (
 
 from workbench.jobs.data import Example
 from workbench.jobs.ranks import broadcast_bytes, rank
+from workbench.jobs.tokenizer import END, PAD, START, train_tokenizer
 from workbench.spec.model import TINY_LLAMA, Family, model_family
 
-__all__ = ["make", "tokenizer_for_all", "train_tokenizer"]
+__all__ = ["make", "tokenizer_for_all"]
 
-_VOCABULARY = 4096
 _TOKENIZER_ROWS = 4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four
-_PAD, _END, _START = "<pad>", "</s>", "<s>"
 
 
 def make(name: str, tokenizer: Any, seed: int) -> Any:
@@ -63,46 +62,11 @@ def tokenizer_for_all(name: str, examples: Sequence[Example], wording: str = "")
     # One rank learns and tells the others: pods share no file system, and ties could be broken differently.
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(broadcast_bytes(made).decode()),
-        pad_token=_PAD,
-        eos_token=_END,
-        **({"bos_token": _START} if causal else {}),
+        pad_token=PAD,
+        eos_token=END,
+        **({"bos_token": START} if causal else {}),
         clean_up_tokenization_spaces=False,
     )
-
-
-def train_tokenizer(texts: Sequence[str], *, vocabulary: int = _VOCABULARY, causal: bool = False) -> str:
-    """Learn a byte-level BPE tokenizer from texts.
-
-    Every text comes back exactly as it went in: bytes have no unknown token, and nothing is normalised. Digits stand
-    alone, so that a number never seen is spelled, and can be copied, digit by digit.
-
-    Args:
-        texts: What it learns from.
-        vocabulary: Tokens at most.
-        causal: Begin texts with `<s>`, as Llama's tokenizer does, instead of ending them with `</s>`, as T5's does.
-
-    Returns:
-        The tokenizer as JSON, as `tokenizers` reads it.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[_PAD, _END, *([_START] if causal else [])],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    added = _START if causal else _END
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{added} $A" if causal else f"$A {added}", special_tokens=[(added, tokenizer.token_to_id(added))]
-    )
-    return str(tokenizer.to_str())
 
 
 def _head_start(model: Any) -> None:

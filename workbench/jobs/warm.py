@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.base import entries
 from workbench.jobs.agent import proc
 
 __all__ = ["LATE_MODULES", "MODULES", "import_for_forks", "main"]
@@ -40,7 +41,7 @@ MODULES = (
     "transformers.models.t5.modeling_t5",
     "datasets",
     "accelerate",
-    "workbench.jobs.train",
+    entries.TRAINER_MODULE,
 )
 """What is imported, unless WORKBENCH_WARM_MODULES names others, with commas."""
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workbench.base import entries
+from workbench.base.child import child_environment
 from workbench.errors import WorkbenchError
 
 __all__ = [
@@ -33,7 +35,7 @@ __all__ = [
 _LIMIT_S = 300.0
 # No collections while modules load: torch and transformers take 3.1 s of CPU then rather than 4.0.
 # And none at the end, where torch would take its modules down one by one.
-_START = "import gc, os; gc.disable(); from workbench.jobs.trace import main; main(); os._exit(0)"
+_START = f"import gc, os; gc.disable(); from {entries.TRACE} import main; main(); os._exit(0)"
 _FORM = 1  # of what is remembered; another number forgets what was
 
 
@@ -189,9 +191,7 @@ def remember(request: Mapping[str, object], raw: Mapping[str, object]) -> dict[s
 
 def _ask(request: Mapping[str, object]) -> Mapping[str, object]:
     # One thread: fake tensors compute nothing. No GPU: none is touched.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"}
-    package = Path(__file__).resolve().parents[2]
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
+    env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", _START],

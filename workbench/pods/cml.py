@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-import workbench
+from workbench.base import entries
+from workbench.base.child import HOME
 from workbench.errors import BackendError, ConfigError, PodError
 from workbench.pods.cmlapi import WorkersApi, has_ended, words_of
 from workbench.pods.cmlworker import own_address
@@ -211,15 +212,14 @@ class CMLPods:
             PodError: `stop` was called meanwhile.
         """
         file = Path(config.log).with_suffix(".json")
-        argv = [sys.executable, "-m", "workbench.pods.cmlworker", str(file)]
-        package = str(Path(workbench.__file__).resolve().parent.parent)
+        argv = [sys.executable, "-m", entries.CML_WORKER, str(file)]
         asked = {
             "n": 1,
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu,
             "code": _code(argv),
-            "env": {"PYTHONPATH": package, "PYTHONSAFEPATH": "1"},
+            "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
         with self._starting:
             if self._stopped:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from workbench.base import entries
 from workbench.errors import WorkbenchError
 from workbench.pods.addresses import check_free, free_port
 from workbench.pods.localworker import session_environment
@@ -67,7 +68,7 @@ def _hold(config: WorkerConfig) -> int:
     """Run the process that is the pod until it ends or nobody wants it any more; give its exit code."""
     with Path(config.log).open("ab") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "workbench.pods.worker"], stdin=subprocess.PIPE, stdout=log, stderr=log
+            [sys.executable, "-m", entries.GUARDIAN], stdin=subprocess.PIPE, stdout=log, stderr=log
         )
     assert worker.stdin is not None
     try:

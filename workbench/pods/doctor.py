@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from workbench.base import entries
 from workbench.pods.exchange import Exchange
 from workbench.pods.identity import Identity, fingerprint
 from workbench.pods.pod import Pod, PodSpec
@@ -110,7 +111,7 @@ def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: Po
     here = installed_versions()
 
     def examine(pod: Pod) -> HostReport:
-        command = ["env", f"PYTHONPATH={package}", pod.python, "-m", "workbench.jobs.examine", pod.address, pod.root]
+        command = ["env", f"PYTHONPATH={package}", pod.python, "-m", entries.EXAMINE, pod.address, pod.root]
         seen = visit(pod, identity, command, timeout_s=_HOST_S)
         return judge_visit(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
 

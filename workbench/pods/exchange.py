@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from subprocess import Popen, TimeoutExpired
 
+from workbench.base import entries
 from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod
 from workbench.pods.visit import NO_CLIENT, knock
@@ -74,7 +75,7 @@ def measure_exchange(
     Returns:
         What was measured; with a `problem` where not all of it could be.
     """
-    command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-m", "workbench.jobs.allreduce"]
+    command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-m", entries.ALLREDUCE]
     processes: list[Popen[str]] = []
     try:
         processes += [knock(pod, identity, [*command[:3], pod.python, *command[4:]]) for pod in pods]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import workbench
+from workbench.base import entries
+from workbench.base.child import HOME
 from workbench.pods.memorylimit import MemoryLimit
 from workbench.pods.worker import WorkerConfig
 
@@ -43,7 +44,7 @@ class LocalWorker:
         """Start the process, under a limit if there is one, and hand it its configuration on stdin, token and all."""
         with open(config.log, "ab", opener=_private) as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "workbench.pods.worker"],
+                [sys.executable, "-m", entries.GUARDIAN],
                 stdin=subprocess.PIPE,
                 bufsize=0,  # else closing the pipe to a dead worker would try to write once more
                 stdout=log,
@@ -95,8 +96,7 @@ def tail_of(path: Path, lines: int) -> str:
 
 def _worker_environment() -> dict[str, str]:
     """Give the worker what Python needs, the way to this package, and no secrets."""
-    package = str(Path(workbench.__file__).resolve().parent.parent)
-    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": package, "PYTHONSAFEPATH": "1"}
+    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
 
 
 def _pick(names: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-import workbench
+from workbench.base.child import HOME
 from workbench.errors import ConfigError
 from workbench.pods.pod import PodSpec
 from workbench.results.handoveroptions import HandoverOptions
@@ -69,7 +69,7 @@ def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSp
 @cache
 def _package() -> bytes:
     """Zip the rooms of this package that ranks need: a ConfigMap is small."""
-    root = Path(workbench.__file__).resolve().parent
+    root = Path(HOME, "workbench")
     rooms = [path for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] not in _LEFT_OUT]
     return zip_files(root.parent, rooms)
 

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from workbench.base import entries
 from workbench.pods.kubeoptions import KubernetesOptions
 from workbench.pods.kubepodspec import CONTAINER_SECURITY, placement, pod_security, resources, secret_env, shm_volume
 from workbench.pods.pod import PodSpec
@@ -73,7 +74,7 @@ class Handed:
 
     @property
     def _module(self) -> list[str]:
-        return ["-m", "workbench.jobs.unattended", f"{SPEC}/spec.json", self.out]
+        return ["-m", entries.UNATTENDED, f"{SPEC}/spec.json", self.out]
 
     def torchrun(self, *flags: str) -> list[str]:
         """Give the command that starts a node's ranks."""

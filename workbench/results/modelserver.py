@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from workbench.base import entries
+from workbench.base.child import child_environment
 from workbench.errors import RunError
 from workbench.results.questions import Question
 from workbench.runs.paths import RunPaths
@@ -28,7 +30,7 @@ __all__ = ["Answered", "ModelServer", "close_all", "server_of"]
 
 # No collections while modules load: they find next to nothing, in a tenth of the time.
 _START = (
-    "import gc; gc.disable(); from workbench.jobs.serve import main; gc.freeze(); gc.enable(); raise SystemExit(main())"
+    f"import gc; gc.disable(); from {entries.ANSWERS} import main; gc.freeze(); gc.enable(); raise SystemExit(main())"
 )
 _IDLE_S = 600.0
 _ANSWER_S = 600.0
@@ -257,8 +259,7 @@ def _check(paths: RunPaths) -> None:
 
 
 def _environment() -> dict[str, str]:
-    here = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH")
     # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    return {**kept, "PYTHONPATH": f"{here}{os.pathsep}{rest}" if rest else here}
+    return {
+        name: value for name, value in child_environment().items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    }

@@ -6,7 +6,6 @@ Pure but for reading the run directory and, of a script, the script. Nothing is 
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import io
 import json
 import re
@@ -16,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base import entries
+from workbench.base.child import HOME
 from workbench.runs.paths import RunPaths
 from workbench.runs.result import RunResult
 from workbench.runs.state import read_json
@@ -152,7 +153,7 @@ _DIFFERS = (
 
 
 def _program() -> bytes:
-    return (importlib.resources.files("workbench.jobs") / "standalone.py").read_bytes()
+    return Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py").read_bytes()
 
 
 def _common(result: RunResult, paths: RunPaths) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from workbench.base import entries
 from workbench.errors import PodError, RemoteError, WorkbenchError
 from workbench.pods.pod import Pod
 from workbench.runs.freight import Freight, shelved
@@ -221,7 +222,7 @@ class AgentLink(Freight):
     def _agent(self, *args: str) -> list[str]:
         # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
         marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
-        return ["env", *marked, self.pod.python, "-m", "workbench.jobs.agent", *args]
+        return ["env", *marked, self.pod.python, "-m", entries.AGENT, *args]
 
     def _meet(self) -> None:
         """Find what is shared, and have the package where the pod can read it."""

@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from workbench.base import entries
+from workbench.base.child import child_environment
 from workbench.errors import BackendError
 from workbench.runs.state import is_alive, process_start_time, read_json, write_json
 
@@ -119,8 +121,7 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 def _start(folder: Path, port: int, record: Path, timeout_s: float) -> BoardServer:
     record.unlink(missing_ok=True)
     log = record.with_suffix(".log")
-    here = str(Path(__file__).resolve().parents[2])
-    argv = [sys.executable, "-m", "workbench.runs.boardserver", str(folder), str(record)]
+    argv = [sys.executable, "-m", entries.BOARD, str(folder), str(record)]
     with log.open("wb") as out:
         child = subprocess.Popen(
             [*argv, "--port", str(port), "--owner", str(os.getpid())],
@@ -128,7 +129,7 @@ def _start(folder: Path, port: int, record: Path, timeout_s: float) -> BoardServ
             stdout=out,
             stderr=out,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))},
+            env=child_environment(),
             start_new_session=True,  # the notebook's stop button must not reach it
         )
     if not _children:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base import entries
+from workbench.base.child import child_environment
 from workbench.errors import WorkbenchError
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.paths import RunPaths
@@ -28,7 +29,6 @@ __all__ = ["Foreteller"]
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _LIMIT_S = 120.0
-_MODULE = "workbench.planner.foresee"
 
 
 class Foreteller:
@@ -86,11 +86,14 @@ class Foreteller:
 
 
 def _from_here(inquiry: Mapping[str, object]) -> Mapping[str, object] | None:
-    package = str(Path(__file__).resolve().parents[2])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
-    argv = [sys.executable, "-W", "ignore", "-m", _MODULE]
+    argv = [sys.executable, "-W", "ignore", "-m", entries.PREDICTION]
     with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, start_new_session=True
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=child_environment(),
+        start_new_session=True,
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         # The pipe stays open: its end, the keeper's own among the causes, ends the child.

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from workbench.base import entries
 from workbench.errors import ConfigError, RunError, WorkbenchError
 from workbench.runs.agentlink import AgentLink
 from workbench.runs.checkpoints import Checkpoint, Returned, bring_checkpoints_back, look, step_problem, whole_steps
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 _READ_S = 3600.0  # the parts of a large model are read whole, on their pods
 # Runs on a pod, with this package on its path: says what is wrong with each part, and what its manifest says it is.
 _JUDGE = (
-    "import json, sys; from pathlib import Path; from workbench.runs.manifest import problem_of, read_manifest\n"
+    f"import json, sys; from pathlib import Path; from {entries.MANIFEST} import problem_of, read_manifest\n"
     "print(json.dumps([[problem_of(Path(p)), dict(read_manifest(Path(p)))] for p in sys.argv[1:]]))"
 )
 

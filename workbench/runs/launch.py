@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from workbench.base import entries
 from workbench.errors import ConfigError
 from workbench.pods.pod import Pod
 from workbench.spec.technique import Launcher
@@ -125,7 +126,7 @@ def build_command(plan: LaunchPlan) -> LaunchCommand:
 
 def _rank_client(plan: LaunchPlan, pod: Pod) -> list[str]:
     pods_root = str(PurePosixPath(pod.root).parent)
-    program = [f"PYTHONPATH={plan.package}", pod.python, "-m", "workbench.jobs.agent"]
+    program = [f"PYTHONPATH={plan.package}", pod.python, "-m", entries.AGENT]
     return ["env", *program, "rank", pods_root, plan.run_id]
 
 

@@ -12,6 +12,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from workbench.base.child import HOME
+
 __all__ = ["file_digest", "package_zip", "zip_files"]
 
 
@@ -27,7 +29,7 @@ def package_zip() -> tuple[str, bytes]:
     Returns:
         The file name `workbench-<hash>.zip` and the content.
     """
-    root = Path(__file__).resolve().parent.parent
+    root = Path(HOME, "workbench")
     data = zip_files(root.parent, sorted(root.rglob("*.py")))
     return f"workbench-{hashlib.sha256(data).hexdigest()[:16]}.zip", data
 

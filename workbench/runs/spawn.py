@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from workbench import errors
+from workbench.base import entries
+from workbench.base.child import child_environment
 from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.runs.paths import ClusterPaths
 from workbench.runs.specfile import ClusterSpec
@@ -26,12 +27,12 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[byt
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
     with paths.keeper_log.open("ab") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "workbench.runs.keeper", str(paths.root)],
+            [sys.executable, "-m", entries.KEEPER, str(paths.root)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": _own_import_path()},
+            env=child_environment(),
             start_new_session=True,
         )
     assert keeper.stdin is not None
@@ -40,13 +41,6 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[byt
         write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **known})
         keeper.stdin.write(json.dumps(spec.to_dict()).encode())
     return keeper
-
-
-def _own_import_path() -> str:
-    """Give the import path under which the keeper finds the very package that this process runs."""
-    here = str(Path(__file__).resolve().parents[2])
-    rest = os.environ.get("PYTHONPATH", "")
-    return f"{here}{os.pathsep}{rest}" if rest else here
 
 
 def start_error(state: Mapping[str, object], log: Path) -> WorkbenchError:

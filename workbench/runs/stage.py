@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from workbench.base import entries
 from workbench.errors import RemoteError, RunError
 from workbench.pods.pod import Pod, PodSpec
 from workbench.pods.transfer import LARGE
@@ -53,7 +54,7 @@ def rank_request(
         The request; it holds the environment's secrets and must not be written to a disk.
     """
     pod = link.pod
-    entry = "workbench.jobs.train:main"
+    entry = entries.TRAINER
     module, _, function = entry.partition(":")
     script = isinstance(job, Script)
     argv = [pod.python, "-u", *([Path(job.path).name, *job.args] if isinstance(job, Script) else [])]

@@ -13,12 +13,14 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base import entries
+
 from . import proc
 from .warmlink import WarmLink
 
 __all__ = ["ENTRY", "Helpers"]
 
-ENTRY = "workbench.jobs.foretell:main"
+ENTRY = entries.INQUIRY
 """What a helper runs: it reads `inquiry.json` in its folder and leaves `answer.json` there."""
 
 

@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from workbench.base.child import HOME
+
 from . import proc
 from .client import AgentRefused, Client, socket_address
 from .core import Agent
@@ -154,9 +156,8 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
 
 def _find_this_package() -> None:
     """Put the folder or zip that holds this package on the path of everything that is started from here."""
-    home = str(Path(__file__).absolute().parents[3])
     paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths if home in paths else [home, *paths])
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths if HOME in paths else [HOME, *paths])
 
 
 def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:

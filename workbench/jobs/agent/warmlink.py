@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base import entries
+
 from . import proc
 
 __all__ = ["WarmLink"]
@@ -66,7 +68,7 @@ class WarmLink:
                 os.setsid()
                 proc.die_with_parent(agent)
                 os.set_inheritable(theirs.fileno(), True)
-                argv = [sys.executable, "-m", "workbench.jobs.warm", str(theirs.fileno())]
+                argv = [sys.executable, "-m", entries.WARM_SERVER, str(theirs.fileno())]
                 os.execve(sys.executable, argv, self._env)
             finally:
                 os._exit(127)
