@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .connect import bridge
-from .launched import launch_rank, place_from
-from .serve import end_leftovers, serve
+from workbench.jobs.agent.connect import bridge
+from workbench.jobs.agent.launched import launch_rank, place_from
+from workbench.jobs.agent.serve import end_leftovers, serve
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from .client import connect
+from workbench.jobs.agent.client import connect
 
 __all__ = ["bridge"]
 

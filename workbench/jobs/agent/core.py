@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import network, proc
-from .chunks import size_of
-from .gpus import GpuWatch
-from .launching import Launcher
-from .request import RunRequest, check_run_id
-from .run import PodRun
+from workbench.jobs.agent import network, proc
+from workbench.jobs.agent.chunks import size_of
+from workbench.jobs.agent.gpus import GpuWatch
+from workbench.jobs.agent.launching import Launcher
+from workbench.jobs.agent.request import RunRequest, check_run_id
+from workbench.jobs.agent.run import PodRun
 
 __all__ = ["Agent", "Later", "Reply"]
 

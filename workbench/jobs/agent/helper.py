@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base import entries
-
-from . import proc
-from .warmlink import WarmLink
+from workbench.jobs.agent import proc
+from workbench.jobs.agent.warmlink import WarmLink
 
 __all__ = ["ENTRY", "Helpers"]
 

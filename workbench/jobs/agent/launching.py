@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import proc
-from .helper import Helpers
-from .rank import Rank, start_cold
-from .request import rank_environment
-from .run import PodRun
-from .warmlink import WarmLink
+from workbench.jobs.agent import proc
+from workbench.jobs.agent.helper import Helpers
+from workbench.jobs.agent.rank import Rank, start_cold
+from workbench.jobs.agent.request import rank_environment
+from workbench.jobs.agent.run import PodRun
+from workbench.jobs.agent.warmlink import WarmLink
 
 __all__ = ["Launcher"]
 

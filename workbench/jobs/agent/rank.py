@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import proc
-from .records import Failure, failure_from, lost_peer, read_record, write_record
-from .request import RankPlace
+from workbench.jobs.agent import proc
+from workbench.jobs.agent.records import Failure, failure_from, lost_peer, read_record, write_record
+from workbench.jobs.agent.request import RankPlace
 
 __all__ = ["Rank", "start_cold"]
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import proc
-from .cgroup import OomWatch
-from .chunks import read_chunks
-from .rank import Rank
-from .request import RunRequest
+from workbench.jobs.agent import proc
+from workbench.jobs.agent.cgroup import OomWatch
+from workbench.jobs.agent.chunks import read_chunks
+from workbench.jobs.agent.rank import Rank
+from workbench.jobs.agent.request import RunRequest
 
 __all__ = ["PodRun"]
 

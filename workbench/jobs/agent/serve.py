@@ -17,11 +17,10 @@ import time
 from pathlib import Path
 
 from workbench.base.child import HOME
-
-from . import proc
-from .client import AgentRefused, Client, socket_address
-from .core import Agent
-from .server import serve_until_ended
+from workbench.jobs.agent import proc
+from workbench.jobs.agent.client import AgentRefused, Client, socket_address
+from workbench.jobs.agent.core import Agent
+from workbench.jobs.agent.server import serve_until_ended
 
 __all__ = ["end_leftovers", "serve"]
 

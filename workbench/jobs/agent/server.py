@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .core import Agent, Later, Reply
+from workbench.jobs.agent.core import Agent, Later, Reply
 
 __all__ = ["serve_until_ended"]
 

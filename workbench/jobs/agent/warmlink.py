@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base import entries
-
-from . import proc
+from workbench.jobs.agent import proc
 
 __all__ = ["WarmLink"]
 
