@@ -71,5 +71,5 @@ clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Modules whose examples are run: all that import in no time, so not jobs/.
-DOCTESTS = $(shell find workbench -name '*.py' -not -path '*/jobs/*' | sort | xargs grep -l '>>> ')
+# Modules whose examples are run: all that import in no time, so not worker/.
+DOCTESTS = $(shell find workbench -name '*.py' -not -path '*/worker/*' | sort | xargs grep -l '>>> ')

@@ -29,10 +29,10 @@ TABLES_AS_TEXT = """
 def _table(record, printer, cycle):
     printer.text(str(record))
 for _module, _name in (
-    ("workbench.cluster", "Cluster"),
-    ("workbench.runs.result", "RunResult"),
-    ("workbench.results.profile", "Profile"),
-    ("workbench.display.tables", "Grid"),
+    ("workbench.client.cluster", "Cluster"),
+    ("workbench.rundir.result", "RunResult"),
+    ("workbench.results.profile.parse", "Profile"),
+    ("workbench.base.table", "Grid"),
 ):
     get_ipython().display_formatter.formatters["text/plain"].for_type_by_name(_module, _name, _table)
 """

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec
-from workbench.display.tables import Grid
-from workbench.results.reproduce import recipe_of
+from workbench.base.table import Grid
+from workbench.results.recipe import recipe_of
 
 Turn = Callable[[], float]
 
@@ -92,10 +92,10 @@ def padding(_root: Path) -> Iterator[Pair]:
     """Compare rows a second of one rank, rows of WikiSQL's length, padded as we do and all to 96 + 96 tokens."""
     import torch
 
-    from workbench.jobs.data import Collator, Example, Row, tokenize
-    from workbench.jobs.model import load
-    from workbench.jobs.standalone import token_loss
-    from workbench.spec.mini import mini_rows
+    from workbench.jobs.data.sources.mini import mini_rows
+    from workbench.worker.data.rows import Collator, Example, Row, tokenize
+    from workbench.worker.model.load import load
+    from workbench.worker.standalone import token_loss
 
     torch.set_num_threads(1)
     examples = [Example(source=row.source, target=row.target) for row in mini_rows(0, 2000)]
@@ -133,8 +133,8 @@ def padding(_root: Path) -> Iterator[Pair]:
 
 def transfers(root: Path) -> Iterator[Pair]:
     """Compare the speed of one large file over a loopback sshd, verified as ours is, with scp's, which is not."""
-    from workbench.pods.identity import Identity
-    from workbench.pods.transfer import fetch_file, send_file, way_to
+    from workbench.pods.ssh.bulk.transfer import fetch_file, send_file, way_to
+    from workbench.pods.ssh.identity import Identity
 
     size = 256
     source, target = root / "source", root / "target"

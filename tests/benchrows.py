@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from workbench.results.rows import Outcome, Provenance, Row
-from workbench.runs.paths import RunPaths
+from workbench.benchmark.row import Outcome, Provenance, Row
+from workbench.rundir.paths import RunPaths
 
 SAMPLE = Path(__file__).resolve().parent / "samples" / "flops_profile.txt"
 

@@ -20,7 +20,7 @@ LEFT_AFTER_S = 60.0
 # them: the long ones begin early, so that none comes last and leaves the others with nothing to do, and with short ones
 # between, which mostly wait and leave the two cores to the long.
 LONG = (
-    "tests/jobs/test_train.py",
+    "tests/worker/test_train.py",
     "tests/test_cluster.py",
     "tests/browser/test_cockpit.py",
     "tests/test_cli.py",
@@ -31,13 +31,13 @@ LONG = (
     "tests/planner/test_measured.py",
     "tests/results/test_modelserver.py",
     "tests/test_places.py",
-    "tests/results/test_reproduce.py",
+    "tests/results/test_recipe.py",
     "notebooks/07_llama_fsdp.ipynb",
     "tests/faults/test_launchers.py",
-    "tests/jobs/test_adapters.py",
+    "tests/worker/test_adapters.py",
     "notebooks/03_deepspeed_zero1.ipynb",
     "notebooks/05_run_inference.ipynb",
-    "tests/jobs/test_checkpoints.py",
+    "tests/worker/test_checkpoints.py",
     "tests/faults/test_pods.py",
     "tests/browser/test_bounds.py",
     "tests/test_resume.py",

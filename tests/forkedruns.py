@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.runs.events import Event, parse_event
-from workbench.spec.dsconfig import resolve
-from workbench.spec.job import FineTune
-from workbench.spec.mini import mini_rows
+from workbench.jobs.data.sources.mini import mini_rows
+from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.events import Event, parse_event
 
 STEPS = 20
 # A model that has learned nothing answers up to the last token it may.
@@ -82,7 +82,7 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
     """Do the runs of several plans, forked from one process, and give those of each by name."""
     for plan in plans:
         (plan.root / "plan.json").write_text(json.dumps(plan.runs))
-    forkrun = Path(__file__).parent / "jobs" / "forkrun.py"
+    forkrun = Path(__file__).parent / "worker" / "forkrun.py"
     files = [str(plan.root / "plan.json") for plan in plans]
     subprocess.run([sys.executable, str(forkrun), *files], check=True, timeout=timeout_s)
     return [plan.ran() for plan in plans]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from workbench.cli import main
-from workbench.runs.run import Run
-from workbench.runs.state import RunState
+from workbench.client.run import Run
+from workbench.rundir.state import RunState
 
 MINI = {"kind": "wikisql-mini", "train_rows": 50, "eval_rows": 5}
 LOCAL = {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}

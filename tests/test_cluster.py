@@ -16,8 +16,8 @@ import accelerate
 import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
-from workbench.errors import ConfigError, RunError, RunFailed
-from workbench.runs.state import RunState
+from workbench.base.errors import ConfigError, RunError, RunFailed
+from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
 MESH = str(Path(__file__).parent / "scripts" / "mesh.py")  # without torch: ranks that start at once

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
-from workbench.display.panelbuttons import Buttons
-from workbench.errors import RunError
-from workbench.runs.state import RunState
+from workbench.base.errors import RunError
+from workbench.display.run.buttons import Buttons
+from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
 BEAT = str(Path(__file__).parent / "scripts" / "beat.py")

@@ -10,9 +10,9 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.pods.conftest import PLACES
+from workbench.base.processes import with_mark
+from workbench.client.run import Run
 from workbench.pods.pod import LaunchContext
-from workbench.pods.processes import with_mark
-from workbench.runs.run import Run
 
 pytestmark = pytest.mark.slow
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipynb"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
-from workbench.errors import ConfigError
-from workbench.runs.checkpoints import newest_good
-from workbench.runs.state import RunState
+from workbench.base.errors import ConfigError
+from workbench.keeper.checkpoints.collect import newest_good
+from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
 STEPS = 16

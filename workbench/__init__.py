@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workbench.cluster import Cluster
-    from workbench.display.compose import compose
-    from workbench.errors import (
+    from workbench.base.errors import (
         BackendError,
         ConfigError,
         PodError,
@@ -20,33 +18,35 @@ if TYPE_CHECKING:
         RunFailed,
         WorkbenchError,
     )
-    from workbench.jobs.tokenizer import train_tokenizer
+    from workbench.benchmark.benchmark import Benchmark
+    from workbench.client.cluster import Cluster
+    from workbench.client.run import Run
+    from workbench.display.compose.form import compose
+    from workbench.jobs.data.sources.convert import read_tables
+    from workbench.jobs.data.sources.dataset import dataset_from
+    from workbench.jobs.data.sources.dataset import prepare as prepare_dataset
+    from workbench.jobs.data.sources.mini import mini_rows
+    from workbench.jobs.data.sql import parse as parse_sql
+    from workbench.jobs.data.tables import execute as run_query
+    from workbench.jobs.deepspeed.config import load as load_deepspeed_config
+    from workbench.jobs.deepspeed.config import resolve as resolve_deepspeed_config
+    from workbench.jobs.finetune import FineTune, Script
+    from workbench.jobs.prompts import fill as fill_prompt
     from workbench.planner.plan import plan
-    from workbench.pods.cml import CMLPods
-    from workbench.pods.hosts import SSHPods
-    from workbench.pods.kubernetes import KubernetesPods
-    from workbench.pods.local import LocalPods
-    from workbench.pods.memorylimit import can_limit_memory
+    from workbench.pods.cml.pods import CMLPods
+    from workbench.pods.guest.memory_limit import can_limit_memory
+    from workbench.pods.hosts.pods import SSHPods
+    from workbench.pods.kubernetes.pods import KubernetesPods
+    from workbench.pods.local.pods import LocalPods
     from workbench.pods.pod import Pod, PodSpec
-    from workbench.results.answers import compare_predictions
-    from workbench.results.benchmark import Benchmark
-    from workbench.results.compare import compare
-    from workbench.results.predict import Predictions
-    from workbench.results.predict import judge as judge_answer
-    from workbench.runs.index import RunIndex
-    from workbench.runs.result import RunResult
-    from workbench.runs.run import Run
-    from workbench.runs.store import history
-    from workbench.spec.convert import read_tables
-    from workbench.spec.dataset import dataset_from
-    from workbench.spec.dataset import prepare as prepare_dataset
-    from workbench.spec.dsconfig import load as load_deepspeed_config
-    from workbench.spec.dsconfig import resolve as resolve_deepspeed_config
-    from workbench.spec.job import FineTune, Script
-    from workbench.spec.mini import mini_rows
-    from workbench.spec.prompts import fill as fill_prompt
-    from workbench.spec.sql import parse as parse_sql
-    from workbench.spec.tables import execute as run_query
+    from workbench.results.answers.ask import compare_predictions
+    from workbench.results.answers.judge import Predictions
+    from workbench.results.answers.judge import judge as judge_answer
+    from workbench.results.profile.compare import compare
+    from workbench.rundir.index import RunIndex
+    from workbench.rundir.result import RunResult
+    from workbench.rundir.store import history
+    from workbench.worker.model.tokenizer import train_tokenizer
 
 __all__ = [
     "BackendError",
@@ -92,45 +92,45 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
-    "BackendError": "workbench.errors",
-    "Benchmark": "workbench.results.benchmark",
-    "CMLPods": "workbench.pods.cml",
-    "Cluster": "workbench.cluster",
-    "ConfigError": "workbench.errors",
-    "FineTune": "workbench.spec.job",
-    "KubernetesPods": "workbench.pods.kubernetes",
-    "LocalPods": "workbench.pods.local",
+    "BackendError": "workbench.base.errors",
+    "Benchmark": "workbench.benchmark.benchmark",
+    "CMLPods": "workbench.pods.cml.pods",
+    "Cluster": "workbench.client.cluster",
+    "ConfigError": "workbench.base.errors",
+    "FineTune": "workbench.jobs.finetune",
+    "KubernetesPods": "workbench.pods.kubernetes.pods",
+    "LocalPods": "workbench.pods.local.pods",
     "Pod": "workbench.pods.pod",
-    "PodError": "workbench.errors",
+    "PodError": "workbench.base.errors",
     "PodSpec": "workbench.pods.pod",
-    "PodTimeout": "workbench.errors",
-    "Predictions": "workbench.results.predict",
-    "RemoteError": "workbench.errors",
-    "Run": "workbench.runs.run",
-    "RunError": "workbench.errors",
-    "RunFailed": "workbench.errors",
-    "RunIndex": "workbench.runs.index",
-    "RunResult": "workbench.runs.result",
-    "SSHPods": "workbench.pods.hosts",
-    "Script": "workbench.spec.job",
-    "WorkbenchError": "workbench.errors",
-    "can_limit_memory": "workbench.pods.memorylimit",
-    "compare": "workbench.results.compare",
-    "compare_predictions": "workbench.results.answers",
-    "compose": "workbench.display.compose",
-    "dataset_from": "workbench.spec.dataset",
-    "fill_prompt": "workbench.spec.prompts:fill",
-    "history": "workbench.runs.store",
-    "judge_answer": "workbench.results.predict:judge",
-    "load_deepspeed_config": "workbench.spec.dsconfig:load",
-    "mini_rows": "workbench.spec.mini",
-    "parse_sql": "workbench.spec.sql:parse",
+    "PodTimeout": "workbench.base.errors",
+    "Predictions": "workbench.results.answers.judge",
+    "RemoteError": "workbench.base.errors",
+    "Run": "workbench.client.run",
+    "RunError": "workbench.base.errors",
+    "RunFailed": "workbench.base.errors",
+    "RunIndex": "workbench.rundir.index",
+    "RunResult": "workbench.rundir.result",
+    "SSHPods": "workbench.pods.hosts.pods",
+    "Script": "workbench.jobs.finetune",
+    "WorkbenchError": "workbench.base.errors",
+    "can_limit_memory": "workbench.pods.guest.memory_limit",
+    "compare": "workbench.results.profile.compare",
+    "compare_predictions": "workbench.results.answers.ask",
+    "compose": "workbench.display.compose.form",
+    "dataset_from": "workbench.jobs.data.sources.dataset",
+    "fill_prompt": "workbench.jobs.prompts:fill",
+    "history": "workbench.rundir.store",
+    "judge_answer": "workbench.results.answers.judge:judge",
+    "load_deepspeed_config": "workbench.jobs.deepspeed.config:load",
+    "mini_rows": "workbench.jobs.data.sources.mini",
+    "parse_sql": "workbench.jobs.data.sql:parse",
     "plan": "workbench.planner.plan",
-    "prepare_dataset": "workbench.spec.dataset:prepare",
-    "read_tables": "workbench.spec.convert",
-    "resolve_deepspeed_config": "workbench.spec.dsconfig:resolve",
-    "run_query": "workbench.spec.tables:execute",
-    "train_tokenizer": "workbench.jobs.tokenizer",
+    "prepare_dataset": "workbench.jobs.data.sources.dataset:prepare",
+    "read_tables": "workbench.jobs.data.sources.convert",
+    "resolve_deepspeed_config": "workbench.jobs.deepspeed.config:resolve",
+    "run_query": "workbench.jobs.data.tables:execute",
+    "train_tokenizer": "workbench.worker.model.tokenizer",
 }
 """Where each name is defined; behind a colon what it is called there."""
 

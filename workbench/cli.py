@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from workbench.cluster import Cluster
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.benchmark.report import write_report
+from workbench.client.cluster import Cluster
+from workbench.client.run import Run
+from workbench.jobs.finetune import FineTune
 from workbench.planner.plan import Fit, plan
-from workbench.results.report import write_report
-from workbench.runs.journal import fail_unstarted
-from workbench.runs.prepare import prepare_run
-from workbench.runs.run import Run
-from workbench.runs.specfile import RunSpec
-from workbench.runs.state import RunState, write_json
-from workbench.spec.job import FineTune
+from workbench.rundir.journal import fail_unstarted
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState, write_json
 
 __all__ = ["main"]
 

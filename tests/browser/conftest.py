@@ -19,8 +19,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from workbench.errors import RunError
-from workbench.runs.wire import ask
+from workbench.base.errors import RunError
+from workbench.base.wire import ask
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARTIFACTS = REPOSITORY / "artifacts"

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from tests.browser.conftest import notebook
-from workbench.runs.state import is_alive
+from workbench.rundir.state import is_alive
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
 
@@ -52,7 +52,7 @@ workbench.history(".")
 
 
 def test_the_form_explains_starts_and_kills(lab: Any, open_book: Callable[[str], Any]) -> None:
-    cells = ("from workbench.display.compose import compose\nform = compose(count=1, max_steps=10)\nform",)
+    cells = ("from workbench.display.compose.form import compose\nform = compose(count=1, max_steps=10)\nform",)
     book = open_book(lab.add(notebook(*cells), "form.ipynb"))
     book.run(0)
     book.see(0, "16 rows per optimizer step")
@@ -85,9 +85,9 @@ def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(lab: Any, open_
     write = """
 import time
 from pathlib import Path
-from workbench.display.tensorboard import show_tensorboard
-from workbench.runs.events import Event
-from workbench.runs.scalars import ScalarWriter
+from workbench.results.tensorboard.board import show_tensorboard
+from workbench.rundir.events import Event
+from workbench.rundir.figures.scalars import ScalarWriter
 
 writer = ScalarWriter(Path("board"))
 for step in range(50):

@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 
 EXAMINED = """
 import json
-from workbench.pods.doctor import Diagnosis, judge_visit
-from workbench.pods.exchange import Exchange
+from workbench.pods.doctor.examination import Diagnosis, judge_visit
+from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.pod import Pod, PodSpec
-from workbench.pods.visit import Visit
+from workbench.pods.ssh.command import Visit
 
 here = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0",
         "workbench": "0.1.0"}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.display.answers import answers_html, answers_text, marked_words
-from workbench.display.tables import Marked
-from workbench.errors import ConfigError
-from workbench.results.answers import Answer, AnsweredRow, Answers
+from workbench.base.errors import ConfigError
+from workbench.base.table import Marked
+from workbench.display.records.answers import answers_html, answers_text, marked_words
+from workbench.results.answers.ask import Answer, AnsweredRow, Answers
 
 EXPECTED = "SELECT town FROM table WHERE year = 1990"
 EVIL = "<img src=x onerror=alert(1)>"

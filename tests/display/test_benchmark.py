@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from benchrows import Page, make_row, mixed_rows, repeated_rows
 
-from workbench.display.benchlive import BenchmarkLive, lines_of, live_html, live_text
-from workbench.display.benchmark import benchmark_html, benchmark_text
-from workbench.display.benchsheet import Sheet, sheet_of
-from workbench.results.likeforlike import groups
-from workbench.results.reference import CAVEATS, PUBLISHED
-from workbench.results.rows import Outcome, Row
-from workbench.runs.progress import Progress
-from workbench.runs.state import RunState
+from workbench.benchmark.comparable_groups import groups
+from workbench.benchmark.published import CAVEATS, PUBLISHED
+from workbench.benchmark.row import Outcome, Row
+from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
+from workbench.display.benchmark.sheet import Sheet, sheet_of
+from workbench.display.benchmark.table import benchmark_html, benchmark_text
+from workbench.rundir.figures.progress import Progress
+from workbench.rundir.state import RunState
 
 EVIL = "<script>alert(1)</script>"
 

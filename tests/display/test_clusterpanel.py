@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from writtenrun import T0, WrittenRun
 
-from workbench.cluster import Cluster
-from workbench.display.clusterpanel import ClusterPanel, look_at
-from workbench.display.follow import follow_start
-from workbench.pods.local import LocalPods
+from workbench.client.cluster import Cluster
+from workbench.display.cluster.panel import ClusterPanel, look_at
+from workbench.pods.local.pods import LocalPods
+from workbench.rundir.figures.follow import follow_start
 
 
 def until(condition: Callable[[], bool], within_s: float = 30.0) -> bool:

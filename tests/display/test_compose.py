@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.display.compose import Form, compose
-from workbench.display.composition import Composition
-from workbench.errors import ConfigError
+from workbench.base.errors import ConfigError
+from workbench.display.compose.choices import Composition
+from workbench.display.compose.form import Form, compose
 from workbench.planner.setting import request_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import remember
@@ -33,7 +33,7 @@ def test_a_choice_that_is_not_known_is_refused() -> None:
 
 def test_without_widgets_there_is_text_and_html() -> None:
     code = (
-        "import sys; sys.modules['ipywidgets'] = None; from workbench.display.compose import compose; "
+        "import sys; sys.modules['ipywidgets'] = None; from workbench.display.compose.form import compose; "
         "b = compose()._repr_mimebundle_(); print(sorted(b)); print(b['text/plain'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -52,7 +52,7 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
         request = request_of(composition.make_job(), model_config(composition.model), ["fp32"], gpu=False, lengths=None)
         remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
 
-    monkeypatch.setattr("workbench.display.compose.count_memory", count)
+    monkeypatch.setattr("workbench.display.compose.form.count_memory", count)
     form = compose(count=2)
     form._repr_mimebundle_()
     view = form._view
@@ -66,7 +66,7 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_widgets_show_what_follows_from_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.display.compose.count_memory", lambda _composition: None)
+    monkeypatch.setattr("workbench.display.compose.form.count_memory", lambda _composition: None)
     form = compose(count=2)
     bundle = form._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}

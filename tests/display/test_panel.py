@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from writtenrun import T0, WrittenRun
 
-from workbench.display import panel as panels
-from workbench.display.panel import RunPanel, run_bundle
-from workbench.display.panelbuttons import AskOnce, stacks_html
-from workbench.runs.run import Run
+from workbench.client.run import Run
+from workbench.display.run import panel as panels
+from workbench.display.run.buttons import AskOnce, stacks_html
+from workbench.display.run.panel import RunPanel, run_bundle
 
 
 def part(panel: RunPanel, name: str) -> str:

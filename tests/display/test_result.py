@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.display.cluster import cluster_grid
-from workbench.display.result import result_html, result_text
+from workbench.display.cluster.table import cluster_grid
+from workbench.display.records.result import result_html, result_text
 from workbench.pods.pod import Phase, Pod
-from workbench.runs.result import HostSlots, RunFault, RunResult
-from workbench.runs.state import RunState
+from workbench.rundir.result import HostSlots, RunFault, RunResult
+from workbench.rundir.state import RunState
 
 DONE = RunResult(
     path=Path("/runs/r1"), state=RunState.SUCCEEDED, hosts=(HostSlots(address="127.0.0.2", slots=1),), world_size=1,

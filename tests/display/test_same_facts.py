@@ -9,14 +9,14 @@ from html.parser import HTMLParser
 import pytest
 from writtenrun import T0, WrittenRun
 
-from workbench.display.clusterpanel import ClusterView, cluster_page, cluster_words
-from workbench.display.facts import RunFacts, facts_of
-from workbench.display.faultcard import fault_card
-from workbench.display.runview import run_page, run_text
+from workbench.display.cluster.panel import ClusterView, cluster_page, cluster_words
+from workbench.display.run.facts import RunFacts, facts_of
+from workbench.display.run.fault import fault_card
+from workbench.display.run.page import run_page, run_text
+from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Phase, Pod
-from workbench.runs.result import RunFault
-from workbench.runs.view import RunView
-from workbench.spec.job import FineTune
+from workbench.rundir.result import RunFault
+from workbench.rundir.view import RunView
 
 EVIL = "<img src=x onerror=alert(1)>&\"'"
 
@@ -92,7 +92,7 @@ def queued(written: WrittenRun) -> None:
 @pytest.mark.parametrize("fill", [queued, filled, succeeded, failed, lost])
 def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
-    monkeypatch.setattr("workbench.runs.view.time.time", lambda: now)
+    monkeypatch.setattr("workbench.rundir.view.time.time", lambda: now)
     fill(written)  # type: ignore[operator]
     view = RunView(written.paths.root)
     text, page = run_text(view), Seen(run_page(view))

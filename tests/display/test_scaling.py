@@ -10,16 +10,16 @@ from benchrows import Page, make_row, mixed_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.display.bars import memory_bars_svg, profile_bars_svg
-from workbench.display.benchsheet import sheet_of
-from workbench.display.linelabels import apart
-from workbench.display.losscurves import loss_plots
-from workbench.display.scaling import scaling_series, scaling_svg
-from workbench.results.likeforlike import groups
+from workbench.benchmark.comparable_groups import groups
+from workbench.benchmark.published import PUBLISHED
+from workbench.benchmark.row import Outcome
+from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
+from workbench.display.benchmark.losses import loss_plots
+from workbench.display.benchmark.scaling import scaling_series, scaling_svg
+from workbench.display.benchmark.sheet import sheet_of
+from workbench.display.kit.labels import apart
 from workbench.results.losses import Losses, LossPoint
-from workbench.results.profile import Profile
-from workbench.results.reference import PUBLISHED
-from workbench.results.rows import Outcome
+from workbench.results.profile.parse import Profile
 
 
 @settings(deadline=None)

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from workbench import SSHPods
-from workbench.pods.addresses import free_port
-from workbench.pods.sshd import SSHD_OPTIONS, find_sshd
+from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.sshd import SSHD_OPTIONS, find_sshd
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCKER = REPOSITORY / "docker"

@@ -22,7 +22,7 @@ from measured import MEASURED
 from tests.docker.imagelab import PREFIX, REPOSITORY, Engine, missing, tool
 from tests.docker.test_files import first_cell
 from workbench import Cluster, FineTune, PodSpec, SSHPods
-from workbench.pods.identity import Identity
+from workbench.pods.ssh.identity import Identity
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(7200)]
 PROJECT = "workbench-test"

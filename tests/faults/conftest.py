@@ -13,7 +13,7 @@ import pytest
 from measured import MEASURED
 
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
-from workbench.runs.result import RunResult
+from workbench.rundir.result import RunResult
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

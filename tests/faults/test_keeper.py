@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from workbench import Cluster, LocalPods
-from workbench.errors import RunError, WorkbenchError
-from workbench.runs.state import RunState
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
     from .conftest import World

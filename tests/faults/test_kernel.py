@@ -11,7 +11,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from workbench import Run
-from workbench.runs.state import RunState, read_json
+from workbench.rundir.state import RunState, read_json
 
 if TYPE_CHECKING:
     from .conftest import World

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from workbench import Cluster, LocalPods
-from workbench.runs.state import RunState
+from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
     from .conftest import World

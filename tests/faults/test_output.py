@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from workbench import Cluster, LocalPods, PodSpec
-from workbench.errors import RunError
-from workbench.runs.specfile import RunSpec
-from workbench.runs.state import RunState, read_json
+from workbench.base.errors import RunError
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState, read_json
 
 if TYPE_CHECKING:
     from .conftest import World

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from workbench import Cluster, LocalPods, Run
-from workbench.errors import RunError
+from workbench.base.errors import RunError
 from workbench.pods.pod import Pod
-from workbench.runs.state import RunState
+from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
     from .conftest import World

@@ -64,7 +64,7 @@ def main() -> None:
     import forkrun
 
     forkrun.import_once()
-    import workbench.jobs.train as train
+    import workbench.worker.train.main as train
 
     real = train.main
     train.main = lambda: measured(real)
@@ -81,7 +81,7 @@ def trace_beside(requests: Sequence[Mapping[str, Any]], answers: Path) -> None:
     if tracer == 0:
         code = 1
         try:
-            from workbench.jobs.trace import prepared_trace
+            from workbench.worker.trace.trace import prepared_trace
 
             answers.write_text(json.dumps([prepared_trace(request) for request in requests]))
             code = 0
@@ -91,8 +91,8 @@ def trace_beside(requests: Sequence[Mapping[str, Any]], answers: Path) -> None:
 
 
 def measured(real: Any) -> None:
-    from workbench.jobs import model
-    from workbench.jobs.trainer import FineTuner
+    from workbench.worker.model import load as model
+    from workbench.worker.train.trainer import FineTuner
 
     held = Held()
     load, fit, resize = model.load, FineTuner.train, torch.UntypedStorage.resize_

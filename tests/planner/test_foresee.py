@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from workbench.errors import RemoteError
-from workbench.planner.foresee import Foresight, answer, foretell, inquiry
+from workbench.base.errors import RemoteError
+from workbench.jobs.finetune import FineTune, Script
+from workbench.keeper.run.prediction import Foreteller
+from workbench.planner.prediction import Foresight, answer, foretell, inquiry
 from workbench.planner.tracing import remember
-from workbench.pods.doctor import Diagnosis, HostReport
+from workbench.pods.doctor.examination import Diagnosis, HostReport
+from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.pod import PodSpec
-from workbench.pods.verdicts import MEMORY_OF_JOB, Finding, Verdict
-from workbench.runs.foreteller import Foreteller
-from workbench.runs.paths import RunPaths
-from workbench.runs.result import RunResult
-from workbench.runs.state import RunState
-from workbench.spec.job import FineTune, Script
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunResult
+from workbench.rundir.state import RunState
 
 JOB = FineTune(technique="ddp", max_source_length=16, max_target_length=16)
 HOST = HostReport(pod="pod-0", address="127.0.0.2", findings=(Finding(check="ssh", verdict=Verdict.GOOD, found=""),))
@@ -112,7 +112,7 @@ def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> No
 def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths: RunPaths) -> None:
     know(JOB, ON_CPU)
     begin(JOB, ON_CPU, paths)
-    code = "import sys; from workbench.jobs.foretell import main; main(); assert 'torch' not in sys.modules"
+    code = "import sys; from workbench.worker.trace.inquiry import main; main(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=paths.root, check=True, timeout=120)
     said = json.loads((paths.root / "answer.json").read_text())
     assert said == {"prediction": json.loads(paths.prediction.read_text()), "trace": RAW}

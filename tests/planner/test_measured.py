@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("deepspeed")
 
+from workbench.jobs.data.sources.mini import mini_rows
+from workbench.jobs.deepspeed.config import load, resolve
+from workbench.jobs.finetune import FineTune
 from workbench.planner.plan import predict  # deepspeed first: without it nothing runs
 from workbench.planner.setting import arithmetic_of, request_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import remember
-from workbench.spec.dsconfig import load, resolve
-from workbench.spec.job import FineTune
-from workbench.spec.mini import mini_rows
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def make_models(root: Path) -> None:
         "from transformers import T5Config, T5ForConditionalGeneration, LlamaConfig, LlamaForCausalLM\n"
         "from transformers import PreTrainedTokenizerFast\n"
         "from tokenizers import Tokenizer\n"
-        "from workbench.jobs.tokenizer import train_tokenizer\n"
+        "from workbench.worker.model.tokenizer import train_tokenizer\n"
         "root = Path(sys.argv[1])\n"
         "rows = [json.loads(line) for line in (root / 'train.jsonl').open()]\n"
         "ids = dict(pad_token_id=0, eos_token_id=1)\n"

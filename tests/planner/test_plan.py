@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from workbench import FineTune, plan
+from workbench.base.errors import ConfigError
 from workbench.cli import main
-from workbench.errors import ConfigError
+from workbench.jobs.choices import Technique
 from workbench.planner.plan import Fit, PlanTable, predict
 from workbench.planner.shapes import KNOWN, model_config
 from workbench.planner.tracing import cached_trace
-from workbench.spec.technique import Technique
 
 WALK = {"per_device_train_batch_size": 32, "max_source_length": 96, "max_target_length": 96, "dataset": "wikisql"}
 

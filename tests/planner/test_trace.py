@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from workbench.jobs.trace import trace  # transformers first: without it there is nothing to test
+from workbench.worker.trace.trace import trace  # transformers first: without it there is nothing to test
 
 pytestmark = pytest.mark.slow
 

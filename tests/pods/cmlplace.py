@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.fakes import WorkersV1, install_cml
-from workbench.pods.cml import CMLPods
+from workbench.pods.cml.pods import CMLPods
 from workbench.pods.pod import LaunchContext, PodBackend
 
 _REPOSITORY = str(Path(__file__).resolve().parents[2])

@@ -13,11 +13,11 @@ import pytest
 from tests.pods.cmlplace import CMLPlace
 from tests.pods.kubeplace import KubernetesPlace
 from tests.pods.sshhosts import HostsPlace
-from workbench.pods.identity import Identity
-from workbench.pods.local import LocalPods
+from workbench.base.processes import Process, find, with_mark
+from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Pod, PodBackend, PodSpec
-from workbench.pods.processes import Process, find, with_mark
-from workbench.pods.ssh import SSHConnection
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 
 
 class Place(Protocol):

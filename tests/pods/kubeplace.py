@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from workbench.pods.kubernetes import KubernetesPods
+from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext
 
 if TYPE_CHECKING:

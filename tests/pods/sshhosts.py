@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from workbench.pods.addresses import free_port
-from workbench.pods.hosts import SSHPods
-from workbench.pods.identity import Identity, fingerprint
+from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.sshd import find_sshd
+from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, PodBackend
-from workbench.pods.sshd import find_sshd
+from workbench.pods.ssh.identity import Identity, fingerprint
 
 _CONFIG = """\
 ListenAddress {address}:{port}

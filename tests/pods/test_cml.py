@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.pods.cmlplace import CMLPlace
-from workbench.errors import BackendError, ConfigError, PodError, PodTimeout
-from workbench.pods import cmlworker
-from workbench.pods.cml import CMLPods
-from workbench.pods.identity import Identity
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.cml import worker as cmlworker
+from workbench.pods.cml.pods import CMLPods
+from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.pod import LaunchContext, Phase, PodSpec
-from workbench.pods.registry import backend_from_dict, remove_left
-from workbench.pods.ssh import SSHConnection
-from workbench.pods.worker import WorkerConfig
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from measured import MEASURED
 
 from tests.pods.conftest import PLACES, Launched, Place, children, note_others, on_pods
 from workbench import Cluster, FineTune
-from workbench.errors import PodError, WorkbenchError
+from workbench.base.errors import PodError, WorkbenchError
+from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.identity import Identity
-from workbench.pods.openssh import ssh_argv
 from workbench.pods.pod import LaunchContext, Phase, PodBackend, PodSpec
-from workbench.pods.registry import backend_from_dict
-from workbench.pods.ssh import SSHConnection
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import ssh_argv
 
 NASTY = ["a b", "$(touch canary)", "x;id", "'", '"', "\\", "`id`", "*", "~", "", "é\n\t", "-n", "%h", "#"]
 ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched, on_pods
-from workbench.jobs.examine import compile_locks, limits
-from workbench.pods.doctor import Diagnosis, HostReport, examine_pods, judge_visit
-from workbench.pods.exchange import Exchange, measure_exchange
-from workbench.pods.identity import fingerprint
+from workbench.base.versions import installed_versions
+from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_visit
+from workbench.pods.doctor.exchange import Exchange, measure_exchange
+from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict
 from workbench.pods.pod import Pod, PodSpec
-from workbench.pods.verdicts import CHECKS, Finding, Verdict
-from workbench.pods.versions import installed_versions
-from workbench.pods.visit import Visit, visit
+from workbench.pods.ssh.command import Visit, visit
+from workbench.pods.ssh.identity import fingerprint
+from workbench.worker.probe.examine import compile_locks, limits
 
 PACKAGE = str(Path(__file__).resolve().parents[2])
 POD = Pod(name="pod-1", address="127.0.0.3", ssh_port=2222, user="me", root="/data/pod-1", python="/opt/python")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.errors import ConfigError
+from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import HostEntry, Hostfile, check_address, check_port, check_user
 from workbench.pods.pod import Pod
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from tests.pods.sshhosts import HostsPlace, SSHHost
-from workbench.errors import BackendError, ConfigError, PodError
-from workbench.pods.hosts import SSHPods
-from workbench.pods.identity import Identity, generate_key, known_hosts_name
-from workbench.pods.openssh import ssh_argv
+from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.base.processes import descendants
+from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
-from workbench.pods.processes import descendants
-from workbench.pods.registry import backend_from_dict, remove_left
-from workbench.pods.ssh import SSHConnection
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity, generate_key, known_hosts_name
+from workbench.pods.ssh.openssh import ssh_argv
 
 Launch = Callable[..., list[Pod]]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import WorkbenchError
-from workbench.pods.hosts import SSHPods
-from workbench.pods.identity import Identity
+from workbench.base.errors import WorkbenchError
+from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, PodSpec
+from workbench.pods.ssh.identity import Identity
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigError
-from workbench.pods.identity import Identity, check_key_file, check_key_line, fingerprint, write_private
+from workbench.base.errors import ConfigError
 from workbench.pods.pod import Jump, Pod
+from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint, write_private
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from tests.pods.kubeplace import MANIFESTS
-from workbench.errors import ConfigError
-from workbench.pods.kubeobjects import ClusterObjects, HostKey, Owner, base_name
-from workbench.pods.kubeoptions import KubernetesOptions
-from workbench.pods.kubernetes import KubernetesPods
+from workbench.base.errors import ConfigError
+from workbench.pods.backends import backend_from_dict
+from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Owner, base_name
+from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import PodSpec
-from workbench.pods.registry import backend_from_dict
 
 VERSIONS = ("1.28", "1.37")
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDm8HPuLLvBjeJk+Ybo+4CioaLUU5LYYZAMmVGIHvGtu workbench"

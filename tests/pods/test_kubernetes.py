@@ -17,15 +17,15 @@ import pytest
 
 from tests.pods.conftest import Launched, on_pods
 from tests.pods.kubeplace import KubernetesPlace, role
-from workbench.cluster import Cluster
-from workbench.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
-from workbench.pods import kubeapi
-from workbench.pods.identity import Identity
-from workbench.pods.kubernetes import KubernetesPods
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.base.processes import find
+from workbench.client.cluster import Cluster
+from workbench.pods.backends import remove_left
+from workbench.pods.kubernetes import api as kubeapi
+from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
-from workbench.pods.processes import find
-from workbench.pods.registry import remove_left
-from workbench.pods.ssh import SSHConnection
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 
 AFFINITY = {"nodeAffinity": "gpu"}
 
@@ -322,8 +322,8 @@ def test_inside_a_cluster_pods_are_reached_directly(
 def test_the_notebooks_own_pod_owns_the_first(
     place: KubernetesPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench.pods import kubeconfig
-    from workbench.pods.kubeapi import KubeApi
+    from workbench.pods.kubernetes import config as kubeconfig
+    from workbench.pods.kubernetes.api import KubeApi
 
     place.kubelet.behave[""] = "creating"
     api = KubeApi(place.backend())

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from workbench.pods.kubeobjects import CLUSTER_LABEL
-from workbench.pods.kubestatus import as_gone, is_hopeless, is_ready, leftovers, phase_of, why
+from workbench.pods.kubernetes.objects import CLUSTER_LABEL
+from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, leftovers, phase_of, why
 from workbench.pods.pod import Phase
 
 NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z

@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import children, on_pods
-from workbench.errors import BackendError, ConfigError, PodError, PodTimeout
-from workbench.pods.addresses import check_free, port_holder
-from workbench.pods.identity import Identity
-from workbench.pods.local import LocalPods
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.base.processes import Process, find, with_mark
+from workbench.pods.guest.addresses import check_free, port_holder
+from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
-from workbench.pods.processes import Process, find, with_mark
-from workbench.pods.ssh import SSHConnection
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_port_taken_between_look_and_use(
     with socket.create_server(("127.0.0.3", 0)) as taken:
         port = taken.getsockname()[1]
         ports = iter([port, port])
-        from workbench.pods import local as module
+        from workbench.pods.local import pods as module
 
         real = module.free_port
         monkeypatch.setattr(module, "free_port", lambda addresses: next(ports, None) or real(addresses))
@@ -245,12 +245,12 @@ def test_launching_twice_and_into_a_used_directory(local: LocalPods, context: La
 
 def workers_and_daemons(pods: list[Pod]) -> dict[str, list[Process]]:
     """The worker of each pod and all its descendants, its daemon first."""
-    from workbench.pods.processes import descendants
+    from workbench.base.processes import descendants
 
     found = {}
     for process in children():
         argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        if b"workbench.pods.worker" in argv:
+        if b"workbench.pods.guest.guardian" in argv:
             log = Path(f"/proc/{process.pid}/fd/2").readlink()
             found[log.stem] = [process, *descendants(process.pid)]
     assert sorted(found) == [pod.name for pod in pods]
@@ -299,8 +299,8 @@ def test_a_killed_daemon_is_the_end_of_its_pod(local: LocalPods, context: Launch
 KEEPER = """
     import json, sys, time
     from pathlib import Path
-    from workbench.pods.identity import Identity
-    from workbench.pods.local import LocalPods
+    from workbench.pods.ssh.identity import Identity
+    from workbench.pods.local.pods import LocalPods
     from workbench.pods.pod import LaunchContext, PodSpec
 
     folder = Path(sys.argv[1])
@@ -358,7 +358,7 @@ def snapshot(folder: Path) -> dict[str, object]:
 def test_the_users_ssh_folder_is_neither_read_nor_written(
     local: LocalPods, context: LaunchContext, identity: Identity
 ) -> None:
-    from workbench.pods.openssh import ssh_argv
+    from workbench.pods.ssh.openssh import ssh_argv
 
     home = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".ssh"
     before = snapshot(home)

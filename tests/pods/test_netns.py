@@ -21,9 +21,9 @@ import pytest
 
 from tests.pods.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
-from workbench.pods.identity import Identity
 from workbench.pods.pod import Pod
-from workbench.pods.transfer import fetch_file, send_file, way_to
+from workbench.pods.ssh.bulk.transfer import fetch_file, send_file, way_to
+from workbench.pods.ssh.identity import Identity
 
 pytestmark = pytest.mark.slow
 RING = Path(__file__).parent.parent / "scripts" / "ring.py"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched
-from workbench.errors import ConfigError
+from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.identity import Identity
-from workbench.pods.openssh import pdsh_environment, ssh_argv, ssh_wrapper
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 
 needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="needs pdsh: apt-get install pdsh")
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin")

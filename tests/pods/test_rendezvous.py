@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigError, PodError, PodTimeout
-from workbench.pods.identity import check_key_line, generate_key, write_private
+from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.pods.pod import Pod
-from workbench.pods.registration import decode_report, encode_report, proof, register
-from workbench.pods.rendezvous import Rendezvous
+from workbench.pods.rendezvous.listener import Rendezvous
+from workbench.pods.rendezvous.report import decode_report, encode_report, proof, register
+from workbench.pods.ssh.identity import check_key_line, generate_key, write_private
 
 NAMES = ["pod-0", "pod-1", "pod-2"]
 
@@ -361,7 +361,7 @@ def test_ten_thousand_junk_messages_do_no_harm(pods: list[Pod], pool: ThreadPool
 def test_an_idle_connection_is_dropped_after_its_time(
     place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.pods.rendezvous._READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("workbench.pods.rendezvous.listener._READ_TIMEOUT_S", 0.3)
     with socket.create_connection((place.host, place.port), timeout=5) as idle:
         with pytest.raises(PodTimeout):
             place.wait(1.0)
@@ -387,7 +387,7 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(tmp_path: Path, po
     with Rendezvous(["pod-0"]) as place:
         write_private(tmp_path / "token", place.token.hex())
         script = (
-            "import json,sys; from pathlib import Path; from workbench.pods.registration import *;"
+            "import json,sys; from pathlib import Path; from workbench.pods.rendezvous.report import *;"
             "register('127.0.0.1', int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()),"
             " decode_report(sys.argv[3]), timeout_s=10)"
         )

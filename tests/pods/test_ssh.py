@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from tests.pods.conftest import Launched
-from workbench.errors import ConfigError, PodError, PodTimeout, RemoteError
-from workbench.pods.identity import Identity
+from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
-from workbench.pods.ssh import SSHConnection
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 
 
 @pytest.fixture

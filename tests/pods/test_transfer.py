@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched
-from workbench.errors import RemoteError
-from workbench.pods.transfer import Way, fetch_file, send_file, way_to
+from workbench.base.errors import RemoteError
+from workbench.pods.ssh.bulk.transfer import Way, fetch_file, send_file, way_to
 
 MIB = 1 << 20
 SIZE = 20 * MIB + 12_345

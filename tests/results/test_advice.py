@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.display.faultcard import fault_card
-from workbench.results.advice import advise
-from workbench.runs.result import RunFault
-from workbench.spec.job import FineTune, Script
-from workbench.spec.technique import Technique
+from workbench.display.run.fault import fault_card
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import FineTune, Script
+from workbench.results.advice.rules import advise
+from workbench.rundir.result import RunFault
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.23 GiB is "

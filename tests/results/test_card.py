@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import RunError
-from workbench.runs.paths import RunPaths
-from workbench.runs.result import HostSlots, RunFault, RunResult
-from workbench.runs.state import RunState
-from workbench.spec.dataset import Mini, prepare
-from workbench.spec.job import FineTune
+from workbench.base.errors import RunError
+from workbench.jobs.data.sources.dataset import Mini, prepare
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import HostSlots, RunFault, RunResult
+from workbench.rundir.state import RunState
 
 EVIL = '<img src=x onerror="alert(1)"> </pre><script>alert(2)</script>'
 SAMPLE = Path(__file__).resolve().parent.parent / "samples" / "flops_profile.txt"

@@ -18,20 +18,20 @@ import pytest
 
 pytest.importorskip("torch")
 
-from workbench.errors import RunError
-from workbench.results.answers import compare_predictions, predict
-from workbench.results.modelserver import ModelServer, close_all, server_of
-from workbench.results.questions import Question
-from workbench.runs.paths import RunPaths
-from workbench.runs.state import is_alive, process_start_time
-from workbench.spec.dataset import Mini, prepare
-from workbench.spec.job import FineTune
+from workbench.base.errors import RunError
+from workbench.jobs.data.sources.dataset import Mini, prepare
+from workbench.jobs.finetune import FineTune
+from workbench.results.answers.ask import compare_predictions, predict
+from workbench.results.answers.questions import Question
+from workbench.results.answers.server import ModelServer, close_all, server_of
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import is_alive, process_start_time
 
 A = [Question(source="a")]
 MAKE = """
 import sys, torch
-from workbench.jobs import model
-from workbench.jobs.data import load
+from workbench.worker.model import load as model
+from workbench.worker.data.rows import load
 train = load(sys.argv[1] + "/inputs/train.jsonl", None, None).train
 for number, folder in enumerate(sys.argv[1:]):
     made = model.load(("tiny-t5", "tiny-llama")[number], train, seed=0)
@@ -183,9 +183,9 @@ def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) ->
     kernel = """
         import sys, time
         from pathlib import Path
-        from workbench.results.modelserver import server_of
-        from workbench.results.questions import Question
-        from workbench.runs.paths import RunPaths
+        from workbench.results.answers.server import server_of
+        from workbench.results.answers.questions import Question
+        from workbench.rundir.paths import RunPaths
         server = server_of(RunPaths(Path(sys.argv[1])))
         server.answer([Question(source="a")])
         print(server.pid, flush=True)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import RunError
-from workbench.results.predict import Predictions, judge, read_predictions
-from workbench.spec.dataset import Mini, prepare
-from workbench.spec.mini import mini_tables
-from workbench.spec.tables import Table
+from workbench.base.errors import RunError
+from workbench.jobs.data.sources.dataset import Mini, prepare
+from workbench.jobs.data.sources.mini import mini_tables
+from workbench.jobs.data.tables import Table
+from workbench.results.answers.judge import Predictions, judge, read_predictions
 
 TABLE = Table(id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003)))
 EXPECTED = "SELECT town FROM table WHERE year = 1990"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigError, RunError
-from workbench.results.questions import Question, questions_of, tables_of
-from workbench.runs.paths import RunPaths
-from workbench.spec.dataset import Mini, prepare
-from workbench.spec.rows import PREFIX, SUMMARIZE
+from workbench.base.errors import ConfigError, RunError
+from workbench.jobs.data.rows import PREFIX, SUMMARIZE
+from workbench.jobs.data.sources.dataset import Mini, prepare
+from workbench.results.answers.questions import Question, questions_of, tables_of
+from workbench.rundir.paths import RunPaths
 
 
 @pytest.fixture

@@ -1,217 +1,93 @@
-"""Adapters: small matrices trained beside a model whose own weights stay as they are (LoRA), or stay in 4 bits (QLoRA).
-
-They are saved alone, put onto their base again to answer, and merged into it on request. Which technique trains them
-is not known here: a parameter may be whole, a part of ZeRO-3's, or a DTensor of FSDP's.
-"""
+"""Options of LoRA and of FSDP: the two objects inside a job that have keys of their own."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 
-import torch
-from transformers import BitsAndBytesConfig
-from transformers.utils import logging as transformers_logging
+from workbench.base.errors import ConfigError, one_of
+from workbench.jobs.choices import Shard
 
-from workbench.errors import ConfigError
-from workbench.jobs import ranks
-from workbench.jobs.model import Loaded
-from workbench.spec.adapters import lora_from
-from workbench.spec.job import FineTune
-from workbench.spec.technique import Peft, Precision
+__all__ = ["Fsdp", "Lora", "fsdp_from", "lora_from"]
 
-__all__ = ["attached", "counts", "load_options", "load_with_adapter", "merge", "save"]
-
-_WEIGHTS, _NAME = "adapter_model.safetensors", "default"
+ALL_LINEAR = "all-linear"
 
 
-def load_options(peft: str, precision: str) -> Mapping[str, Any]:
-    """Give what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lora:
+    """How adapters are made; the names are those of peft's LoraConfig, without its `lora_`."""
 
-    NF4 with double quantisation, computing in the job's precision: https://arxiv.org/abs/2305.14314, section 3.
+    r: int = 8
+    """Rank of the two small matrices."""
+    alpha: float = 16
+    """Their product is scaled by alpha / r."""
+    dropout: float = 0.0
+    """Dropout before them while training; runs on other numbers of ranks follow one curve only without it."""
+    target_modules: str | Sequence[str] = ALL_LINEAR
+    """Names of the modules that get one; default: every linear layer but the output's."""
 
-    Args:
-        peft: The `peft` of a job.
-        precision: Its `precision`.
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
+            raise ConfigError(f"lora r is {self.r!r}; it must be a whole number, 1 or more")
+        if isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float) or not self.alpha > 0:
+            raise ConfigError(f"lora alpha is {self.alpha!r}; it must be a number more than 0")
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise ConfigError(f"lora dropout is {self.dropout!r}; it must be 0 or more and less than 1")
+        names = self.target_modules
+        listed = isinstance(names, list | tuple) and names and all(isinstance(n, str) and n for n in names)
+        if names != ALL_LINEAR and not listed:
+            raise ConfigError(f"lora target_modules is {names!r}; give {ALL_LINEAR!r} or a list of module names")
 
-    Returns:
-        The options; none for other than `qlora`.
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fsdp:
+    """How `fsdp` shards."""
+
+    shard: str = "full"
+    """One of `Shard`."""
+    layers: Sequence[str] = ()
+    """Class names of the layers that are sharded each by itself; default: the transformer layers of the model."""
+    prefetch: int = 1
+    """Layers whose parameters are gathered ahead of their turn; 0 leaves it to torch."""
+    reduce_in_fp32: bool = True
+    """Whether gradients are summed in FP32 where the arithmetic is bf16."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.shard not in [str(s) for s in Shard]:
+            raise one_of("fsdp shard", self.shard, list(Shard))
+        if isinstance(self.prefetch, bool) or not isinstance(self.prefetch, int) or self.prefetch < 0:
+            raise ConfigError(f"fsdp prefetch is {self.prefetch!r}; it must be a whole number, 0 or more")
+        if not isinstance(self.layers, list | tuple) or not all(isinstance(n, str) and n for n in self.layers):
+            raise ConfigError(f"fsdp layers is {self.layers!r}; give a list of class names")
+        if not isinstance(self.reduce_in_fp32, bool):
+            raise ConfigError(f"fsdp reduce_in_fp32 is {self.reduce_in_fp32!r}; it must be true or false")
+
+
+def lora_from(data: Mapping[str, object]) -> Lora:
+    """Read the `lora` object of a job.
 
     Raises:
-        ConfigError: bitsandbytes is not installed.
+        ConfigError: A key is unknown or a value is refused.
     """
-    if peft != Peft.QLORA:
-        return {}
-    if find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            "peft 'qlora' needs bitsandbytes, which this pod lacks: pip install 'deepspeed-workbench[qlora]', "
-            "or choose peft 'lora'"
-        )
-    _never_repack()
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if precision == Precision.BF16 else torch.float32,
-    )
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
-    return {"quantization_config": config, "device_map": {"": device}}
+    return Lora(**_known("lora", data, Lora))  # type: ignore[arg-type]
 
 
-def attached(loaded: Loaded, job: FineTune) -> Loaded:
-    """Put fresh adapters beside a model, which is frozen; the same on every rank. A job without adapters: as it was.
-
-    Args:
-        loaded: The model, as `model.load` gave it with `load_options`.
-        job: The job.
+def fsdp_from(data: Mapping[str, object]) -> Fsdp:
+    """Read the `fsdp` object of a job.
 
     Raises:
-        ConfigError: The model has no modules of the names that `lora` lists.
+        ConfigError: A key is unknown or a value is refused.
     """
-    if job.peft == Peft.NONE:
-        return loaded
-    from peft import LoraConfig, get_peft_model
-
-    _say_nothing_of_old_names()
-    options = lora_from(job.lora)
-    names = options.target_modules
-    base = loaded.model
-    if job.gradient_checkpointing:
-        # Nothing before the first adapter has a gradient: recomputing would cut the graph there.
-        base.enable_input_require_grads()
-    config = LoraConfig(
-        r=options.r,
-        lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        target_modules=names if isinstance(names, str) else list(names),
-        task_type="SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM",
-    )
-    torch.manual_seed(job.seed)
-    try:
-        return replace(loaded, model=get_peft_model(base, config))
-    except ValueError as error:
-        raise ConfigError(f"lora target_modules {names!r} do not fit {job.model!r}: {error}") from error
+    return Fsdp(**_known("fsdp", data, Fsdp))  # type: ignore[arg-type]
 
 
-def counts(model: torch.nn.Module) -> tuple[int, int]:
-    """Count the parameters that are trained and all of them, whole, however they are held.
-
-    Returns:
-        Trainable and all.
-    """
-    trained = everything = 0
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)  # of 4 bits: two in a byte, padded
-        shape = state.shape if state is not None else getattr(parameter, "ds_shape", parameter.shape)
-        count = torch.Size(shape).numel()
-        everything += count
-        trained += count if parameter.requires_grad else 0
-    return trained, everything
-
-
-def save(model: Any, folder: Path, *, base: str) -> None:
-    """Save the adapters alone; every rank must call it, and rank 0 writes.
-
-    Args:
-        model: What `attached` gave.
-        folder: Where `adapter_model.safetensors` and `adapter_config.json` are left.
-        base: The model that they belong to, as the job names it.
-    """
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    state = {name: whole for name, p in model.named_parameters() if p.requires_grad for whole in _whole(p)}
-    if ranks.rank() != 0:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = get_peft_model_state_dict(model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
-    save_file({name: value.contiguous() for name, value in kept.items()}, folder / _WEIGHTS, metadata={"format": "pt"})
-    config = model.peft_config[_NAME]
-    named, training = config.base_model_name_or_path, config.inference_mode
-    config.base_model_name_or_path, config.inference_mode = base, True
-    config.save_pretrained(str(folder))
-    config.base_model_name_or_path, config.inference_mode = named, training
-
-
-def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
-    """Put saved adapters onto their base, to answer; nothing is trained any more.
-
-    Args:
-        folder: What `save` left. A folder without adapters gives back the base.
-        base: The model before its first step, in 4 bits if it was trained so.
-    """
-    if not (Path(folder) / _WEIGHTS).is_file():
-        return base
-    from peft import PeftModel
-
-    _say_nothing_of_old_names()
-    return replace(base, model=PeftModel.from_pretrained(base.model, str(folder)))
-
-
-def merge(folder: str | Path, base: Loaded, target: Path) -> None:
-    """Add saved adapters to the weights of their base, and leave a folder that plain `from_pretrained` loads.
-
-    A base in 4 bits becomes whole first, with the rounding that the adapters were trained against: the merged model
-    answers as the two did together.
-
-    Args:
-        folder: What `save` left.
-        base: As for `load_with_adapter`; it is used up.
-        target: The new folder; it gets its name when it is whole.
-    """
-    if getattr(base.model, "is_loaded_in_4bit", False):
-        with _quiet():
-            base = replace(base, model=base.model.dequantize(dtype=torch.float32))
-    model = load_with_adapter(folder, base).model.merge_and_unload()
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        part.chmod(0o755)
-        model.save_pretrained(part)
-        base.tokenizer.save_pretrained(part)
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _say_nothing_of_old_names() -> None:
-    # peft 0.21 asks transformers 5 by a name that it has given another; every rank would say so.
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-
-
-def _never_repack() -> None:
-    # On CPUs with AVX512-BF16 a layer would repack its weights when it is first asked, round their scales to bf16, and
-    # pass no gradient on ever after; and training begins after the first evaluation. Held by a test.
-    # https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
-    from bitsandbytes.nn import modules
-
-    modules.has_avx512bf16 = lambda: False
-
-
-def _whole(parameter: Any) -> Iterator[torch.Tensor]:
-    """Give a parameter whole, on the CPU; a collective where the ranks hold parts of it."""
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([parameter]):
-            yield parameter.detach().cpu().clone()
-    else:
-        value = parameter.detach()
-        yield (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # Without a warning that the weights are as wide as was asked for.
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
+def _known(name: str, data: object, cls: type[Lora] | type[Fsdp]) -> Mapping[str, object]:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{name} is {data!r}; it must be an object")
+    allowed = [f.name for f in fields(cls)]
+    for key in data:
+        if key not in allowed:
+            raise one_of(f"{name} key", key, allowed)
+    return data

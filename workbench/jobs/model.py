@@ -1,115 +1,87 @@
-"""The model and tokenizer of a job: from the hub, from a folder, or built in; encoder-decoder or causal.
-
-Code that comes with a model is never run: `trust_remote_code` stays False.
-"""
+"""Which model a job names: a built-in one, a folder, or an id of the model hub; and its family. Loads nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import re
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from workbench.base.errors import ConfigError
 
-from workbench.jobs import tiny
-from workbench.jobs.data import Example
-from workbench.spec.model import Family, ModelKind, model_kind
+__all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "model_family", "model_kind"]
 
-__all__ = ["Loaded", "initial", "load", "parameter_count", "weight_bytes"]
+TINY_T5 = "tiny-t5"
+TINY_LLAMA = "tiny-llama"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
-    """A model with its tokenizer."""
-
-    model: Any
-    """A model of transformers, in FP32 unless it was loaded with other options."""
-    tokenizer: Any
-    """Its tokenizer; it has a padding token."""
-    family: Family
-    """Whether it is an encoder-decoder or a causal model."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def load(
-    name: str,
-    examples: Sequence[Example],
-    *,
-    seed: int,
-    options: Mapping[str, Any] | None = None,
-    wording: str = "",
-) -> Loaded:
-    """Load the model that a job names; every rank must call it, and all get the same weights.
+class ModelKind(StrEnum):
+    """Where a model comes from."""
+
+    BUILTIN = "builtin"
+    FOLDER = "folder"
+    HUB = "hub"
+
+
+class Family(StrEnum):
+    """What a model is asked and how it answers."""
+
+    ENCODER_DECODER = "encoder-decoder"
+    """It reads a source and writes a target, as T5 does."""
+    CAUSAL = "causal"
+    """It goes on with a text, as Llama does."""
+
+
+def model_family(model: str) -> Family | None:
+    """Tell the family of the model that a job names, where that can be known without the hub.
 
     Args:
-        name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
-        examples: The training rows, from whose text a built-in model's tokenizer is made.
-        seed: Seed of a built-in model's weights.
-        options: What `from_pretrained` gets beside, such as a quantization.
-        wording: Text around every row, which a built-in model's tokenizer learns too.
+        model: The `model` of a job.
+
+    Returns:
+        The family; None for a hub id that does not say it by its name, and for what is no model.
+
+    Example:
+        >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
+        ('causal', 'encoder-decoder', None)
+    """
+    if model in (TINY_T5, TINY_LLAMA):
+        return Family.ENCODER_DECODER if model == TINY_T5 else Family.CAUSAL
+    try:
+        config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    if isinstance(config, dict) and config:
+        return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
+    words = set(re.split(r"[^a-z0-9]+", model.lower()))
+    return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None
+
+
+def model_kind(model: str) -> ModelKind:
+    """Tell where the model that a job names comes from.
+
+    Args:
+        model: The `model` of a job. A folder that exists wins over a hub id of the same name.
 
     Raises:
-        ConfigError: When the name is none of the four.
+        ConfigError: When it is neither a built-in model, a model folder, nor a possible hub id.
+
+    Example:
+        >>> print(model_kind("tiny-t5"), model_kind("google/flan-t5-small"))
+        builtin hub
     """
-    kind = model_kind(name)
-    if kind is ModelKind.BUILTIN:
-        return _built_in(name, tiny.tokenizer_for_all(name, examples, wording), seed, options)
-    place = str(Path(name).expanduser()) if kind is ModelKind.FOLDER else name
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    return _from_pretrained(place, tokenizer, options)
-
-
-def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] | None = None) -> Loaded:
-    """Load the model that a job named once more, as it was before its first step.
-
-    Args:
-        name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
-        tokenizer: The tokenizer that the run saved; a built-in model's is its own.
-        seed: Seed of a built-in model's weights.
-        options: As for `load`.
-    """
-    if model_kind(name) is not ModelKind.BUILTIN:
-        return load(name, (), seed=seed, options=options)
-    return _built_in(name, tokenizer, seed, options)
-
-
-def parameter_count(model: torch.nn.Module) -> int:
-    """Count the parameters of the whole model, also where ZeRO-3 left this rank only a part of each."""
-    return sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
-
-
-def weight_bytes(place: str) -> int:
-    """Count the bytes of a model's weights in FP32 from its configuration alone.
-
-    Args:
-        place: A folder or a hub id.
-    """
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    with torch.device("meta"):
-        return 4 * parameter_count(auto.from_config(config, trust_remote_code=False))
-
-
-def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
-    model = tiny.make(name, tokenizer, seed)
-    if not options:
-        return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
-    # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
-    read = type(model).from_pretrained(
-        None, config=model.config, state_dict=model.state_dict(), **{"dtype": torch.float32, **options}
+    if model in (TINY_T5, TINY_LLAMA):
+        return ModelKind.BUILTIN
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model folder {model!r} holds no config.json; give a folder made by save_pretrained")
+        return ModelKind.FOLDER
+    if _HUB_ID.fullmatch(model) and not folder.exists():
+        return ModelKind.HUB
+    raise ConfigError(
+        f"model {model!r} is no folder on this machine and no hub id; allowed: '{TINY_T5}', '{TINY_LLAMA}', "
+        "a folder made by save_pretrained, or a hub id such as 't5-small' or 'google/flan-t5-small'"
     )
-    return Loaded(model=read, tokenizer=tokenizer, family=_family(read.config))
-
-
-def _from_pretrained(place: str, tokenizer: Any, options: Mapping[str, Any] | None) -> Loaded:
-    family = _family(AutoConfig.from_pretrained(place, trust_remote_code=False))
-    auto = AutoModelForSeq2SeqLM if family is Family.ENCODER_DECODER else AutoModelForCausalLM
-    model = auto.from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **(options or {})})
-    if tokenizer.pad_token_id is None:  # as with Llama 2; attention masks and labels leave padding out by themselves
-        tokenizer.pad_token = tokenizer.eos_token
-    return Loaded(model=model, tokenizer=tokenizer, family=family)
-
-
-def _family(config: Any) -> Family:
-    return Family.ENCODER_DECODER if config.is_encoder_decoder else Family.CAUSAL

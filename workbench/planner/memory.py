@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+from workbench.jobs.choices import Technique
 from workbench.planner.setting import Setting
 from workbench.planner.tracing import Moment, Parameters, Trace
-from workbench.spec.technique import Technique
 
 __all__ = ["Memory", "Need", "need_of"]
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from workbench.errors import ConfigError
+from workbench.base.errors import ConfigError
+from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.finetune import FineTune
 from workbench.planner.memory import Memory, Need, need_of
 from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_trace, trace_step
-from workbench.spec.job import FineTune
-from workbench.spec.technique import Launcher, Technique
 
 __all__ = ["Fit", "PlanRow", "PlanTable", "machine_memory_gib", "plan", "predict", "row_of"]
 
@@ -134,12 +134,12 @@ class PlanTable:
 
     def __str__(self) -> str:
         """Give it as a text table."""
-        from workbench.display.plan import plan_text
+        from workbench.display.records.plan import plan_text
 
         return plan_text(self)
 
     def _repr_html_(self) -> str:
-        from workbench.display.plan import plan_html
+        from workbench.display.records.plan import plan_html
 
         return plan_html(self)
 

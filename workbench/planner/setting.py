@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import ConfigError
-from workbench.spec.adapters import fsdp_from, lora_from
-from workbench.spec.dsconfig import load
-from workbench.spec.job import FineTune
-from workbench.spec.technique import Optimizer, Peft, Precision, Shard, Technique
+from workbench.base.errors import ConfigError
+from workbench.jobs.adapters import fsdp_from, lora_from
+from workbench.jobs.choices import Optimizer, Peft, Precision, Shard, Technique
+from workbench.jobs.deepspeed.config import load
+from workbench.jobs.finetune import FineTune
 
 __all__ = ["Setting", "arithmetic_of", "request_of", "setting_from", "setting_of"]
 

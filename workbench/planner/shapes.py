@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.errors import ConfigError
-from workbench.spec.model import TINY_LLAMA, TINY_T5, ModelKind, model_kind
+from workbench.base.errors import ConfigError
+from workbench.jobs.model import TINY_LLAMA, TINY_T5, ModelKind, model_kind
 
 __all__ = ["KNOWN", "model_config"]
 

@@ -1,4 +1,4 @@
-"""Ask a process of its own, `workbench.jobs.trace`, what a training step holds; remember the answers on disk."""
+"""Ask `workbench.worker.trace.trace`, in its own process, what a training step holds; cache the answers on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import child_environment
-from workbench.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError
 
 __all__ = [
     "Moment",
@@ -145,8 +145,8 @@ def trace_step(request: Mapping[str, object]) -> Trace:
     """Trace a training step in a process of its own, or give what was traced before. Takes some seconds.
 
     Args:
-        request: As `workbench.jobs.trace.trace` takes it. Each arithmetic is remembered by itself, and one process
-            traces all that are missing.
+        request: As `workbench.worker.trace.trace.trace` takes it. Each arithmetic is remembered by itself, and one
+            process traces all that are missing.
 
     Raises:
         WorkbenchError: The model cannot be traced; says why.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.errors import ConfigError
+from workbench.base.errors import ConfigError
 from workbench.pods.pod import Pod
 
 __all__ = ["MAX_SLOTS", "HostEntry", "Hostfile", "check_address", "check_port", "check_user"]
@@ -42,7 +42,7 @@ def check_address(text: str) -> str:
         ('127.0.0.2', 'gpu-1.example.org')
         >>> check_address("-oProxyCommand=id")
         Traceback (most recent call last):
-        workbench.errors.ConfigError: '-oProxyCommand=id' is not an IP address or a host name
+        workbench.base.errors.ConfigError: '-oProxyCommand=id' is not an IP address or a host name
     """
     shown = repr(text if len(text) <= 60 else text[:60] + "…")
     if "%" in text or not text.isascii():

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from workbench.errors import ConfigError, one_of
+from workbench.base.errors import ConfigError, one_of
 
 __all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
 

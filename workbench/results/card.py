@@ -10,13 +10,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.errors import RunError, WorkbenchError
-from workbench.results.predict import Predictions
-from workbench.results.profile import Profile
-from workbench.results.reproduce import Recipe, recipe_of
-from workbench.runs.paths import RunPaths
-from workbench.runs.result import RunResult
-from workbench.runs.view import RunView
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.results.answers.judge import Predictions
+from workbench.results.profile.parse import Profile
+from workbench.results.recipe import Recipe, recipe_of
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunResult
+from workbench.rundir.view import RunView
 
 __all__ = ["Card", "card_of", "replace_text", "write_card"]
 
@@ -87,7 +87,7 @@ def write_card(result: RunResult, path: str | Path) -> Path:
     Raises:
         RunError: The run directory is gone, or the file cannot be written.
     """
-    from workbench.display.card import card_html
+    from workbench.display.run.card import card_html
 
     target = Path(path).expanduser().absolute()
     text = card_html(card_of(result, target.name))

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from workbench.errors import WorkbenchError
-from workbench.results.profile import read_profile
+from workbench.base.errors import WorkbenchError
+from workbench.results.profile.parse import read_profile
 
 __all__ = ["forward_flops", "mfu", "peak_tflops", "tflops_per_device"]
 

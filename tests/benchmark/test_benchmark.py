@@ -1,0 +1,215 @@
+"""A benchmark on real pods: every outcome is a row, what stands is not run again, a killed kernel loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
+from workbench.base.errors import ConfigError, RunError
+from workbench.benchmark.finished_rows import data_of
+from workbench.benchmark.forecast import expected_time, foresee_memory
+from workbench.benchmark.read import skipped_row
+from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.schedule import Course, kept_rows
+from workbench.rundir.figures.progress import Progress
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+KERNEL = """
+import sys
+from pathlib import Path
+from workbench import Benchmark, Cluster, LocalPods, Script
+script, folder, cluster, end = sys.argv[1:]
+jobs = [Script(path=script, args=["--lines", "1"]), Script(path=script, args=["--until", end]),
+        Script(path=script, args=["--lines", "2"])]
+with Cluster(LocalPods(), count=1, path=cluster, warm=False, idle_timeout_s=120) as pods:
+    table = Benchmark(jobs, path=folder).run(pods)
+print([(str(row.outcome), row.from_disk, row.path.name) for row in table.rows])
+"""
+
+
+def until(condition: Callable[[], object], limit_s: float = 90.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"did not come in {limit_s} s"
+        time.sleep(0.1)
+
+
+def script(tmp_path: Path, text: str = "print('well')", name: str = "work") -> Script:
+    folder = tmp_path / f"script-{name}"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    return Script(path=str(path))
+
+
+def outcomes(table: BenchmarkResult) -> list[tuple[Outcome, int, bool]]:
+    return [(row.outcome, row.pods, row.from_disk) for row in table.rows]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path = tmp_path_factory.mktemp("c") / "cluster"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(cluster: Cluster, tmp_path: Path) -> None:
+    good, bad = script(tmp_path), script(tmp_path, "raise ValueError('no such column')", "bad")
+    gone = Script(path=str(tmp_path / "gone.py"))
+    with pytest.raises(ConfigError, match=r"gone\.py does not exist"):
+        Benchmark([good, gone], path=tmp_path / "b").run(cluster)
+    assert not (tmp_path / "b").exists()
+    grid = Benchmark([good, bad], pods=[1, 2], path=tmp_path / "b", price_per_pod_hour=3600.0)
+    table = grid.run(cluster)
+    assert outcomes(table) == [
+        (Outcome.SUCCEEDED, 1, False),
+        (Outcome.SUCCEEDED, 2, False),
+        (Outcome.FAILED, 1, False),
+        (Outcome.FAILED, 2, False),
+    ]
+    assert "no such column" in table.rows[2].reason
+    two = table.rows[1]
+    assert two.duration_s is not None and two.cost == pytest.approx(2 * two.duration_s)
+    again = grid.run(cluster)  # a failed row is tried again, in a folder of its own
+    assert [row.from_disk for row in again.rows] == [True, True, False, False]
+    assert [row.path for row in again.rows[:2]] == [row.path for row in table.rows[:2]]
+    assert again.rows[2].path != table.rows[2].path
+    assert "2 from disk" in repr(again)
+
+    (tmp_path / "script-work" / "work.py").write_text("print('better')")  # other code is another run
+    changed = Benchmark([good], path=tmp_path / "b").run(cluster)
+    assert outcomes(changed) == [(Outcome.SUCCEEDED, 1, False)]
+    assert changed.rows[0].path in [row.path for row in kept_rows(tmp_path / "b")]
+
+    assert two.path is not None  # one row reruns alone from its spec.json, and so does a spec written by hand
+    hand = tmp_path / "hand.json"
+    hand.write_text(json.dumps({"job": {"kind": "script", "path": good.path}, "pods": 2, "cluster": {"count": 2}}))
+    both = Benchmark.from_specs([two.path / "spec.json", hand], path=tmp_path / "b")
+    assert outcomes(both.run(cluster)) == [(Outcome.SUCCEEDED, 2, False)]  # the two files ask for one and the same
+
+
+@pytest.mark.slow
+def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(cluster: Cluster, tmp_path: Path) -> None:
+    beat = Script(path=str(SCRIPTS / "beat.py"))
+    grid = Benchmark([script(tmp_path), beat, script(tmp_path, "print(2)", "after")], path=tmp_path / "b")
+    course = Course(grid.grid.rows, cluster, grid.path)
+
+    def show(rows: Sequence[Row], progress: Mapping[str, Progress]) -> None:
+        if rows[1].outcome is Outcome.RUNNING and progress:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        course.run(show)
+    assert [row.outcome for row in course.rows] == [Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.WAITING]
+    assert [row.outcome for row in kept_rows(grid.path)] == [row.outcome for row in course.rows]
+    with pytest.raises(ConfigError, match="wants 3 pods; the cluster has 2"):
+        Benchmark([beat], pods=[3], path=tmp_path / "b").run(cluster)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    folder, end = tmp_path / "b", tmp_path / "end"
+
+    def kernel(number: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KERNEL, str(SCRIPTS / "beat.py"), str(folder), str(tmp_path / f"c{number}")]
+        return subprocess.Popen([*command, str(end)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def beats() -> bool:
+        logs = list(folder.glob("*/logs/rank-0.stdout.log"))
+        return len(logs) == 2 and any(" line 3" in log.read_text() for log in logs)
+
+    killed = kernel(1)
+    try:
+        until(lambda: beats() or killed.poll() is not None)
+        assert killed.poll() is None, "the first kernel ended by itself"
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.communicate()
+        second = kernel(2)
+        try:
+            until(
+                lambda: (
+                    (tmp_path / "c2" / "state.json").exists()
+                    and "ready" in (tmp_path / "c2" / "state.json").read_text()
+                )
+            )
+            end.touch()  # the row that the first kernel left ends while the second waits for it
+            said, _ = second.communicate(timeout=180)
+        finally:
+            second.kill()
+            second.wait()
+    finally:
+        end.touch()
+        killed.kill()
+        killed.wait()
+        Cluster(LocalPods(), path=tmp_path / "c1", warm=False).close()
+    assert second.returncode == 0
+    rows = eval(said.strip().splitlines()[-1])  # what KERNEL printed
+    assert [row[:2] for row in rows] == [("succeeded", True), ("succeeded", True), ("succeeded", False)]
+    assert len(list(folder.glob("*/run.json"))) == 3  # nothing ran twice
+
+
+def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
+    job = FineTune(per_device_train_batch_size=4)
+    small = RunSpec(cluster=ClusterSpec(pods=PodSpec(memory_gib=0.1)), job=job, pods=1)
+    foreseen = foresee_memory(small)
+    assert foreseen.memory_gib is not None and foreseen.memory_gib > 0.5
+    assert "a pod has 0.10 GiB" in foreseen.refusal
+    roomy = replace(small, cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
+    assert foresee_memory(roomy).refusal == ""
+    outlook = Benchmark([job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b").outlook()
+    assert (outlook.runs, outlook.to_go, outlook.untold) == (2, 0, 0)
+    assert "will be skipped: predicted" in str(outlook) and "will be skipped" in outlook._repr_html_()
+
+
+def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
+    def row(pods: int, micro: int = 8, seconds: float | None = None, steps: int = 10) -> Row:
+        job = FineTune(technique="zero1", max_steps=steps, per_device_train_batch_size=micro)
+        asked = skipped_row(RunSpec(cluster=ClusterSpec(count=3), job=job, pods=pods), "")
+        if seconds is None:
+            return asked
+        done = {"steps": steps, "train_runtime_s": seconds, "duration_s": seconds + 5.0}
+        return replace(asked, outcome=Outcome.SUCCEEDED, **done)  # type: ignore[arg-type]
+
+    assert expected_time(row(2), []).seconds is None
+    assert expected_time(row(2), [row(1, seconds=8.0)]).basis == "not known yet"
+    assert expected_time(row(2), [row(2, seconds=8.0)]).seconds == 13.0  # the very same row
+    assert expected_time(row(2, steps=20), [row(2, seconds=8.0)]).seconds == pytest.approx(5.0 + 16.0)
+    # One rank: 0.1 s a row. Three ranks: 0.8 s of compute and 0.7 s of network a step.
+    told = [row(1, seconds=8.0), row(3, seconds=15.0)]
+    guess = expected_time(row(2, micro=16), told)
+    assert guess.seconds == pytest.approx(5.0 + 10 * (1.6 + 0.7)) and "estimated" in guess.basis
+    failed = [replace(r, outcome=Outcome.FAILED) for r in told]
+    assert expected_time(row(2, micro=16), failed).seconds is None
+
+
+def test_what_a_job_names_is_known_by_its_content(tmp_path: Path) -> None:
+    rows = tmp_path / "train.jsonl"
+    rows.write_text('{"source": "a", "target": "b"}\n')
+    job = FineTune(dataset={"kind": "jsonl", "train": str(rows)})
+    before = data_of(job)
+    os.utime(rows, (1, 1))
+    assert data_of(job) == before != data_of(FineTune())
+    rows.write_text('{"source": "a", "target": "c"}\n')
+    assert data_of(job) != before
+
+
+def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="price_per_pod_hour is -1"):
+        Benchmark([FineTune()], price_per_pod_hour=-1)
+    with pytest.raises(ConfigError, match="specs is empty"):
+        Benchmark.from_specs([])
+    with pytest.raises(RunError, match="call start"):
+        Benchmark([FineTune()]).run(Cluster(LocalPods(), path=tmp_path / "c"))

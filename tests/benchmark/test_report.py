@@ -1,0 +1,154 @@
+"""The report: from run directories alone, complete, one file that loads nothing, and right."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchrows import Page, mixed_rows, write_row
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.benchmark.report import gather, rows_below, write_report
+from workbench.benchmark.row import Outcome
+from workbench.cli import main
+from workbench.display.benchmark.sheet import sheet_of
+from workbench.rundir.paths import RunPaths
+
+EVIL = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs: two that may be compared, one with an evil name, one broken and one without an end."""
+    root = tmp_path_factory.mktemp("bench")
+    write_row(root / "a", technique="zero1", pods=1)
+    write_row(root / "b", technique="zero1", pods=3, train_samples_per_s=213.5, eval_loss=0.53125)
+    write_row(root / "c", technique="ddp", model=EVIL)
+    RunPaths(write_row(root / "half", seed=4)).result.unlink()
+    broken = RunPaths(write_row(root / "torn", seed=5))
+    broken.result.write_text('{"state": ')
+    broken.events.write_bytes(b"\xff\xfe{")
+    return root
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The report on it: HTML and Markdown."""
+    paths = write_report([folder], tmp_path_factory.mktemp("out") / "new")
+    assert [path.name for path in paths] == ["report.html", "report.md"]
+    return paths[0].read_text(), paths[1].read_text()
+
+
+def test_it_holds_everything(written: tuple[str, str]) -> None:
+    page = Page(written[0]).text
+    for heading in ("Rows", "Scaling", "Memory", "Loss", "Profiles", "Answers", "Published figures", "Run cards"):
+        assert f"{heading} " in page
+    for fact in (
+        "Like for like", "Apart: model", "speed-up in samples/s", "87%, published: 16 nodes", "optimizer step",
+        "seconds since the start was asked for", "FLOPS profile of one step of rank 0", "3 answers", "torch 2.13.0",
+        "the last words of tiny-t5", "Run this row again, alone", "Unpack the files", "2.146",
+    ):  # fmt: skip
+        assert fact in page, fact
+    assert written[0].count("<details class='run'><summary>✓ succeeded") == 3
+
+
+def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(written: tuple[str, str]) -> None:
+    tags = Page(written[0]).tags
+    for tag, attributes in tags:
+        assert tag not in ("script", "link", "iframe", "object", "img", "base", "form", "image")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "xlink:href", "srcset", "action"):
+                assert value is not None
+                assert value.startswith(("data:", "#"))
+    assert "default-src 'none'" in written[0]
+    assert "@import" not in written[0]
+    assert not re.search(r"url\((?!#)", written[0])
+    assert html.escape(EVIL) in written[0]
+    named = [attributes["id"] for _, attributes in tags if attributes.get("id", "").startswith("files")]  # type: ignore[union-attr]
+    assert len(set(named)) == len(named) == 3
+
+
+def test_its_figures_are_the_rows(folder: Path, written: tuple[str, str]) -> None:
+    sheet = sheet_of(gather(rows_below([folder])[0]).groups)
+    tables = [row for row in Page(written[0]).rows if row and row[0].isdigit() and len(row) == 5 + len(sheet.figures)]
+    assert len(tables) == len(sheet.lines) == 5
+    for line, cells in zip(sheet.lines, tables, strict=True):
+        assert tuple(cells[5:]) == line.figures
+        for text in line.figures:
+            assert f" {text} |" in written[1]
+    speeds = {line.row.path.name: line.row.samples_per_s for line in sheet.lines if line.row.path}
+    assert (speeds["a"], speeds["b"]) == (99.5, 213.5)
+    assert "213.5" in written[0]
+    assert "213.5" in written[1]
+
+
+def test_what_is_broken_or_goes_on_is_named(written: tuple[str, str]) -> None:
+    for said in (Page(written[0]).text, written[1]):
+        assert "Not all could be read, or has ended" in said
+        assert "torn" in said
+        assert "half" in said
+
+
+def test_markdown_is_tables_and_text_and_loads_nothing(written: tuple[str, str]) -> None:
+    md = written[1]
+    assert "![" not in md
+    assert "](http" not in md
+    outside = re.sub(r"^(`{3,})\n.*?^\1$", "", md, flags=re.DOTALL | re.MULTILINE)
+    assert EVIL not in outside
+    assert "███" in md
+    table = [line for line in outside.splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in table)
+    assert md.count("<details>") == md.count("</details>") == 8
+
+
+def test_rows_are_enough(tmp_path: Path) -> None:
+    page, md = (path.read_text() for path in write_report(mixed_rows(), tmp_path, title="Mine & yours"))
+    assert "<title>Mine &amp; yours</title>" in page
+    assert "Never started." in md
+    assert "needs 91 GiB" in page
+    gone = tmp_path / "gone"
+    (problem,) = gather([replace(mixed_rows()[0], path=gone)]).problems
+    assert problem.endswith(f"its run directory {gone} is gone")
+    assert "Most samples/s: row 3 (tiny-t5 zero1, 3 pods), 249.5." in Page(page).text
+
+
+def test_the_order_and_the_skipped_rows_are_those_of_the_benchmark(tmp_path: Path) -> None:
+    for name in ("a", "b", "b-before"):
+        root = write_row(tmp_path / name)
+        info = json.loads(RunPaths(root).info.read_text())
+        RunPaths(root).info.write_text(json.dumps({**info, "benchmark": {"key": name[0], "repeat": 0}}))
+    skipped = next(row for row in mixed_rows() if row.outcome is Outcome.SKIPPED)
+    mine = [rows_below([tmp_path / name])[0][0].to_dict() for name in ("b", "a")]
+    kept = {"rows": [{**mine[0], "cost": 1.5}, skipped.to_dict(), mine[1]]}
+    (tmp_path / "benchmark.json").write_text(json.dumps(kept, default=str))
+    rows, broken = rows_below([tmp_path])
+    assert [row.name for row in rows] == ["b", "3b", "a"]
+    assert [row.cost for row in rows] == [1.5, None, None]
+    assert broken == ["left out, as their rows were run again since: 1 older run(s)"]
+    assert len(rows_below([tmp_path, tmp_path / "a"])[0]) == 3
+
+
+def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder / "a"), str(folder / "b"), "--out", str(tmp_path / "x")]) == 0
+    assert "2 rows: 2 succeeded" in (tmp_path / "x" / "report.md").read_text()
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "there is no folder" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty")]) == 2
+    assert "a run directory is one that holds a run.json" in capsys.readouterr().out
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(folder / "a"), "--out", str(tmp_path / "file")]) == 1
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run is at or below"):
+        write_report([tmp_path], tmp_path)
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report([folder / "a"], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]

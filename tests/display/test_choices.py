@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from workbench.display.compose.choices import FIELDS, Composition, find_problems
+from workbench.jobs.finetune import FineTune
+
+
+def test_the_form_has_every_choice_once() -> None:
+    named = [field.name for section in FIELDS.values() for field in section]
+    assert sorted(named) == sorted(field.name for field in fields(Composition))
+
+
+def test_the_default_can_start() -> None:
+    assert find_problems(Composition()) == {}
+
+
+@pytest.mark.parametrize(
+    ("choices", "where", "said"),
+    [
+        ({"precision": "fp16"}, {"precision"}, "use 'bf16'"),
+        ({"precision": "tf32"}, {"precision"}, "needs NVIDIA GPUs"),
+        ({"technique": "single", "launcher": "pdsh"}, {"technique", "launcher"}, "take 'ssh'"),
+        ({"technique": "zero-1"}, {"technique"}, "did you mean 'zero1'"),
+        ({"count": 0}, {"count"}, "1 or more"),
+        ({"cpus": 0.0}, {"cpus"}, "more than 0"),
+        ({"gpus": 1000}, {"gpus"}, "need 3000 GPUs"),
+        ({"dataset": "wikisq"}, {"dataset"}, "did you mean 'wikisql'"),
+        ({"model": "/no/such/folder"}, {"model"}, "no folder on this machine"),
+        ({"learning_rate": 0.0}, {"learning_rate"}, "more than 0"),
+        ({"per_device_train_batch_size": 0}, {"per_device_train_batch_size"}, "1 or more"),
+        ({"max_steps": 0, "epochs": 0.0}, {"max_steps", "epochs"}, "more than 0"),
+        ({"backend_options": "{"}, {"backend_options"}, "no JSON"),
+        ({"backend_options": "[]"}, {"backend_options"}, "{\"name\": value}"),
+        ({"backend_options": '{"prt": 1}'}, {"backend_options"}, "did you mean 'port'"),
+        ({"deepspeed": "/no/such.json"}, {"deepspeed"}, "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_explained_at_the_fields_that_mend_it(
+    choices: dict[str, object], where: set[str], said: str
+) -> None:
+    problems = find_problems(Composition(**choices))  # type: ignore[arg-type]
+    assert set(problems) == where
+    assert all(said in why for why in problems.values())
+
+
+def test_a_deepspeed_file_that_contradicts_the_technique_is_explained_at_both(tmp_path: Path) -> None:
+    own = tmp_path / "ds.json"
+    own.write_text('{"zero_optimization": {"stage": 3}}')
+    problems = find_problems(Composition(technique="single", deepspeed=str(own)))
+    assert "deepspeed" in problems
+    problems = find_problems(Composition(technique="zero1", deepspeed=str(own)))
+    assert set(problems) == {"deepspeed"}
+    assert find_problems(Composition(technique="zero3", deepspeed=str(own))) == {}
+
+
+def test_several_mistakes_are_all_found() -> None:
+    wrong = Composition(count=0, dataset="nothing", precision="fp16", technique="single", launcher="openmpi")
+    assert set(find_problems(wrong)) == {"count", "dataset", "precision", "technique", "launcher"}
+
+
+def test_the_job_is_what_was_chosen() -> None:
+    job = Composition(technique="zero3", gradient_accumulation_steps=4, max_steps=7).make_job()
+    assert job == FineTune(
+        technique="zero3",
+        gradient_accumulation_steps=4,
+        max_steps=7,
+        per_device_train_batch_size=16,
+        learning_rate=3e-3,
+    )
+    assert Composition(max_steps=0, epochs=2.5).make_job().epochs == 2.5
+    assert Composition(max_steps=0).make_job().max_steps is None

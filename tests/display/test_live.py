@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+
+from workbench.display.kit.live import WIDGET, Live
+
+
+class Panel:
+    """A panel whose run ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.widget = SimpleNamespace(model_id="m1")
+        self.over = self.in_use = False
+        self.starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+
+@pytest.fixture
+def shown() -> Iterator[list[dict[str, Any]]]:
+    """What a front end is sent."""
+    shell = InteractiveShell.instance()
+    before, shell.display_pub = shell.display_pub, CapturingDisplayPublisher()
+    yield shell.display_pub.outputs
+    shell.display_pub = before
+    InteractiveShell.clear_instance()
+
+
+PATH = Path("/runs/r1")
+
+
+def live() -> Live:
+    said = iter(["queued", "running", "succeeded", "closed"])
+    return Live(lambda _path: (word := next(said)) and {"text/plain": word, "text/html": f"<b>{word}</b>"})
+
+
+def test_widgets_become_html_when_the_object_has_ended(shown: list[dict[str, Any]]) -> None:
+    objects, panel = live(), Panel()
+    objects.show(PATH, lambda: panel)
+    objects.show(PATH, Panel)
+    first, second = shown
+    assert first["data"][WIDGET]["model_id"] == second["data"][WIDGET]["model_id"] == "m1"
+    assert (first["data"]["text/plain"], first["data"]["text/html"]) == ("queued", "<b>queued</b>")
+    assert panel.starts == 2
+
+    panel.over = True
+    objects.settle(PATH)
+    updates = shown[2:]
+    assert [u["update"] for u in updates] == [True, True]
+    assert [u["transient"]["display_id"] for u in updates] == [s["transient"]["display_id"] for s in shown[:2]]
+    assert all(WIDGET not in u["data"] for u in updates)
+    objects.settle(PATH)
+    assert len(shown) == 4
+
+
+def test_what_the_user_has_open_or_asked_to_keep_stays(shown: list[dict[str, Any]]) -> None:
+    objects, panel = live(), Panel()
+    objects.show(PATH, lambda: panel)
+    panel.in_use = True
+    objects.settle(PATH)
+    assert len(shown) == 1
+    objects.show(PATH, lambda: panel, keep=True)
+    panel.in_use, panel.over = False, True
+    objects.settle(PATH)
+    assert len(shown) == 3  # the one display that may change
+
+
+def test_where_no_widget_is_wanted_there_is_none(shown: list[dict[str, Any]]) -> None:
+    live().show(PATH, None)
+    assert sorted(shown[0]["data"]) == ["text/html", "text/plain"]

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.sources.convert import read_tables
+from workbench.jobs.data.sources.dataset import Hub, Jsonl, Mini, Release, dataset_from, prepare
+
+ROW = {"table_id": "1-1", "question": "Where?", "sql": {"sel": "Town", "agg": "", "conds": [["Year", "=", 1990]]}}
+INDEXED = {"table_id": "1-1", "question": "Where?", "sql": {"sel": 0, "agg": 3, "conds": [[1, 2, 1990]]}}
+TABLE = {"id": "1-1", "header": ["Town", "Year"], "types": ["text", "real"], "rows": [["Graz", 1990]]}
+
+
+def write(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def lines(path: Path | None) -> list[dict[str, object]]:
+    assert path is not None
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def release(path: Path, **changed: object) -> str:
+    rows = {"train.jsonl": INDEXED, "train.tables.jsonl": TABLE, "dev.jsonl": {**INDEXED, "table_id": "2-2"},
+            "dev.tables.jsonl": {**TABLE, "id": "2-2"}, "test.jsonl": "never read", **changed}  # fmt: skip
+    with tarfile.open(path, "w:bz2") as tar:
+        for name, row in rows.items():
+            if row is not None:
+                content = json.dumps(row).encode() + b"\n"
+                info = tarfile.TarInfo(f"data/{name}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+def test_mini_is_the_same_each_time_and_shares_no_question(tmp_path: Path) -> None:
+    first = prepare(dataset_from("wikisql-mini"), tmp_path / "a")
+    second = prepare(dataset_from({"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 400}), tmp_path / "b")
+    assert (first.train_rows, first.eval_rows, first.hub) == (4000, 400, None)
+    assert len(lines(first.train)) == 4000
+    assert lines(first.eval) == lines(second.eval)
+    assert lines(first.train)[:100] == lines(second.train)
+    assert not {r["source"] for r in lines(first.train)} & {r["source"] for r in lines(first.eval)}
+    tables = {table.id for table in read_tables(tmp_path / "a" / "tables.jsonl")}
+    assert {r["table_id"] for r in lines(first.train)} <= tables
+
+
+def test_files_with_columns_by_name(tmp_path: Path) -> None:
+    train, evaluation = write(tmp_path / "t.jsonl", ROW, ROW), write(tmp_path / "e.jsonl", ROW)
+    made = prepare(dataset_from({"kind": "jsonl", "train": train, "eval": evaluation}), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows, made.tables) == (2, 1, None)
+    assert lines(made.eval) == [
+        {"source": "translate to SQL: Where?", "target": "SELECT Town FROM table WHERE Year = 1990", "table_id": "1-1"}
+    ]
+
+
+def test_a_prepared_folder_is_a_dataset_again(tmp_path: Path) -> None:
+    first = prepare(Mini(train_rows=20, eval_rows=5), tmp_path / "a")
+    second = prepare(dataset_from(str(tmp_path / "a")), tmp_path / "b")
+    for name in ("train", "eval", "tables"):
+        assert lines(getattr(first, name)) == lines(getattr(second, name))
+
+
+def test_the_releases_files_unpacked_in_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", INDEXED)
+    write(tmp_path / "dev.jsonl", INDEXED)
+    write(tmp_path / "train.tables.jsonl", TABLE)
+    write(tmp_path / "dev.tables.jsonl", TABLE)
+    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    assert lines(made.train)[0]["target"] == "SELECT COUNT Town FROM table WHERE Year < 1990"
+    assert lines(made.tables)[0] == {**TABLE, "name": ""}
+
+
+def test_the_original_release(tmp_path: Path) -> None:
+    path = release(tmp_path / "data.tar.bz2")
+    assert dataset_from(path) == Release(path=path)
+    made = prepare(dataset_from({"kind": "release", "path": path}), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows) == (1, 1)
+    assert [t["id"] for t in lines(made.tables)] == ["2-2"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["eval.jsonl", "tables.jsonl", "train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dev.tables.jsonl": None}, "has no dev.tables.jsonl"),
+        ({"dev.jsonl": {**INDEXED, "table_id": "9-9"}}, "dev.jsonl, line 1: table_id '9-9' is not in the tables file"),
+        ({"train.tables.jsonl": {**TABLE, "rows": [[1]]}}, r"train.tables.jsonl, line 1: rows\[0\]"),
+    ],
+)
+def test_a_broken_release(tmp_path: Path, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prepare(Release(path=release(tmp_path / "data.tar.bz2", **changed)), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
+    made = prepare(Mini(train_rows=5, eval_rows=2), tmp_path / "out")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    good, bad = write(tmp_path / "t.jsonl", ROW), write(tmp_path / "e.jsonl", ROW, {**ROW, "sql": 1})
+    with pytest.raises(ConfigError, match=r"e.jsonl, line 2: sql is 1; it must be an object"):
+        prepare(Jsonl(train=good, eval=bad), tmp_path / "out")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
+    replaced = prepare(Jsonl(train=good, eval=good), tmp_path / "out")
+    assert replaced.tables is None, "the tables of another dataset must not stay"
+    assert made.train == replaced.train
+
+
+def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: Path) -> None:
+    asks, plain = {"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3"}, {"text": "Once\nupon a time"}
+    files = Jsonl(train=write(tmp_path / "t.jsonl", asks, plain), eval=write(tmp_path / "e.jsonl", asks))
+    made = prepare(files, tmp_path / "out")
+    assert lines(made.train) == [
+        {"source": "Sort.", "input": "3 1\n2", "target": "1 2 3", "table_id": None},
+        {"source": "", "target": "Once\nupon a time", "table_id": None},
+    ]
+    with pytest.raises(ConfigError, match=r"t\.jsonl, line 2 is plain text.*causal model such as 'tiny-llama'"):
+        prepare(files, tmp_path / "out", plain_text=False)
+
+
+def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").write_text("\n\n")
+    with pytest.raises(ConfigError, match=r"e.jsonl has no row"):
+        prepare(Jsonl(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")), tmp_path / "out")
+
+
+def test_hub_prepares_nothing_here(tmp_path: Path) -> None:
+    made = prepare(dataset_from("wikisql"), tmp_path / "out")
+    assert (made.train, made.eval, made.tables, made.train_rows) == (None, None, None, 0)
+    assert made.hub == dataclasses.asdict(Hub(name="Salesforce/wikisql", revision="refs/convert/parquet"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("wikisql-mni", "did you mean 'wikisql-mini'"),
+        ("/no/such/folder", "Allowed: wikisql-mini, wikisql, a folder with"),
+        ({"kind": "jsn"}, "dataset kind 'jsn' is not known.*wikisql-mini, jsonl, release, hub"),
+        ({}, "dataset kind None is not known"),
+        ({"kind": ["jsonl"]}, "dataset kind .* is not known"),
+        ({"kind": "jsonl", "trian": "x"}, "dataset key 'trian' is not known: did you mean 'train'"),
+        ({"kind": "jsonl", "train": "x"}, "a dataset of kind 'jsonl' needs the key 'eval'"),
+        ({"kind": "jsonl", "train": "x", "eval": 5}, "dataset eval is 5; it must be text"),
+        ({"kind": "jsonl", "train": "x", "eval": "y"}, "dataset train: there is no file x"),
+        ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
+        ({"kind": "release", "path": "gone.tar.bz2"}, "dataset path: there is no file gone.tar.bz2"),
+        ({"kind": "release"}, "needs the key 'path'"),
+        ({"kind": "hub"}, "needs the key 'name'"),
+        ({"kind": "hub", "name": ""}, "dataset name is ''"),
+        ({"kind": "wikisql-mini", "train_rows": 0}, "dataset train_rows is 0; it must be a whole number, 1 or more"),
+        ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),
+        ({"kind": "wikisql-mini", "train_rows": 10**6}, "more than the 100000 questions"),
+        (5, "dataset is 5; give a name, a path or an object"),
+    ],
+)
+def test_what_is_refused(value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataset_from(value)  # type: ignore[arg-type]
+
+
+def test_the_real_rows(tmp_path: Path, shared_data: Path) -> None:
+    made = prepare(dataset_from(str(shared_data)), tmp_path / "out")
+    assert made.train_rows == 15_927
+    assert len(lines(made.train)) == 15_927

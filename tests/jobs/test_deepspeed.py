@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.choices import Technique
+from workbench.jobs.deepspeed import keys as dskeys
+from workbench.jobs.deepspeed.config import load, resolve
+from workbench.jobs.finetune import FineTune
+
+WITH_DEEPSPEED = [t for t in Technique if t.uses_deepspeed]
+
+
+def own(config: object, **options: object) -> FineTune:
+    return FineTune(deepspeed=config, **{"technique": "zero1", **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("technique", WITH_DEEPSPEED)
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_shipped_file_fits_its_technique(technique: str, gpus: int, optimizer: str, precision: str) -> None:
+    job = FineTune(technique=technique, optimizer=optimizer, precision=precision)
+    config = resolve(job, gpus=gpus)
+    assert config is not None
+    assert config["zero_optimization"]["stage"] == Technique(technique).zero_stage  # type: ignore[index]
+    assert json.loads(json.dumps(config)) == config
+
+
+def test_single_has_no_configuration() -> None:
+    assert resolve(FineTune(technique="single"), gpus=0) is None
+
+
+def test_tf32_is_refused_on_cpus_under_every_technique() -> None:
+    for technique in Technique:
+        with pytest.raises(ConfigError, match="tf32"):
+            resolve(FineTune(technique=technique, precision="tf32"), gpus=0)
+    assert resolve(FineTune(technique="zero1", precision="tf32"), gpus=1) is not None
+
+
+def test_offload_takes_an_optimizer_that_needs_no_compiler_on_cpus_and_the_fast_one_on_gpus() -> None:
+    job = FineTune(technique="zero3-offload")
+    on_cpu, on_gpu = resolve(job, gpus=0), resolve(job, gpus=1)
+    assert on_cpu is not None and on_gpu is not None
+    assert on_cpu["optimizer"]["params"]["torch_adam"] is True  # type: ignore[index]
+    assert "torch_adam" not in on_gpu["optimizer"]["params"]  # type: ignore[index]
+    for key in ("offload_optimizer", "offload_param"):
+        assert on_cpu["zero_optimization"][key]["pin_memory"] is False  # type: ignore[index]
+        assert on_gpu["zero_optimization"][key]["pin_memory"] is True  # type: ignore[index]
+
+
+def test_sgd_under_offload_is_allowed_to_be_torch_s() -> None:
+    config = resolve(FineTune(technique="zero3-offload", optimizer="sgd"), gpus=1)
+    assert config is not None
+    assert "optimizer" not in config
+    assert config["zero_force_ds_cpu_optimizer"] is False
+
+
+def test_the_profiler_is_left_to_the_trainer_and_its_options_are_kept() -> None:
+    config = {"zero_optimization": {"stage": 1}, "flops_profiler": {"enabled": True, "top_modules": 3}}
+    resolved = resolve(own(config), gpus=0)
+    assert resolved is not None
+    assert resolved["flops_profiler"] == {"enabled": False, "top_modules": 3}
+
+
+def test_an_object_of_the_user_s_is_filled_in_and_not_changed() -> None:
+    config: dict[str, object] = {"zero_optimization": {"stage": 3}}
+    before = json.dumps(config)
+    resolved = resolve(own(config, technique="zero3"), gpus=0)
+    assert resolved is not None
+    assert json.dumps(config) == before
+    assert resolved["train_micro_batch_size_per_gpu"] == "auto"
+    assert resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True  # type: ignore[index]
+
+
+def test_a_path_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"zero_optimization": {"stage": 1, "reduce_bucket_size": 7}}')
+    resolved = resolve(own(str(path)), gpus=0)
+    assert resolved is not None
+    assert resolved["zero_optimization"]["reduce_bucket_size"] == 7  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"zero_optimization": {"stage": 1},\n  "bf16": {enabled": true}}', r"mine.json line 2 column 12: .*"),
+        ("", "line 1 column 1"),
+        ("[1]", "holds list"),
+        ('{"fp16": {}, "fp16": {}}', "'fp16' stands there twice"),
+    ],
+)
+def test_what_is_no_json_object_is_refused_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        resolve(own(str(path)), gpus=0)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.json.*No such file"):
+        resolve(own(str(tmp_path / "nowhere.json")), gpus=0)
+
+
+@pytest.mark.parametrize("key", sorted(dskeys.REMOVED))
+def test_a_removed_key_is_named_with_what_to_do(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}' was removed from DeepSpeed: (use|delete)"):
+        resolve(own({"zero_optimization": {"stage": 1}, key: {}}), gpus=0)
+
+
+ZERO1 = {"stage": 1}
+ZERO3 = {"stage": 3}
+OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+
+
+@pytest.mark.parametrize(
+    ("technique", "config", "message"),
+    [
+        ("zero1", {"zero_optimization": {**ZERO1, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size.*removed"),
+        ("zero1", {"zero_optimisation": ZERO1}, "did you mean 'zero_optimization'"),
+        ("zero1", {"zero_optimization": {**ZERO1, "reduce_bucket": 1}}, "did you mean 'zero_optimization.reduce_buck"),
+        ("zero1", {}, "stage is 0, and technique 'zero1' is stage 1"),
+        ("zero1", {"zero_optimization": ZERO3}, "stage is 3"),
+        ("zero1", {"zero_optimization": 1}, "must be an object"),
+        ("zero3", {"zero_optimization": OFFLOAD}, "choose technique 'zero3-offload'"),
+        ("zero3", {"zero_optimization": {**ZERO3, "cpu_offload": True}}, "deprecated"),
+        ("zero3-offload", {"zero_optimization": ZERO3}, "needs zero_optimization.offload_optimizer"),
+        (
+            "zero3-offload",
+            {"zero_optimization": {**ZERO3, "offload_optimizer": {"device": "none"}}},
+            "needs zero_optimization.offload_optimizer",
+        ),
+        (
+            "zero3",
+            {"zero_optimization": {**ZERO3, "stage3_gather_16bit_weights_on_model_save": False}},
+            "must be true",
+        ),
+        ("zero1", {"zero_optimization": ZERO1, "fp16": {"enabled": True}}, "T5 overflows"),
+        ("zero1", {"zero_optimization": ZERO1, "bf16": {"enabled": True}}, "precision is 'fp32'"),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "train_micro_batch_size_per_gpu": 4},
+            "per_device_train_batch_size is 8",
+        ),
+        ("zero1", {"zero_optimization": ZERO1, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 1"),
+        ("zero1", {"zero_optimization": ZERO1, "train_batch_size": 8}, "x 3 ranks is 24"),
+        ("zero1", {"zero_optimization": ZERO1, "gradient_clipping": "yes"}, "gradient_clipping"),
+        ("zero1", {"zero_optimization": ZERO1, "optimizer": {"type": "OneBitAdam"}}, "'OneBitAdam' was removed"),
+        ("zero1", {"zero_optimization": ZERO1, "optimizer": {"type": "Lion"}}, "job's optimizer is 'adamw'"),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}},
+            "optimizer.params.lr is 3e-05, and the job's learning_rate is 0.001",
+        ),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1}}},
+            "warmup_max_lr is 1",
+        ),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "flops_profiler": {"enabled": True, "profile_step": 9}},
+            "profile_step is 9",
+        ),
+    ],
+)
+def test_what_contradicts_the_job_is_refused(technique: str, config: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(own(config, technique=technique), gpus=0, world_size=3)
+
+
+def test_numbers_that_agree_with_the_job_are_accepted() -> None:
+    config = {
+        "zero_optimization": ZERO1,
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": 24,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "bf16": {"enabled": False},
+    }
+    assert resolve(own(config), gpus=0, world_size=3) is not None
+
+
+def test_the_files_are_found_in_a_wheel_and_in_a_zip(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    inside, beside = tmp_path / "wheel.zip", tmp_path / "checkout.zip"
+    for archive, folder in ((inside, "workbench/dsconfig"), (beside, "dsconfig")):
+        with zipfile.ZipFile(archive, "w") as z:
+            for path in sorted((root / "workbench").rglob("*.py")):
+                z.write(path, path.relative_to(root))
+            z.writestr(f"{folder}/zero1.json", '{"zero_optimization": {"stage": 1}, "log_level": "info"}')
+    code = (
+        "from workbench.jobs.deepspeed.config import *; from workbench.jobs.finetune import *; "
+        "print(load(FineTune())[0])"
+    )
+    for archive in (inside, beside):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(archive), "PYTHONSAFEPATH": "1"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert "log_level" in done.stdout, done.stderr
+    assert load(FineTune())[1] == "dsconfig/zero1.json"
+
+
+@pytest.mark.slow
+def test_the_written_down_keys_are_those_of_the_installed_deepspeed() -> None:
+    code = """
+import json, pathlib, deepspeed.runtime.config as c
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig as Z
+root = pathlib.Path(c.__file__).parents[1]
+text = "".join(p.read_text() for p in root.rglob("*.py"))
+print(json.dumps([sorted(c._REMOVED_TOP_LEVEL_CONFIG_KEYS), sorted(c._REMOVED_ZERO_CONFIG_KEYS),
+                  sorted(f.alias or n for n, f in Z.model_fields.items()),
+                  [k for k in %r if f'"{k}"' not in text and f"'{k}'" not in text]]))
+""" % sorted(dskeys.TOP_LEVEL - {"compile"})  # noqa: UP031  # braces stand in the code
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    removed, removed_zero, zero, strange = json.loads(done.stdout.splitlines()[-1])
+    assert set(removed) == set(dskeys.REMOVED)
+    assert set(removed_zero) == set(dskeys.REMOVED_ZERO)
+    assert set(zero) == set(dskeys.ZERO)
+    assert strange == []
+
+
+def test_hybrid_shards_need_pods_of_several_gpus() -> None:
+    job = FineTune(technique="fsdp", fsdp={"shard": "hybrid"})
+    for gpus in (0, 1):
+        with pytest.raises(ConfigError, match="has one slot; use 'full' or 'grads'"):
+            resolve(job, gpus=gpus)
+    assert resolve(job, gpus=2) is None
+
+
+def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() -> None:
+    llama: dict[str, object] = {"model": "tiny-llama", "precision": "fp16", "technique": "zero1"}
+    resolved = resolve(FineTune(**llama), gpus=1)  # type: ignore[arg-type]
+    assert resolved is not None and resolved["fp16"] == {"enabled": "auto"}
+    with pytest.raises(ConfigError, match=r"fp16.enabled is true, and the job's precision is 'fp32'"):
+        resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": True}}, model="tiny-llama"), gpus=1)
+    with pytest.raises(ConfigError, match=r"fp16.enabled is false, and the job's precision is 'fp16'"):
+        resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": False}}, **llama), gpus=1)
+    with pytest.raises(ConfigError, match="use 'bf16' on CPUs"):
+        resolve(FineTune(**llama), gpus=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'fsdp' is not offered: use 'bf16'"):
+        FineTune(**{**llama, "technique": "fsdp"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("technique", WITH_DEEPSPEED)
+def test_a_profiler_variant_is_its_technique_s_file_with_the_profiler_s_options(technique: str) -> None:
+    plain, source = load(FineTune(technique=technique))
+    variant, named = load(own(f"dsconfig/{technique}-profiler.json", technique=technique))
+    assert named.removesuffix("-profiler.json") == source.removesuffix(".json")
+    options = variant.pop("flops_profiler")
+    assert variant == plain
+    assert set(options) == {"enabled", "module_depth", "top_modules", "detailed"}
+    resolved = resolve(own(f"dsconfig/{technique}-profiler.json", technique=technique), gpus=0, world_size=3)
+    assert resolved is not None
+    assert resolved["flops_profiler"] == {**options, "enabled": False}  # the trainer drives it
+
+
+def test_a_shipped_file_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(own("dsconfig/zero1-profiler.json"))[1] == "dsconfig/zero1-profiler.json"
+    with pytest.raises(ConfigError, match=r"zero9\.json is not among.*zero1-profiler\.json, zero1\.json"):
+        load(own("dsconfig/zero9.json"))
+    (tmp_path / "dsconfig").mkdir()
+    (tmp_path / "dsconfig" / "zero1.json").write_text('{"zero_optimization": {"stage": 1}, "log_level": "info"}')
+    assert "log_level" in load(own("dsconfig/zero1.json"))[0], "a file of one's own comes first"

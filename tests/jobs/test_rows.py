@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.lines import read_lines
+from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Row, row_from, table_from
+from workbench.jobs.data.sql import parse
+from workbench.jobs.data.tables import Table
+
+NAMED = {
+    "table_id": "1-10015132-11",
+    "question": "What position does the player who played for  Butler CC (KS) play? ",
+    "sql": {"sel": "Position", "conds": [["School/Club Team", "=", "Butler CC (KS)"]], "agg": ""},
+}
+TABLE = {
+    "id": "1-1000181-1",
+    "page_title": "States",
+    "header": ["State", "Text/background\ncolour", "Current series", "Area"],
+    "types": ["text", "text", "text", "real"],
+    "rows": [["South Australia", "slogan", "ABC 123", 983.482]],
+}
+# The line after the one shown on WikiSQL's own page.
+INDEXED = {
+    "phase": 1,
+    "table_id": "1-1000181-1",
+    "question": "Tell me the notes for South Australia",
+    "sql": {"sel": 1, "conds": [[0, 0, "SOUTH AUSTRALIA"], [3, 1, 900]], "agg": 3},
+}
+HUB = {
+    "phase": 1,
+    "question": "Tell me the notes for South Australia",
+    "table": {**TABLE, "page_id": "x", "section_title": "", "caption": "States", "name": "table_1000181_1"},
+    "sql": {
+        "human_readable": "SELECT COUNT Text FROM table WHERE State = SOUTH AUSTRALIA AND Area > 900",
+        "sel": 1,
+        "agg": 3,
+        "conds": {"column_index": [0, 3], "operator_index": [0, 1], "condition": ["SOUTH AUSTRALIA", "900"]},
+    },
+}
+TABLES = {"1-1000181-1": table_from(TABLE, "tables.jsonl, line 1")}
+TARGET = "SELECT COUNT Text/background colour FROM table WHERE State = SOUTH AUSTRALIA AND Area > 900"
+
+
+def changed(row: object, path: str, value: object) -> dict[str, object]:
+    """Set, or with `...` remove, what stands at a dotted path."""
+    row = copy.deepcopy(row)
+    *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    inner = row
+    for key in way:
+        inner = inner[key]  # type: ignore[index]
+    if value is ...:
+        del inner[last]  # type: ignore[attr-defined]
+    else:
+        inner[last] = value  # type: ignore[index]
+    return row  # type: ignore[return-value]
+
+
+def test_columns_by_name() -> None:
+    assert row_from(NAMED, "here") == Row(
+        source=PREFIX + "What position does the player who played for Butler CC (KS) play?",
+        target="SELECT Position FROM table WHERE School/Club Team = Butler CC (KS)",
+        table_id="1-10015132-11",
+    )
+
+
+def test_columns_by_number_need_the_tables() -> None:
+    assert row_from(INDEXED, "here", TABLES).target == TARGET
+    with pytest.raises(ConfigError, match=r"here: sql.sel names its column by number: give the tables file"):
+        row_from(INDEXED, "here")
+
+
+def test_the_hubs_rows_carry_their_table_and_their_numbers_become_numbers_again() -> None:
+    row = row_from(HUB, "here")
+    assert row.target == TARGET
+    assert row.table_id == "1-1000181-1"
+    assert row_from(changed(HUB, "table.types", []), "here").target == TARGET.replace("900", "'900'")
+
+
+def test_a_row_that_is_prepared_already_passes() -> None:
+    row = row_from(INDEXED, "here", TABLES)
+    assert row_from(json.loads(row.to_json()), "here") == row
+
+
+WRITTEN = [
+    ({"source": "a  b\nc", "target": " d "}, Row(source="a  b\nc", target="d")),
+    ({"source": "a", "input": "b", "target": "", "table_id": None}, Row(source="a", input="b", target="")),
+    ({"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3", "text": "Below is …"},
+     Row(source="Sort.", input="3 1\n2", target="1 2 3")),
+    ({"instruction": "Say hi.", "input": None, "output": "Hi!"}, Row(source="Say hi.", target="Hi!")),
+    ({"instruction": "Why?", "context": "Because.", "response": "So.", "category": "qa"},
+     Row(source="Why?", input="Because.", target="So.")),
+    ({"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
+     Row(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet.")),
+    ({"dialog": "Ann: Hi!", "summary": "Ann greets."}, Row(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets.")),
+    ({"text": "Once upon\n a time", "url": "…"}, Row(source="", target="Once upon\n a time")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("raw", "row"), WRITTEN)
+def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_as_prepared(
+    raw: dict[str, object], row: Row
+) -> None:
+    assert row_from(raw, "here") == row
+    assert row_from(json.loads(row.to_json()), "here") == row
+    assert row.is_plain == ("text" in raw and "instruction" not in raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"instruction": "a"}, "here: the key 'output' is missing; there is: instruction"),
+        ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
+        ({"instruction": "a", "output": 5}, "here: output is 5; it must be text"),
+        ({"instruction": "a", "input": ["b"], "output": "c"}, r"here: input is \["),
+        ({"summary": "a"}, "here: the key 'dialogue' is missing"),
+        ({"dialogue": "a", "summary": ""}, "here: summary is empty"),
+        ({"text": ""}, "here: text is empty"),
+        ({"text": "\ud800"}, "here: text is .*surrogate"),
+        ({"source": "", "target": " "}, "here: target is empty"),
+        ({"prompt": "a", "completion": "b"}, "here: the key 'question' is missing.*instruction and output, dialogue"),
+    ],
+)
+def test_a_broken_row_of_text_names_the_place_and_the_field(raw: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        row_from(raw, "here")
+
+
+@pytest.mark.parametrize(
+    ("row", "path", "value", "message"),
+    [
+        (NAMED, "sql.agg", "MEDIAN", "here: sql.agg 'MEDIAN' is not known.*COUNT"),
+        (NAMED, "sql.agg", ["MAX"], r"here: sql.agg \['MAX'\] is not known"),
+        (NAMED, "sql.conds.0.1", "LIKE", r"here: sql.conds\[0\]\[1\] 'LIKE' is not known.*=, >, <"),
+        (NAMED, "sql.conds.0.2", None, r"here: sql.conds\[0\]\[2\] is null; it must be text or a number"),
+        (NAMED, "sql.conds.0.2", True, r"here: sql.conds\[0\]\[2\] is true"),
+        (NAMED, "sql.conds.0.2", float("inf"), r"here: sql.conds\[0\]\[2\] is Infinity; the number is too large"),
+        (NAMED, "sql.conds.0.2", 2**64, r"here: sql.conds\[0\]\[2\] is 18446744073709551616; the number is too large"),
+        (NAMED, "sql.conds.0.2", "\ud800", r"here: sql.conds\[0\]\[2\] is .*surrogate"),
+        (NAMED, "sql.conds.0.0", 3, r"here: sql.conds\[0\]\[0\] is 3; it must be text"),
+        (NAMED, "sql.conds.0.0", " ", r"here: sql.conds\[0\]\[0\] is empty"),
+        (NAMED, "sql.conds.0", ["a", "="], r"here: sql.conds\[0\] is .*; it must be \[column, operator, value\]"),
+        (NAMED, "sql.conds", {}, "here: sql.conds is {}; it must be a list"),
+        (NAMED, "sql.sel", ..., "here: the key 'sql.sel' is missing; there is: conds, agg"),
+        (NAMED, "sql", "SELECT 1", 'here: sql is "SELECT 1"; it must be an object'),
+        (NAMED, "question", "  ", "here: question is empty"),
+        (NAMED, "question", ..., "here: the key 'question' is missing"),
+        (NAMED, "table_id", ..., "here: the key 'table_id' is missing"),
+        (INDEXED, "table_id", "2-2", "here: table_id '2-2' is not in the tables file"),
+        (INDEXED, "sql.sel", 4, "here: sql.sel is 4; it must be a whole number from 0 to 3"),
+        (INDEXED, "sql.sel", -1, "here: sql.sel is -1"),
+        (INDEXED, "sql.sel", True, "here: sql.sel is true"),
+        (INDEXED, "sql.agg", 6, "here: sql.agg is 6; it must be a whole number from 0 to 5"),
+        (INDEXED, "sql.conds.1.0", 9, r"here: sql.conds\[1\]\[0\] is 9; it must be a whole number from 0 to 3"),
+        (INDEXED, "sql.conds.1.1", 3, r"here: sql.conds\[1\]\[1\] is 3; it must be a whole number from 0 to 2"),
+        (INDEXED, "sql.sel", "Stat", "here: sql.agg 3 is not known"),
+        (HUB, "sql.conds.condition", ["x"], "here: sql.conds.condition has 1 entries, column_index 2"),
+        (HUB, "table.header", [], "here: table: header is empty"),
+        (HUB, "table.types", ["text"], "here: table: types has 1 entries for 4 columns"),
+        (HUB, "table.types", ["blob"] * 4, "here: table: types 'blob' is not known.*text, real"),
+    ],
+)
+def test_a_broken_row_names_the_place_and_the_field(row: object, path: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        row_from(changed(row, path, value), "here", TABLES if row is INDEXED else None)
+
+
+def test_a_named_column_must_be_in_the_table() -> None:
+    row = changed(NAMED, "table_id", "1-1000181-1")
+    with pytest.raises(ConfigError, match=r"here: column 'Position' is not known.*State"):
+        row_from(row, "here", TABLES)
+
+
+@pytest.mark.parametrize("row", [None, 5, "x", [], [1]])
+def test_a_line_must_be_an_object(row: object) -> None:
+    with pytest.raises(ConfigError, match=r"here: the line is .*; it must be an object"):
+        row_from(row, "here")
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ([["a"]], r"rows\[0\] is \[\"a\"\]; it must be a list of 4 cells"),
+        ([["a", "b", "c", []]], r"rows\[0\] has the cell \[\]; a cell is text, a number or null"),
+    ],
+)
+def test_a_broken_table_names_the_row(cells: object, message: str) -> None:
+    with pytest.raises(ConfigError, match="line 1: " + message):
+        table_from({**TABLE, "rows": cells}, "tables.jsonl, line 1")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["sel", "agg", "conds", "sql", "question", "table_id", "table"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([NAMED, INDEXED, HUB]), st.sampled_from(["sql", "question", "table_id", "table"]), JSON)
+def test_whatever_stands_in_a_line_the_error_is_ours(row: dict[str, object], key: str, junk: object) -> None:
+    tables: dict[str, Table] | None = TABLES if row is INDEXED else None
+    try:
+        made = row_from({**row, key: junk}, "here", tables)
+    except ConfigError as error:
+        assert str(error).startswith("here: ")
+    else:
+        assert parse(made.target) is not None
+
+
+def test_all_real_rows_convert_and_read_back(shared_data: Path) -> None:
+    counts = []
+    for name in ("train.jsonl", "eval.jsonl"):
+        count = 0
+        for where, data in read_lines(shared_data / name):
+            count += 1
+            query = parse(row_from(data, where).target)
+            sql = data["sql"]  # type: ignore[index]
+            assert query is not None
+            assert (query.aggregate, query.select) == (sql["agg"], _plain(sql["sel"])), where
+            assert [list(c) for c in query.conditions] == [[_plain(c), o, _plain(v)] for c, o, v in sql["conds"]], where
+            assert [type(c.value) for c in query.conditions] == [type(v) for _, _, v in sql["conds"]], where
+        counts.append(count)
+    assert counts[0] == 15_927
+    assert counts[1] > 1000
+
+
+def _plain(value: object) -> object:
+    return " ".join(value.split()) if isinstance(value, str) else value

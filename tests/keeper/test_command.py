@@ -1,0 +1,100 @@
+import itertools
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.choices import Launcher
+from workbench.keeper.launch.command import LaunchCommand, LaunchPlan, build_command, place_ranks
+from workbench.pods.pod import Pod
+
+PODS = [
+    Pod(name=f"pod-{n}", address=f"127.0.0.{n + 2}", slots=1, root=f"/w/pods/pod-{n}", python="/env/bin/python")
+    for n in range(3)
+]
+
+
+def plan(launcher: Launcher, folder: Path = Path("/w")) -> LaunchPlan:
+    return LaunchPlan(
+        run_id="r1",
+        launcher=launcher,
+        pods=PODS,
+        places=place_ranks(PODS),
+        master_port=29511,
+        interface="lo",
+        package="/w/pods/store/workbench-0.zip",
+        hostfile=folder / "hostfile",
+        ssh_argv={p.name: ["ssh", "-F", str(folder / "ssh_config"), "--", p.address] for p in PODS},
+        pdsh_env={"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": "-F /w/ssh_config"},
+        rsh_wrapper=folder / "ssh",
+    )
+
+
+def test_ranks_are_numbered_pod_by_pod() -> None:
+    places = place_ranks([replace(PODS[0], slots=2), PODS[1]])
+    assert [(p.rank, p.local_rank, p.pod) for p in places] == [(0, 0, "pod-0"), (1, 1, "pod-0"), (2, 0, "pod-1")]
+
+
+@pytest.mark.parametrize("launcher", [Launcher.PDSH, Launcher.OPENMPI])
+def test_deepspeed_cannot_fall_back_to_this_machine_or_to_the_users_ssh(launcher: Launcher) -> None:
+    command = build_command(plan(launcher))
+    for flag in ("--force_multi", "--no_ssh_check", "--no_python", "--no_local_rank"):
+        assert flag in command.argv
+    assert not Path(command.env["DS_ENV_FILE"]).exists()
+    at = command.argv.index("--launcher")
+    assert command.argv[at + 1] == launcher.value
+
+
+def test_mpi_gets_the_wrapper_and_the_interface() -> None:
+    (given,) = [a for a in build_command(plan(Launcher.OPENMPI)).argv if a.startswith("--launcher_args=")]
+    args = shlex.split(given.removeprefix("--launcher_args="))
+    pairs = dict(itertools.pairwise(args))
+    assert pairs["plm_rsh_agent"] == "/w/ssh"
+    assert pairs["btl_tcp_if_include"] == pairs["oob_tcp_if_include"] == "lo"
+    assert "MASTER_PORT=29511" in args
+
+
+def test_ssh_line_starts_one_client_per_rank() -> None:
+    script = build_command(plan(Launcher.SSH)).argv[2]
+    for rank, pod in enumerate(PODS):
+        assert f"-- {pod.address} " in script
+        assert f"--rank {rank} --local-rank 0 --world-size 3 --master-addr 127.0.0.2 --master-port 29511" in script
+
+
+def test_ssh_line_returns_the_code_of_a_client_that_failed(tmp_path: Path) -> None:
+    codes = {"pod-0": "0", "pod-1": "7", "pod-2": "0"}
+    fake = {name: ["sh", "-c", f"exit {code}"] for name, code in codes.items()}
+    command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
+    assert subprocess.run(command.argv, timeout=20, check=False).returncode == 7
+    fake["pod-1"] = fake["pod-0"]
+    command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
+    assert subprocess.run(command.argv, timeout=20, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("launcher", [Launcher.PDSH, Launcher.OPENMPI])
+@pytest.mark.parametrize("bad", ["my runs", "a;id", "$(id)", "a'b"])
+def test_a_path_that_a_shell_would_read_is_refused(launcher: Launcher, bad: str) -> None:
+    with pytest.raises(ConfigError, match="unquoted"):
+        build_command(plan(launcher, Path("/w") / bad))
+
+
+def test_the_printed_line_is_read_by_a_shell_as_it_was_meant() -> None:
+    argv = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.environ['A B'.replace(' ', '_')], sys.argv[1:])",
+        "x y",
+        "$z",
+    ]
+    line = str(LaunchCommand(argv=argv, env={"A_B": "it's $HOME"}))
+    out = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=20, check=True).stdout
+    assert out == "it's $HOME ['x y', '$z']\n"
+
+
+def test_a_command_survives_json() -> None:
+    command = build_command(plan(Launcher.PDSH))
+    assert LaunchCommand.from_dict(command.to_dict()) == command

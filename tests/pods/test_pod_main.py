@@ -1,0 +1,130 @@
+"""The first process of a Kubernetes pod, by itself: what it refuses, when it ends, and what its logins get."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench.pods.guest.addresses import free_port
+from workbench.pods.guest.sshd import SSHD_OPTIONS
+from workbench.pods.kubernetes import pod_main as podmain
+from workbench.pods.kubernetes.objects import HostKey
+from workbench.pods.kubernetes.pod_main import REPORT
+from workbench.pods.rendezvous.report import decode_report
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
+
+ADDRESS = "127.77.3.4"
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, identity: Identity) -> list[str]:
+    """The command line of a pod whose Secret is mounted."""
+    key, secret = HostKey.generate(), tmp_path / "secret"
+    secret.mkdir()
+    (secret / "host_key").write_text(key.private)
+    (secret / "host_key.pub").write_text(key.public + "\n")
+    (secret / "authorized_keys").write_text(f"restrict {identity.public_key}\n")
+    (secret / "sshd_options").write_text(SSHD_OPTIONS)
+    flags = {"--name": "pod-0", "--root": tmp_path / "work" / "pod-0", "--secret": secret, "--slots": 1}
+    flags |= {"--port": free_port([ADDRESS]), "--lease-s": 1, "--wait-s": 30}
+    return [str(word) for pair in flags.items() for word in pair]
+
+
+@pytest.fixture
+def start(arguments: list[str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts it as a container does."""
+    started = []
+
+    def run(*more: str, **env: str) -> subprocess.Popen[str]:
+        place = {"POD_IP": ADDRESS, "WORKBENCH_LISTEN": ADDRESS, "WORKBENCH_POD": str(tmp_path / "work" / "pod-0")}
+        pod = subprocess.Popen(
+            [sys.executable, "-u", podmain.__file__, *arguments, *more],
+            env={**os.environ, **place, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(pod)
+        return pod
+
+    yield run
+    for pod in started:
+        pod.kill()
+        pod.communicate()
+
+
+def until(pod: subprocess.Popen[str], words: str) -> str:
+    assert pod.stdout is not None
+    for line in pod.stdout:
+        if words in line:
+            return line
+    raise AssertionError(f"the pod ended without saying {words!r}")
+
+
+def test_a_pod_says_who_it_is_and_gives_logins_its_variables(
+    start: Callable[..., subprocess.Popen[str]], identity: Identity
+) -> None:
+    pod = start("--lease-s", "30", HF_TOKEN="canary 1", ODD='a"b', KUBERNETES_SERVICE_HOST="10.0.0.1")
+    assert "variable ODD is left out" in until(pod, "left out")
+    who = decode_report(until(pod, REPORT).removeprefix(REPORT))
+    assert (who.name, who.address, who.python) == ("pod-0", ADDRESS, sys.executable)
+    root = Path(who.root)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (root, *root.rglob("*")))
+    identity.pin([who])
+    with SSHConnection(who, identity) as connection:
+        found = json.loads(
+            connection.run([who.python, "-c", "import json,os; print(json.dumps(dict(os.environ)))"]).stdout
+        )
+    assert (found["HF_TOKEN"], found["WORKBENCH_POD"]) == ("canary 1", who.root)
+    assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert not {"ODD", "KUBERNETES_SERVICE_HOST"} & set(found)
+    pod.send_signal(signal.SIGTERM)
+    assert pod.wait(5) == 0
+
+
+def test_a_pod_ends_when_nobody_is_logged_in_for_the_lease(
+    start: Callable[..., subprocess.Popen[str]], identity: Identity
+) -> None:
+    pod = start()
+    who = decode_report(until(pod, REPORT).removeprefix(REPORT))
+    identity.pin([who])
+    with SSHConnection(who, identity):
+        time.sleep(2.5)
+        assert pod.poll() is None, "it ended though somebody was logged in"
+    assert "nobody was logged in for 1 s" in until(pod, "pod:")
+    assert pod.wait(5) == 0
+
+
+def test_a_pod_that_nobody_ever_calls_ends(start: Callable[..., subprocess.Popen[str]]) -> None:
+    pod = start("--wait-s", "0.5")
+    assert "nobody was logged in for" in until(pod, "pod:")
+    assert pod.wait(5) == 0
+
+
+def test_an_image_without_sshd_or_with_a_nameless_user_says_so(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handler, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
+    try:
+        with monkeypatch.context() as bare:
+            bare.setattr(shutil, "which", lambda *_args, **_named: None)
+            assert podmain.main(arguments) == 1
+        with monkeypatch.context() as nameless:
+            nameless.setattr(os, "geteuid", lambda: 3_999_999)
+            assert podmain.main(arguments) == 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+        os.umask(mask)
+    said = capfd.readouterr().out
+    assert "this image has no sshd; pods are reached over SSH: install openssh-server in it" in said
+    assert "user id 3999999 has no name in this image's /etc/passwd" in said

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import BackendError
+from workbench.results.tensorboard import server as boardserver
+from workbench.rundir.events import Event
+from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.state import is_alive
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder
+
+
+def curves(folder: Path) -> Path:
+    writer = ScalarWriter(folder)
+    for step in range(3):
+        writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 2.0 - step}))
+    writer.close()
+    return folder
+
+
+def test_a_server_shows_the_curves_on_loopback_and_is_found_again(tmp_path: Path) -> None:
+    folder = curves(tmp_path / "tensorboard")
+    assert boardserver.find(folder) is None
+    server = boardserver.serve(folder)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/data/plugin/scalars/tags") as answer:
+            assert "train/loss" in json.dumps(json.load(answer))
+        assert listeners(server.port) == ["0100007F"]
+        assert boardserver.serve(folder) == server == boardserver.find(folder)
+        (tmp_path / "link").symlink_to(folder)
+        assert boardserver.find(tmp_path / "link") == server
+        assert boardserver.find(tmp_path / "elsewhere") is None
+    finally:
+        server.stop()
+    assert not is_alive(server.pid, server.start_time)
+    assert boardserver.find(folder) is None
+    server.stop()
+
+
+def test_it_ends_with_its_owner_however_that_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys, os; from pathlib import Path; from workbench.results.tensorboard.server import serve; "
+        "s = serve(Path(sys.argv[1])); print(s.pid, s.start_time, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    pid, start_time = (int(word) for word in done.stdout.split())
+    deadline = time.monotonic() + 60
+    while is_alive(pid, start_time) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid, start_time)
+
+
+def test_another_folder_takes_over_a_prescribed_port(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        assert not boardserver.is_free(port)
+        with pytest.raises(BackendError, match=str(port)):
+            boardserver.serve(tmp_path / "a", port=port)
+    first = boardserver.serve(tmp_path / "a", port=port)
+    assert boardserver.is_free(port)
+    second = boardserver.serve(tmp_path / "b", port=port)
+    assert (first.port, second.port) == (port, port)
+    assert not first.is_alive
+    second.stop()
+
+
+def test_a_record_of_another_process_with_that_pid_is_no_server(tmp_path: Path, own_records: Path) -> None:
+    record = boardserver._record(tmp_path)
+    stale = {"folder": str(tmp_path), "port": 1, "pid": os.getpid(), "start_time": 1, "owner": 1}
+    record.write_text(json.dumps(stale))
+    assert boardserver.find(tmp_path) is None
+
+
+def test_records_in_a_folder_that_others_can_write_are_refused(tmp_path: Path, own_records: Path) -> None:
+    boardserver.find(tmp_path)
+    (folder,) = own_records.iterdir()
+    folder.chmod(0o777)
+    with pytest.raises(BackendError, match="not this user's alone"):
+        boardserver.find(tmp_path)
+
+
+def listeners(port: int) -> list[str]:
+    """The local addresses, as the kernel writes them, on which somebody listens."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return [words[1].partition(":")[0] for words in lines if words[3] == "0A" and words[1].endswith(f":{port:04X}")]

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forkedruns import Plan
+
+from workbench.jobs.data.sources.dataset import Mini, dataset_from, prepare
+from workbench.jobs.finetune import FineTune, Script, job_from_dict
+from workbench.results.recipe import recipe_of
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import HostSlots, RunResult
+from workbench.rundir.state import RunState
+
+VERSIONS = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}
+ZERO1 = {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto",
+         "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 1000000}  # fmt: skip
+
+
+def make_run(root: Path, job: FineTune | Script, env: Mapping[str, str] | None = None, rows: int = 40) -> RunResult:
+    paths = RunPaths(root)
+    paths.inputs.mkdir(parents=True)
+    spec = {"cluster": {"pods": {"env": {"NCCL_DEBUG": "a b"}}}, "job": {**job.to_dict(), "env": dict(env or {})}}
+    paths.spec.write_text(json.dumps(spec))
+    paths.hostfile.write_text("10.0.0.1 slots=1\n10.0.0.2 slots=1\n")
+    hosts = (HostSlots(address="10.0.0.1", slots=1), HostSlots(address="10.0.0.2", slots=1))
+    if isinstance(job, FineTune):
+        prepare(Mini(train_rows=rows, eval_rows=10), paths.inputs)
+        deepspeed = ZERO1 if job.technique == "zero1" else None
+        told = {"job": job.to_dict(), "train": "train.jsonl", "eval": "eval.jsonl", "hub": None, "deepspeed": deepspeed}
+        paths.job.write_text(json.dumps(told))
+        paths.deepspeed.write_text(json.dumps(deepspeed))
+    return RunResult(path=root, state=RunState.SUCCEEDED, hosts=hosts, world_size=2, versions=VERSIONS)
+
+
+def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
+    result = make_run(tmp_path, FineTune())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    recipe = recipe_of(result)
+    assert set(recipe.files) == {
+        "train.py", "job.json", "deepspeed.json", "hostfile", "requirements.txt", "train.jsonl", "eval.jsonl",
+        "tokenizer/tokenizer.json",
+    }  # fmt: skip
+    assert recipe.files["requirements.txt"] == b"torch==2.13.0\ndeepspeed==0.19.8\ntransformers==5.23.0\n"
+    assert b"import workbench" not in recipe.files["train.py"]
+    assert b"from workbench" not in recipe.files["train.py"]
+    with zipfile.ZipFile(io.BytesIO(recipe.archive)) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == dict(recipe.files)
+    assert recipe.archive == recipe_of(result).archive
+    for line in (
+        "python3.11 -m venv .venv",
+        ".venv/bin/pip install -r requirements.txt --extra-index-url https://download.pytorch.org/whl/cpu",
+        ".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank train.py",
+        ".venv/bin/torchrun --nproc-per-node 2 train.py",
+        "export NCCL_DEBUG='a b'",
+    ):
+        assert line in recipe.commands.splitlines()
+
+
+def test_the_commands_are_shell_and_name_no_secret(tmp_path: Path) -> None:
+    recipe = recipe_of(make_run(tmp_path, FineTune(), env={"HF_TOKEN": "${HF_TOKEN}", "A": "x'; rm -rf /; '"}))
+    assert ': "${HF_TOKEN:?' in recipe.commands
+    subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
+    exports = "\n".join(line for line in recipe.commands.splitlines() if line.startswith("export"))
+    run = subprocess.run(["sh", "-c", f'{exports}\nprintf %s "$A"'], capture_output=True, text=True, check=True)
+    assert run.stdout == "x'; rm -rf /; '"
+
+
+def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "tiny", FineTune())
+    assert any("tokenizer" in line for line in recipe_of(result).differs)
+    (RunPaths(result.path).inputs / "train.jsonl").unlink()
+    (RunPaths(result.path).inputs / "eval.jsonl").unlink()
+    assert any("from a hub" in line for line in recipe_of(result).differs)
+    folder = tmp_path / "a model"
+    result = make_run(tmp_path / "folder", FineTune(model=str(folder)))
+    assert any(f"the model {folder} is loaded from a folder" in line for line in recipe_of(result).differs)
+    local = replace(result, hosts=(HostSlots(address="127.0.0.2", slots=2),))
+    assert any("are gone" in line for line in recipe_of(local).differs)
+
+
+def test_many_rows_are_fetched_and_checked(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "a run", FineTune())
+    paths = RunPaths(result.path)
+    (paths.inputs / "train.jsonl").write_bytes(os.urandom(4 << 20))
+    recipe = recipe_of(result)
+    assert "train.jsonl" not in recipe.files
+    assert len(recipe.archive) < 1 << 20
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "rows.sha256").write_bytes(recipe.files["rows.sha256"])
+    fetch = [line for line in recipe.commands.splitlines() if line.startswith(("cp ", "sha256sum "))]
+    subprocess.run(["sh", "-ec", "\n".join(fetch)], cwd=tmp_path / "here", check=True, capture_output=True)
+
+
+def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
+    result = replace(make_run(tmp_path, FineTune(technique="single")), world_size=1)
+    assert recipe_of(result).commands.endswith("# the one rank\n.venv/bin/python train.py")
+
+
+def test_a_script_is_carried_with_its_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "ring.py"
+    script.write_text("print('ring')\n")
+    recipe = recipe_of(make_run(tmp_path / "run", Script(path=str(script), args=["--name", "a b"])))
+    assert recipe.files["ring.py"] == b"print('ring')\n"
+    assert ".venv/bin/torchrun --nproc-per-node 2 ring.py --name 'a b'" in recipe.commands
+    script.unlink()
+    recipe = recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
+    assert "ring.py" not in recipe.files
+    assert any("no longer there" in line for line in recipe.differs)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        (FineTune(technique="fsdp"), "technique 'fsdp'"),
+        (FineTune(peft="lora"), "peft 'lora'"),
+        (FineTune(model="tiny-llama", technique="ddp", peft="qlora"), "a causal model and peft 'qlora'"),
+        (FineTune(optimizer="adamw-8bit"), "optimizer 'adamw-8bit'"),
+    ],
+)
+def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
+    tmp_path: Path, job: FineTune, said: str
+) -> None:
+    result = make_run(tmp_path / "run", job)
+    recipe = recipe_of(result)
+    assert f"does not know {said}: this recipe needs the project" in recipe.differs[0]
+    assert "train.py" not in recipe.files
+    assert '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated' in recipe.commands.splitlines()
+    subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
+    spec = json.loads(recipe.files["spec.json"])
+    again = job_from_dict(spec["job"])
+    assert replace(again, dataset=job.dataset) == job
+    (tmp_path / "here" / "inputs").mkdir(parents=True)
+    for name in ("train.jsonl", "eval.jsonl"):
+        (tmp_path / "here" / name).write_bytes(recipe.files[name])
+    assert again.dataset == {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl"}
+    files = {"train": str(tmp_path / "here" / "train.jsonl"), "eval": str(tmp_path / "here" / "eval.jsonl")}
+    prepared = prepare(dataset_from({"kind": "jsonl", **files}), tmp_path / "here" / "inputs")
+    assert prepared.train is not None
+    assert prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
+
+
+RANKS = {"zero1": 2, "ddp": 2, "single": 1}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
+    """A finished run of each technique that the recipe's script knows; all forked from one process."""
+    results = {}
+    root = tmp_path_factory.mktemp("ran")
+    plan = Plan(root)
+    for technique, ranks in RANKS.items():
+        job = FineTune(technique=technique, max_steps=4, eval_steps=2, per_device_train_batch_size=4, profile_step=0)
+        result = replace(make_run(root / technique, job), world_size=ranks)
+        paths = RunPaths(result.path)
+        told = json.loads(paths.job.read_text())
+        told |= {name: str(paths.inputs / f"{name}.jsonl") for name in ("train", "eval")}
+        (result.path / "job.json").write_text(json.dumps(told))
+        plan.runs.append({"folder": str(result.path), "world_size": ranks})
+        results[technique] = result
+    for technique, run in plan.run().items():
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        losses = {e["step"]: float(str(e["eval_loss"])) for e in run.data("eval")}
+        (run.folder / "out" / "model").rename(RunPaths(run.folder).model)
+        results[technique] = replace(results[technique], first_eval_loss=losses[0], eval_loss=losses[4])
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", RANKS)
+def test_the_recipe_repeats_the_run_to_the_last_digit(
+    ran: Mapping[str, RunResult], tmp_path: Path, technique: str
+) -> None:
+    result = ran[technique]
+    folder = tmp_path / "repeated"
+    with zipfile.ZipFile(io.BytesIO(recipe_of(result).archive)) as archive:
+        archive.extractall(folder)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(result.world_size)]
+    argv = [sys.executable, *([] if technique == "single" else torchrun), "train.py"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    run = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    losses = [result.first_eval_loss, result.eval_loss]
+    assert f"{{'eval_loss here': {losses}, 'in the run': {losses}}}" in run.stdout
+    weights = "model.safetensors"
+    assert (folder / "model" / weights).read_bytes() == (RunPaths(result.path).model / weights).read_bytes()

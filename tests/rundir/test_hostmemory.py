@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from workbench.keeper.watch.pod import PodReport
+from workbench.keeper.watch.samples import Sampler
+from workbench.pods.pod import Pod
+from workbench.rundir.figures.memory import MemoryBook
+from workbench.rundir.outcome import RankStatus
+
+POD = Pod(name="pod-0", address="127.0.0.2")
+
+
+def test_samples_replace_what_ranks_told_and_gpus_replace_both() -> None:
+    book = MemoryBook(lambda _rank: ("127.0.0.2", 1))
+    book.rank(0, 1.0, {"rss_gib": 0.5, "peak_rss_gib": 0.75})
+    assert list(book.hosts["127.0.0.2"].gib) == [(1.0, 0.5)]
+    book.sample(2.0, {"host": "127.0.0.2", "rss_gib": 0.6})
+    book.rank(0, 3.0, {"rss_gib": 0.5, "peak_rss_gib": 1.0})
+    assert list(book.hosts["127.0.0.2"].gib) == [(2.0, 0.6)]
+    assert (book.hosts["127.0.0.2"].peak_gib, book.kind) == (1.0, "resident")
+
+    book.rank(0, 4.0, {"rss_gib": 9.0, "cuda_reserved_gib": 20.0})
+    assert list(book.hosts["127.0.0.2"].gib) == [(4.0, 20.0)]
+    gpus = [{"index": 0, "percent": 80.0, "used_gib": 21.0}, {"index": 1, "percent": 60.0, "used_gib": 22.0}]
+    book.sample(5.0, {"host": "127.0.0.2", "rss_gib": 9.0, "gpus": gpus})
+    book.rank(0, 6.0, {"cuda_reserved_gib": 20.0})
+    assert list(book.hosts["127.0.0.2"].gib) == [(5.0, 43.0)]
+    assert (book.hosts["127.0.0.2"].gpu_percent, book.kind) == (70.0, "cuda")
+
+
+def test_a_sample_that_is_broken_or_of_a_slice_tells_what_it_can() -> None:
+    book = MemoryBook(lambda rank: (f"rank {rank}", 1))
+    book.sample(1.0, {"host": "a", "rss_gib": None, "gpus": [{"used_gib": 3.0}, "x"]})
+    assert list(book.hosts["a"].gib) == [(1.0, 3.0)]
+    assert book.hosts["a"].gpu_percent is None
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_pod_is_sampled_every_few_seconds_while_its_ranks_run() -> None:
+    clock = Clock()
+    sampler = Sampler(clock)
+    ranks = [RankStatus(rank=n, pod=POD, phase="running", rss_bytes=1 << 30) for n in (0, 1)]
+    report = PodReport(pod=POD, ranks=ranks, gpus=[{"index": 0, "percent": 50.0}])
+    event = sampler.see(report)
+    assert event is not None
+    assert (event.kind, event.rank, event.data["rss_gib"], event.data["host"]) == ("sample", None, 2.0, "127.0.0.2")
+    assert event.data["gpus"] == [{"index": 0, "percent": 50.0}]
+    assert sampler.see(report) is None
+    other = PodReport(pod=Pod(name="pod-1", address="127.0.0.3"), ranks=ranks)
+    assert sampler.see(other) is not None
+    clock.now += 5
+    assert sampler.see(PodReport(pod=POD, answered=False)) is None
+    assert sampler.see(PodReport(pod=POD, ranks=[RankStatus(rank=0, pod=POD, phase="exited")])) is None
+    assert sampler.see(report) is not None
+    clock.now += 4000  # a long run is sampled less often
+    assert sampler.see(report) is not None
+    clock.now += 5
+    assert sampler.see(report) is None

@@ -1,0 +1,124 @@
+from typing import Any
+
+import pytest
+
+from workbench.pods.pod import Pod
+from workbench.rundir.events import Event
+from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, measured, only_echoes, rank_statuses
+
+A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
+
+
+def status(rank: int, pod: Pod, **more: Any) -> RankStatus:
+    return RankStatus(rank=rank, pod=pod, phase="exited", **more)
+
+
+def test_perplexity_is_a_causal_model_s_also_of_a_run_that_was_cut_short() -> None:
+    def facts(family: str, loss: float) -> dict[str, object]:
+        start = Event(time_s=0.0, rank=0, kind="start", data={"family": family})
+        return measured([start, Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss})], 0.0)
+
+    assert facts("causal", 2.0)["perplexity"] == pytest.approx(7.389, abs=1e-3)
+    assert "perplexity" not in facts("encoder-decoder", 2.0)
+    assert "perplexity" not in facts("causal", 1000.0)  # more than a number can hold
+
+
+def test_the_earliest_record_is_the_cause_and_echoes_are_folded() -> None:
+    echo = {"kind": "RuntimeError", "message": "Connection closed by peer", "time_s": 9.0, "echo": True}
+    root = {"kind": "ValueError", "message": "bad row", "time_s": 10.0, "traceback": "Traceback…", "echo": False}
+    fault = first_cause([status(0, A, error=echo), status(1, B, error=root), status(2, B, error=echo)])
+    assert fault is not None
+    assert (fault.rank, fault.pod, fault.kind, fault.message) == (1, "pod-1", "ValueError", "bad row")
+    assert fault.others == "2 ranks lost their peer (ranks 0, 2)"
+
+
+def test_a_rank_that_left_with_0_before_the_others_lost_it_is_the_cause() -> None:
+    echo = {"kind": "RuntimeError", "message": "Connection closed by peer", "time_s": 9.0, "echo": True}
+    left = status(1, B, done=True, exit_code=0, ended_s=9.5)
+    fault = first_cause([status(0, A, error=echo), left])
+    assert fault is not None
+    assert (fault.rank, fault.kind, fault.others) == (1, "exit", "1 rank lost their peer (rank 0)")
+    late = status(1, B, done=True, exit_code=0, ended_s=12.0)
+    assert first_cause([status(0, A, error=echo), late]).rank == 0  # type: ignore[union-attr]
+    own = {**echo, "message": "bad row", "echo": False}
+    assert first_cause([status(0, A, error=own), left]).rank == 0  # type: ignore[union-attr]
+
+
+def test_only_echoes_means_that_the_cause_is_elsewhere() -> None:
+    echo = status(0, A, error={"echo": True})
+    assert only_echoes([echo, status(1, B, done=True)])
+    assert not only_echoes([echo, status(1, B, error={"echo": False})])
+    assert not only_echoes([status(1, B, done=True)])
+
+
+def test_ranks_that_were_stopped_or_done_are_no_cause() -> None:
+    assert first_cause([status(0, A, done=True, exit_code=0), status(1, B, stopped=True, exit_code=-15)]) is None
+
+
+def test_a_signal_without_a_record_is_a_cause() -> None:
+    fault = first_cause([status(0, A, exit_code=-9)])
+    assert fault is not None
+    assert fault.message == "exited with -9"
+
+
+def test_times_of_a_pod_are_put_on_this_machines_clock() -> None:
+    raw = {"rank": 1, "phase": "exited", "exit_code": 1, "ended_s": 105.0, "error": {"time_s": 104.0}}
+    (found,) = rank_statuses(B, {"ranks": [raw]}, clock_offset_s=4.0)
+    assert found.ended_s == 101.0
+    assert found.error == {"time_s": 100.0}
+
+
+def test_peaks_are_sums_over_a_host_and_cuda_wins() -> None:
+    peaks, gib = MemoryPeaks(), 1024**3
+    peaks.see([status(0, A, rss_bytes=gib), status(1, A, rss_bytes=gib)])
+    peaks.see([status(0, A, rss_bytes=gib)])
+    assert (peaks.kind, peaks.gib) == ("resident", {"127.0.0.2": 2.0})
+    peaks.see_event(Event(time_s=0, rank=0, kind="memory", data={"cuda_reserved_gib": 5.0}), "127.0.0.2")
+    assert (peaks.kind, peaks.gib) == ("cuda", {"127.0.0.2": 5.0})
+
+
+def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
+    events = [
+        Event(time_s=10, rank=0, kind="start", data={"global_batch_size": 24}),
+        Event(time_s=11, rank=0, kind="eval", data={"eval_loss": 5.0}),
+        Event(time_s=12.5, rank=0, kind="first_step"),
+        Event(time_s=13, rank=0, kind="step", data={"step": 7, "epoch": 0.5, "loss": 3.0}),
+    ]
+    facts = measured(events, started_s=10)
+    assert facts == {
+        "global_batch_size": 24,
+        "eval_loss": 5.0,
+        "first_eval_loss": 5.0,
+        "time_to_first_step_s": 2.5,
+        "steps": 7,
+        "epochs": 0.5,
+    }
+
+
+def traffic(rank: int, **told: object) -> list[Event]:
+    data = {"sent_bytes": 600, "steps": 3, "ranks_on_pod": 1, **told}
+    device = Event(time_s=1.0, rank=rank, kind="device", data={"name": "AMD EPYC"})
+    return [device, Event(time_s=2.0, rank=rank, kind="traffic", data=data)]
+
+
+def test_bytes_sent_are_a_mean_over_pods_and_steps() -> None:
+    facts = measured([*traffic(0), *traffic(1, sent_bytes=1200)], 0.0)
+    assert (facts["sent_bytes_per_step"], facts["device"], facts["devices"]) == (300.0, "AMD EPYC", 2)
+    of_one_pod = [*traffic(0, ranks_on_pod=2), *traffic(1, ranks_on_pod=2)]
+    assert measured(of_one_pod, 0.0)["sent_bytes_per_step"] == 400.0
+
+
+@pytest.mark.parametrize("told", [{"sent_bytes": None}, {"steps": 0}, {"ranks_on_pod": "1"}])
+def test_where_one_rank_does_not_know_what_it_sent_nobody_does(told: dict[str, object]) -> None:
+    assert measured([*traffic(0), *traffic(1, **told)], 0.0)["sent_bytes_per_step"] is None
+
+
+def test_bytes_of_a_rank_that_has_not_told_are_not_taken_for_none() -> None:
+    assert measured([*traffic(0), traffic(1)[0]], 0.0)["sent_bytes_per_step"] is None
+
+
+def test_resident_memory_is_kept_where_gpus_are_used_too() -> None:
+    peaks = MemoryPeaks()
+    peaks.see([status(0, A, rss_bytes=3 << 29), status(1, A, rss_bytes=1 << 30)])
+    peaks.see_event(Event(time_s=1.0, rank=0, kind="memory", data={"cuda_reserved_gib": 7.0}), A.address)
+    assert (peaks.kind, peaks.gib, peaks.resident_gib) == ("cuda", {A.address: 7.0}, {A.address: 2.5})

@@ -1,0 +1,74 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.finetune import FineTune
+from workbench.pods.pod import PodSpec
+from workbench.rundir.spec import ClusterSpec, RunSpec, expand_env, hide_secrets
+
+SPEC = {"cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}, "job": {"technique": "zero3"}}
+
+
+def write(folder: Path, spec: object) -> Path:
+    path = folder / "spec.json"
+    path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    return path
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    spec = RunSpec.load(write(tmp_path, SPEC))
+    assert spec.cluster == ClusterSpec(pods=PodSpec(cpus=1), count=3)
+    assert RunSpec.load(write(tmp_path, spec.to_dict())) == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("{", "is no JSON"),
+        ({"cluster": {}}, "no key 'job'"),
+        ({**SPEC, "jobs": {}}, "did you mean 'job'"),
+        ({**SPEC, "cluster": {"counts": 3}}, "did you mean 'count'"),
+        ({**SPEC, "cluster": {"count": 0}}, "count is 0"),
+        ({**SPEC, "cluster": {"pods": {"cpu": 1}}}, "did you mean 'cpus'"),
+        ({**SPEC, "job": {"technique": "zero-1"}}, "did you mean 'zero1'"),
+        ({**SPEC, "job": {"launcher": "mpi"}}, "Allowed: ssh, pdsh, openmpi"),
+        ({**SPEC, "job": {"per_device_train_batch_size": 0}}, "per_device_train_batch_size is 0"),
+        ({**SPEC, "job": {"max_step": 3}}, "did you mean 'max_steps'"),
+        ({**SPEC, "pods": 0}, "pods is 0"),
+        ([], "must be a JSON object"),
+    ],
+)
+def test_a_bad_spec_says_what_and_what_would_do(tmp_path: Path, spec: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RunSpec.load(write(tmp_path, spec))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.json"):
+        RunSpec.load(tmp_path / "nowhere.json")
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    job = {"dataset": {"kind": "jsonl", "train": "train.jsonl", "eval": "missing.jsonl"}}
+    spec = RunSpec.load(write(tmp_path, {"job": job}))
+    assert isinstance(spec.job, FineTune)
+    assert spec.job.dataset == {"kind": "jsonl", "train": str(tmp_path / "train.jsonl"), "eval": "missing.jsonl"}
+
+
+def test_secrets_are_written_as_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RunSpec(cluster=ClusterSpec(), job=FineTune(env={"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"}))
+    text = json.dumps(spec.to_dict())
+    assert "canary" not in text
+    monkeypatch.setenv("HF_TOKEN", "canary")
+    assert RunSpec.load(write(tmp_path, text)).job.env == {"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"}
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ConfigError, match="HF_TOKEN is not set"):
+        RunSpec.load(write(tmp_path, text))
+
+
+def test_hidden_names() -> None:
+    assert hide_secrets({"WANDB_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "y", "OMP": "1"})["OMP"] == "1"
+    assert expand_env({"A": "plain"}) == {"A": "plain"}

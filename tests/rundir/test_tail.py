@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from workbench.rundir.tail import EventTail, LogTail
+
+
+def test_events_are_read_once_and_only_when_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = EventTail(path)
+    assert tail.read() == []
+    path.write_text('{"a": 1}\nbroken\n[1]\n{"a": 2}\n{"a"')
+    assert tail.read() == [{"a": 1}, {"a": 2}]
+    assert tail.read() == []
+    with path.open("a") as out:
+        out.write(': 3}\n{"a": 4}\n')
+    assert tail.read() == [{"a": 3}, {"a": 4}]
+
+
+def test_events_across_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(json.dumps({"n": n, "x": "ä" * 100}) + "\n" for n in range(15_000)))  # some 3 MiB
+    assert [event["n"] for event in EventTail(path).read()] == list(range(15_000))
+
+
+def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.stdout.log"
+    path.write_bytes(b'one\n\n@workbench {"kind": "step"}\ntwo\r\n 10%|#   \r 20%|##  \n30%|\r 40%|###')
+    tail = LogTail(path)
+    assert tail.refresh()
+    assert tail.lines == ["one", "two", " 20%|##", " 40%|###"]
+    assert not tail.cut
+    assert not tail.refresh()
+
+
+def test_a_log_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = LogTail(path)
+    assert not tail.refresh()
+    path.write_bytes("half a lä".encode()[:-1])
+    tail.refresh()
+    with path.open("ab") as out:
+        out.write("ä".encode()[1:] + b"ne\nnext\n")
+    assert tail.refresh()
+    assert tail.lines == ["half a läne", "next"]
+
+
+def test_a_burst_is_skipped_to_its_end_and_memory_stays_small(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("first\n")
+    tail = LogTail(path)
+    tail.refresh()
+    with path.open("a") as out:
+        out.writelines(f"line {n}\n" for n in range(1_000_000))
+    tail.refresh()
+    assert tail.lines[-1] == "line 999999"
+    assert len(tail.lines) == 400
+    assert tail.cut
+
+
+def test_the_end_of_a_huge_log_is_read_without_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as out:
+        out.truncate(10 << 30)  # a sparse file of 10 GiB
+        out.seek(0, 2)
+        out.write(b"\nthe end\n")
+    tail = LogTail(path)
+    tail.refresh()
+    assert tail.lines[-1] == "the end"
+
+
+def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    event = '\n@workbench {"time_s": 1.0, "rank": 0, "kind": "step", "step": 1}\n'
+    path.write_text("".join(f"said {n}\n" for n in range(30)) + event * 6000)  # some 400 KiB of events
+    tail = LogTail(path)
+    tail.refresh()
+    assert tail.lines[-1] == "said 29"

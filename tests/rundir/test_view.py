@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from writtenrun import T0, WrittenRun
+
+from workbench.base.errors import RunError
+from workbench.client.run import Run
+from workbench.rundir.state import RunState
+from workbench.rundir.view import RunView
+
+
+def test_no_run_directory(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run\.json"):
+        RunView(tmp_path)
+
+
+def test_a_run_is_seen_from_its_submission_to_its_end(written: WrittenRun) -> None:
+    view = RunView(written.paths.root)
+    assert (view.state, view.progress.step, view.cluster_phase) == (RunState.QUEUED, None, "ready")
+    assert [(h.pod, h.address) for h in view.hosts] == [(f"pod-{n}", f"127.0.0.{n + 2}") for n in range(3)]
+    assert not view.refresh()
+
+    written.state("starting", "loading model")
+    written.event("phase", rank=1, name="loading model")
+    assert view.refresh()
+    assert (view.state, view.message, view.phases) == (RunState.STARTING, "loading model", {1: "loading model"})
+
+    written.state("running", "training", hint="no step for 31 s")
+    written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, max_steps=100)
+    written.event("eval", step=0, eval_loss=9.5)
+    written.step(1)
+    written.step(2)
+    assert view.refresh()
+    assert str(view.batch) == "8 x 1 x 3 = 24"
+    assert list(view.curves["loss"]) == [(1, 8.0), (2, 4.0)]
+    assert list(view.curves["eval_loss"]) == [(0, 9.5)]
+    assert (view.progress.step, view.progress.eval_loss, view.progress.eta_s) == (2, 9.5, 98.0)
+    assert view.hint == "no step for 31 s"
+
+    written.step(3)
+    assert view.refresh()
+    assert len(view.curves["loss"]) == 3
+
+    written.end(steps=3)
+    assert view.refresh()
+    assert (view.state, view.message, view.hint) == (RunState.SUCCEEDED, "every rank is done", "")
+    assert view.result is not None
+    assert view.elapsed_s == 25.5
+    assert not view.refresh()
+    written.keeper("closed", alive=False)
+    assert view.refresh()
+    assert view.cluster_phase == "closed"
+
+
+def test_it_agrees_with_the_run(written: WrittenRun) -> None:
+    written.state("running", "training")
+    view = RunView(written.paths.root)
+    for step in range(1, 20):
+        written.step(step)
+        if step % 5 == 0:
+            view.refresh()
+    view.refresh()
+    assert view.progress == Run.load(written.paths.root).progress
+
+
+def test_memory_is_summed_over_the_ranks_of_a_pod_once_all_have_told(written: WrittenRun) -> None:
+    written.paths.hostfile.write_text("127.0.0.2 slots=2\n127.0.0.3 slots=2\n")
+    written.event("start", world_size=4)
+    for rank, gib in ((0, 1.0), (2, 3.0), (1, 1.5), (0, 2.0)):
+        written.event("memory", T0 + gib, rank=rank, step=1, rss_gib=gib, peak_rss_gib=gib + 1)
+    view = RunView(written.paths.root)
+    assert {a: list(m.gib) for a, m in view.memory.items()} == {"127.0.0.2": [(T0 + 1.5, 2.5), (T0 + 2.0, 3.5)]}
+    assert view.memory["127.0.0.2"].peak_gib == 5.5
+    written.event("memory", T0 + 9, rank=3, step=1, rss_gib=1.0, cuda_reserved_gib=10.0)
+    view.refresh()
+    assert view.memory_kind == "cuda"
+
+
+def test_one_rank_of_a_pod_with_several_slots(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "finetune", "technique": "single"})
+    written.paths.hostfile.write_text("127.0.0.2 slots=4\n")
+    written.event("start", world_size=1, global_batch_size=8)
+    written.event("memory", step=1, rss_gib=1.0, peak_rss_gib=1.0)
+    view = RunView(written.paths.root)
+    assert view.memory["127.0.0.2"].gib.last == 1.0
+    assert str(view.batch) == "8 x 1 x 1 = 8"
+
+
+def test_a_batch_that_the_deepspeed_file_changed_is_not_spelled_out_wrongly(written: WrittenRun) -> None:
+    written.event("start", world_size=3, global_batch_size=96)
+    assert RunView(written.paths.root).batch is None
+
+
+def test_what_is_no_number_makes_no_point(written: WrittenRun) -> None:
+    written.step(1, loss=float("nan"))
+    written.step(2, loss=None)
+    written.step(3, loss=1.0)
+    assert list(RunView(written.paths.root).curves["loss"]) == [(3, 1.0)]
+
+
+def test_a_script_has_logs_and_no_batch(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    written.log(1, "hello\n")
+    written.log(1, "Traceback\n", "stderr")
+    view = RunView(written.paths.root)
+    assert view.batch is None
+    assert view.ranks == [0, 1, 2]
+    assert view.log(1).lines == ["hello", "Traceback"]
+    written.log(1, "more\n")
+    assert view.log(1).lines == ["hello", "more", "Traceback"]
+
+
+def test_a_run_whose_keeper_died_is_lost(written: WrittenRun) -> None:
+    written.state("running", "training")
+    written.keeper(alive=False)
+    view = RunView(written.paths.root)
+    assert (view.state, view.cluster_phase) == (RunState.LOST, "closed")
+    assert "its keeper died" in view.message
+
+
+def test_a_spec_of_another_version_does_not_hide_the_run(written: WrittenRun) -> None:
+    written.paths.spec.write_text(json.dumps({"job": {"kind": "finetune", "flux": 1}}))
+    written.step(1)
+    view = RunView(written.paths.root)
+    assert view.spec is None
+    assert view.progress.step == 1
+
+
+def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_nothing(written: WrittenRun) -> None:
+    with written.paths.events.open("a") as out:
+        for step in range(1, 100_001):
+            data = {"step": step, "max_steps": 100_000, "epoch": step / 1000, "loss": 8.65 / step, "grad_norm": 4.05}
+            figures = {**data, "learning_rate": 1e-3, "samples_per_s": 19.23}
+            out.write(json.dumps({"time_s": T0 + step, "rank": 0, "kind": "step", **figures}) + "\n")
+    began = time.thread_time()
+    view = RunView(written.paths.root)
+    took_s = time.thread_time() - began
+    assert len(view.curves["loss"]) == 100_000
+    began = time.thread_time()
+    for _ in range(100):
+        view.refresh()
+    idle_s = (time.thread_time() - began) / 100
+    print(f"100,000 events: {took_s:.2f} s of CPU; a look at no news: {1000 * idle_s:.2f} ms", file=sys.stderr)
+    assert took_s < 5  # a fifth of that on an idle machine
+    assert idle_s < 0.01

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from workbench.base.errors import RunError  # transformers first: without it there is nothing to test
+from workbench.worker.train.callbacks import EventCallback, StepClock, StopCallback
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Let that many seconds pass on the clocks of the trainer."""
+    now = [1000.0]
+    monkeypatch.setattr("workbench.worker.train.callbacks.time.monotonic", lambda: now[0])
+
+    def go(seconds: float) -> None:
+        now[0] += seconds
+
+    return go
+
+
+def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(passes: Callable[[float], None]) -> None:
+    clock = StepClock()
+    clock.resume()
+    for profiled in (False, True, False):
+        passes(0.1 if profiled else 0.02)
+        clock.step(10, profiled=profiled)
+    clock.pause()
+    passes(0.3)  # an evaluation
+    assert clock.runtime_s == pytest.approx(0.14)
+    assert clock.samples_per_s == pytest.approx(20 / 0.04)
+
+
+def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:
+    clock = StepClock()
+    clock.resume()
+    time.sleep(0.02)
+    clock.step(10, profiled=True)
+    assert 0 < clock.samples_per_s <= 500
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -> None:
+    callback = EventCallback(StepClock(), global_batch=8, profile_step=0)
+    state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
+    with pytest.raises(RunError, match="is nan at step 7"):
+        callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": 1.0, name: float("nan")})
+
+
+def test_with_a_scaled_loss_a_gradient_that_overflows_is_left_out_and_a_loss_still_ends_the_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    callback = EventCallback(StepClock(), global_batch=8, profile_step=0, scales_loss=True)
+    state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
+    callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": float("inf")})
+    assert '"grad_norm": null' in "".join(capfd.readouterr())
+    with pytest.raises(RunError, match="loss is nan at step 7"):
+        callback.on_log(None, state, None, logs={"loss": float("nan"), "grad_norm": 1.0})
+
+
+def test_training_stops_after_the_step_in_which_a_file_appeared(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    callback = StopCallback(tmp_path / "stop")
+    control = SimpleNamespace(should_training_stop=False, should_log=False)
+    callback.on_step_end(None, SimpleNamespace(global_step=7), control)
+    assert (control.should_training_stop, control.should_log, callback.stopped) == (False, False, False)
+    (tmp_path / "stop").touch()
+    callback.on_step_end(None, SimpleNamespace(global_step=8), control)
+    assert (control.should_training_stop, control.should_log, callback.stopped) == (True, True, True)
+    assert '"step":8' in "".join(capfd.readouterr()).replace(" ", "")
+
+
+def test_a_run_that_came_to_its_last_step_was_not_stopped(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    callback = StopCallback(tmp_path / "stop")
+    callback.on_step_end(None, SimpleNamespace(global_step=9), SimpleNamespace(should_training_stop=True))
+    assert not callback.stopped

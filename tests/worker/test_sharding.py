@@ -1,0 +1,98 @@
+"""FSDP on real ranks: every way of sharding trains alike, and tells what lies where."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+from forkedruns import Plan, Ran  # deepspeed first: without it nothing runs
+from torch import nn
+
+from workbench.base.errors import ConfigError
+from workbench.worker.model.sharding import layers_of
+
+pytestmark = pytest.mark.slow
+
+COMMON = {"max_steps": 5, "optimizer": "sgd", "profile_step": 0, "max_target_length": 24, "learning_rate": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    plan = Plan(tmp_path_factory.mktemp("sharding"))
+
+    def add(name: str, ranks: int, **how: object) -> None:
+        plan.add(name, ranks, **{"per_device_train_batch_size": 12 // ranks, **COMMON, **how})  # type: ignore[arg-type]
+
+    add("single", 1, technique="single")
+    add("grads", 2, technique="fsdp", fsdp={"shard": "grads", "prefetch": 0}, gradient_checkpointing=True)
+    add("hybrid", 4, technique="fsdp", fsdp={"shard": "hybrid"}, more={"on_pod": 2}, per_device_train_batch_size=3)
+    add("no-pods", 2, technique="fsdp", fsdp={"shard": "hybrid"})
+    add("single-bf16", 1, technique="single", precision="bf16")
+    add("bf16", 2, technique="fsdp", fsdp={"layers": ["T5LayerFF"], "reduce_in_fp32": False}, precision="bf16")
+    add("llama-single", 1, technique="single", model="tiny-llama")
+    llama = {"technique": "fsdp", "model": "tiny-llama", "gradient_checkpointing": True, "predict_rows": 2}
+    add("llama", 2, fsdp={"prefetch": 2}, **llama)
+    return plan.run()
+
+
+@pytest.mark.parametrize(("name", "reference"), [("grads", "single"), ("hybrid", "single"), ("llama", "llama-single")])
+def test_every_way_of_sharding_follows_one_process(ran: dict[str, Ran], name: str, reference: str) -> None:
+    run = ran[name]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    for metric in ("loss", "grad_norm"):
+        assert run.curve(metric) == pytest.approx(ran[reference].curve(metric), rel=1e-3), metric
+    assert run.data("end")[0]["eval_loss"] == pytest.approx(ran[reference].data("end")[0]["eval_loss"], rel=1e-3)
+
+
+def test_bf16_gathers_and_computes_in_it_and_keeps_fp32_shards(ran: dict[str, Ran]) -> None:
+    run = ran["bf16"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    assert run.curve("loss") == pytest.approx(ran["single-bf16"].curve("loss"), rel=0.01)
+    (told,) = run.data("engine")
+    assert told["arithmetic"] == "bfloat16"
+    assert [told[name]["dtypes"] for name in ("trained", "gradients", "updated")] == [["float32"]] * 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("name", "shards"), [("grads", 2), ("hybrid", 2), ("llama", 2)])
+def test_each_rank_tells_the_part_it_holds(ran: dict[str, Ran], name: str, shards: int) -> None:
+    run = ran[name]
+    told = [run.data("engine", rank)[0] for rank in run.exit_codes]
+    assert {str(what["engine"]) for what in told} == {"fsdp"}
+    for what in told:
+        assert what["trained"]["local"] == pytest.approx(what["trained"]["whole"] / shards, rel=0.02)  # type: ignore[index]
+
+
+def test_hybrid_is_refused_where_a_pod_has_one_slot(ran: dict[str, Ran]) -> None:
+    run = ran["no-pods"]
+    assert set(run.exit_codes.values()) == {1}
+    assert "these pods have one slot each; use 'full' or 'grads'" in str(run.record(0, "error.json")["message"])
+
+
+def test_a_sharded_llama_is_saved_whole_and_has_answered(ran: dict[str, Ran]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = ran["llama"].folder / "out"
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    assert json.loads((folder / "model" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert sum(p.numel() for p in model.parameters()) == ran["llama"].data("start")[0]["parameters"]
+    assert len((folder / "predictions.jsonl").read_text().splitlines()) == 2
+
+
+def test_layers_that_share_a_weight_are_refused_before_anything_is_sharded() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ModuleDict({"head": nn.Linear(2, 2)}))
+    assert len(layers_of(model, ["Linear"])) == 2
+    model[1]["head"].weight = model[0][0].weight
+    with pytest.raises(ConfigError, match="fsdp layers Linear share the weight 'weight' of a Linear"):
+        layers_of(model, ["Linear"])
+
+
+def test_layers_that_a_model_has_not_are_refused_with_those_it_has() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with pytest.raises(ConfigError, match=r"names Block, and the model consists of Linear, ReLU, Sequential"):
+        layers_of(model, ["Block"])
+    with pytest.raises(ConfigError, match="fsdp layers is empty"):
+        layers_of(model, [])
+    assert [type(layer) for layer in layers_of(model, ["ReLU"])] == [nn.ReLU]

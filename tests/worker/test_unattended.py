@@ -1,0 +1,242 @@
+"""Ranks without keeper and agents: the very commands of the manifests, what they leave, and what goes wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.client.run import Run
+from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.pods.pod import PodSpec
+from workbench.results.kubeflow.manifest import Manifest
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.result import RunResult
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState, write_json
+from workbench.worker.unattended.rendezvous import Muster
+
+SCRIPT = """
+import os, sys, time
+from helper import WORD
+print(WORD, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"], *sys.argv[1:], flush=True)
+print("@workbench " + '{"time_s": 1.0, "rank": %s, "kind": "mine", "x": 1}' % os.environ["RANK"], flush=True)
+if os.environ["RANK"] == os.environ.get("BAD_RANK"):
+    raise ValueError("no such thing")
+time.sleep(float(os.environ.get("NAP", "0")))
+"""
+
+
+def run_of(folder: Path, job: Job, count: int = 3) -> Run:
+    prepared = prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=count), job=job), root=folder / "run")
+    write_json(prepared.paths.info, {"id": "20261121-140252-test-6c8c", "cluster": str(folder)})
+    return Run.load(prepared.paths.root)
+
+
+def script_run(folder: Path, count: int = 3, **env: str) -> Run:
+    own = folder / "own"
+    own.mkdir()
+    (own / "train.py").write_text(SCRIPT)
+    (own / "helper.py").write_text("WORD = 'hello'\n")
+    (own / "spec.json").write_text("[]")  # not ours
+    return run_of(folder, Script(path=str(own / "train.py"), args=["a b"], env=env), count)
+
+
+def mounted(manifest: Manifest, folder: Path) -> tuple[Path, Path]:
+    """Put the ConfigMap's files and the claim where this machine has them; give both folders."""
+    config, claim = folder / "config", folder / "claim"
+    config.mkdir()
+    claim.mkdir()
+    held: Any = manifest.objects[0]
+    for name, text in held["data"].items():
+        (config / name).write_text(text)
+    for name, text in held["binaryData"].items():
+        (config / name).write_bytes(base64.b64decode(text))
+    return config, claim
+
+
+def start(command: list[str], config: Path, claim: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a container's command, with its paths as they are here."""
+    moved = [word.replace("/etc/workbench", str(config)).replace("/results", str(claim)) for word in command]
+    own = {"PYTHONPATH": str(config / "workbench.zip"), "PATH": os.environ["PATH"], "HOME": str(claim), **env}
+    return subprocess.Popen(moved, env=own, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ranks(run: Run, folder: Path, count: int = 3, **env: str) -> tuple[list[subprocess.Popen[str]], Path]:
+    """Start one rank for each node, as torchrun would; give them and the run directory to be."""
+    manifest = run.manifest("pytorchjob", image="x")
+    config, claim = mounted(manifest, folder)
+    command = rank_command(manifest)
+    places = [{"RANK": str(n), "LOCAL_RANK": "0", "WORLD_SIZE": str(count)} for n in range(count)]
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **env}
+    return [start(command, config, claim, {**given, **place}) for place in places], claim / manifest.name
+
+
+def rank_command(manifest: Manifest) -> list[str]:
+    """What torchrun starts for each rank."""
+    job: Any = manifest.objects[-1]
+    command: list[str] = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["command"]
+    return [sys.executable, *command[command.index("-m", command.index("torch.distributed.run")) :]]
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+def test_a_script_runs_as_under_torchrun(tmp_path: Path) -> None:
+    processes, out = ranks(script_run(tmp_path), tmp_path)
+    told = [ended(process) for process in processes]
+    assert [code for code, _ in told] == [0, 0, 0], told
+    assert "hello 1 3 29500 a b\n" in told[1][1]
+    assert "@workbench" not in told[1][1], "the container's log is for people"
+    run = Run.load(out)
+    assert (run.state, run.result.launcher, run.result.world_size) == (RunState.SUCCEEDED, "torchrun", 3)
+    assert run.logs(rank=2, stream="stdout") == "hello 2 3 29500 a b"
+    assert sorted(event.rank or 0 for event in run.events() if event.kind == "mine") == [0, 1, 2]
+    assert sum(run.result.peak_memory_gib.values()) > 0
+    assert sorted(path.name for path in out.parent.iterdir()) == [out.name], "something was left beside it"
+
+
+def test_the_mpijobs_launcher_starts_them_all(tmp_path: Path) -> None:
+    manifest = script_run(tmp_path).manifest("mpijob", image="x")
+    config, claim = mounted(manifest, tmp_path)
+    job: Any = manifest.objects[-1]
+    (shell, option, script) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["command"]
+    (tmp_path / "id_rsa.pub").write_text("ecdsa-sha2-nistp521 AAAA comment\n")
+    (tmp_path / "hosts").write_text("localhost slots=3\n")
+    script = script.replace("/etc/mpi-ssh", str(tmp_path)).replace("/tmp/known_hosts", str(tmp_path / "known_hosts"))
+    script = script.replace(" python3 ", f" {sys.executable} ")
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    hosts = {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hosts")}
+    code, said = ended(start([shell, option, script], config, claim, {**root, **hosts}))
+    assert code == 0, said
+    result = RunResult.load(claim / manifest.name)
+    assert (result.state, result.launcher, result.world_size) == (RunState.SUCCEEDED, "mpirun", 3)
+    # The port is the first rank's choice, and the same for all.
+    assert len({line.split()[3] for line in said.splitlines() if line.startswith("hello")}) == 1
+    assert (tmp_path / "known_hosts").read_text() == "[*]:2222 ecdsa-sha2-nistp521 AAAA\n"
+
+
+def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside(tmp_path: Path) -> None:
+    run = script_run(tmp_path)
+    processes, out = ranks(run, tmp_path, BAD_RANK="1")
+    assert [ended(process)[0] for process in processes] == [0, 1, 0]
+    error = RunResult.load(out).error
+    assert error is not None
+    assert (error.rank, error.kind, error.message) == (1, "ValueError", "no such thing")
+    assert "train.py" in error.traceback
+    config, command = tmp_path / "config", rank_command(run.manifest("pytorchjob", image="x"))
+    places = [{"RANK": str(n), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} for n in range(3)]
+    processes = [start(command, config, out.parent, place) for place in places]
+    again = [ended(process)[0] for process in processes]
+    assert again == [0, 0, 0]
+    assert RunResult.load(out).state is RunState.SUCCEEDED
+    assert RunResult.load(out / "attempt-1").state is RunState.FAILED
+    code, said = ended(start(command, config, out.parent, {}))
+    assert (code, "holds the result of an earlier attempt that succeeded" in said) == (0, True)
+
+
+def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
+    (process,), out = ranks(script_run(tmp_path, 1, NAP="300"), tmp_path, 1)
+    log = out / "logs" / "rank-0.stdout.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "hello" in log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    code, _ = ended(process)
+    result = RunResult.load(out)
+    assert (code, result.state) == (128 + signal.SIGTERM, RunState.CANCELLED)
+    assert "stopped by the platform" in result.message
+
+
+def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
+    run = script_run(tmp_path)
+    manifest = run.manifest("pytorchjob", image="x")
+    config, claim = mounted(manifest, tmp_path)
+    (claim / manifest.name).mkdir()
+    (claim / manifest.name / "mine.txt").write_text("precious")
+    places = [{"RANK": str(n), "WORLD_SIZE": "2"} for n in range(2)]
+    processes = [start(rank_command(manifest), config, claim, place) for place in places]
+    told = [ended(process) for process in processes]
+    assert [code for code, _ in told] == [2, 1]
+    assert "refused: " in told[0][1]
+    assert all("holds something else than an unattended run" in said for _, said in told)
+    assert (claim / manifest.name / "mine.txt").read_text() == "precious"
+
+
+def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
+    for attempt in range(2):  # the second finds all files of the first
+        members = [Muster(folder=tmp_path, rank=rank, world_size=3, patience_s=60) for rank in range(3)]
+        told: dict[int, object] = {}
+
+        def follow(member: Muster, told: dict[int, object] = told) -> None:
+            told[member.rank] = member.follow()
+
+        threads = [threading.Thread(target=follow, args=(member,)) for member in members[1:]]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)  # they see only what the attempt before has left
+        assert told == {}
+        members[0].lead(lambda attempt=attempt: {"attempt": attempt})
+        for thread in threads:
+            thread.join(60)
+        assert told == {1: {"attempt": attempt}, 2: {"attempt": attempt}}
+
+
+def test_who_does_not_come_is_named(tmp_path: Path) -> None:
+    alone = Muster(folder=tmp_path / "x", rank=0, world_size=3, patience_s=0.3)
+    with pytest.raises(RunError, match=r"ranks \[1, 2\] did not come within 0 s; .* must be ReadWriteMany"):
+        alone.lead(dict)
+    with pytest.raises(RunError, match="rank 0 did not come"):
+        Muster(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
+    with pytest.raises(ConfigError, match="mine"):
+        Muster(folder=tmp_path / "z", rank=0, world_size=1).lead(_refuse)
+
+
+def _refuse() -> Mapping[str, object]:
+    raise ConfigError("mine")
+
+
+@pytest.mark.slow
+def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
+    data = {"kind": "wikisql-mini", "train_rows": 96, "eval_rows": 6}
+    job = FineTune(
+        technique="zero1", dataset=data, max_steps=4, save_steps=2, predict_rows=0, profile_step=0, seed=3,
+        per_device_train_batch_size=4, env={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    run = run_of(tmp_path, job)
+    manifest = run.manifest("trainjob", image="x")
+    config, claim = mounted(manifest, tmp_path)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    told = json.loads(run.paths.job.read_text())
+    rows = {part: str(run.paths.inputs / told[part]) for part in ("train", "eval")}
+    (alone / "job.json").write_text(json.dumps({**told, **rows, "gpus": 0}))
+    program = Path(__file__).with_name("forkunattended.py")
+    out = claim / manifest.name
+    argv = [sys.executable, str(program), str(alone), str(config / "spec.json"), str(out)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0, 0]] * 4, done.stderr[-3000:]
+    lines = [line for line in (alone / "rank-0" / "stdout.log").read_text().splitlines() if '"kind": "end"' in line]
+    wanted = json.loads(lines[0].partition(" ")[2])
+    first = json.loads((out / "attempt-1" / "first.json").read_text())
+    for name in ("train_loss", "eval_loss", "first_eval_loss"):
+        assert first[name] == pytest.approx(wanted[name], abs=1e-6), name
+    result = RunResult.load(out)
+    assert (result.state, result.steps, result.resumed_step) == (RunState.SUCCEEDED, 4, 2)
+    assert result.eval_loss == pytest.approx(wanted["eval_loss"], abs=1e-6)
+    assert (out / "model" / "model.safetensors").is_file()
+    assert not (out / "work").exists()

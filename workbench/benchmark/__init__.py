@@ -1,0 +1,1 @@
+"""A grid of runs: schedule, rows, comparable groups and the report's figures."""

@@ -1,0 +1,236 @@
+"""`Benchmark`: a grid of runs, one row each, before it runs and while it does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.benchmark.finished_rows import Standing
+from workbench.benchmark.forecast import Outlook, OutlookRow, expected_time, foresee_memory
+from workbench.benchmark.grid import Planned, make_grid
+from workbench.benchmark.read import key_of, skipped_row
+from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.schedule import Course
+from workbench.client.cluster import Cluster
+from workbench.jobs.choices import Launcher
+from workbench.jobs.data.sources.dataset import dataset_from
+from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.model import model_kind
+from workbench.jobs.refusals import check_hardware
+from workbench.keeper.launch.process import check_launcher
+from workbench.pods.pod import PodSpec
+from workbench.rundir.make.script import check_script
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+__all__ = ["Benchmark", "BenchmarkResult", "Stopped"]
+
+
+class Stopped(KeyboardInterrupt):
+    """Say that a benchmark was interrupted: the row that ran is cancelled, those after it wait."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Show one line in a notebook instead of a traceback."""
+        return [str(self)]
+
+
+class Benchmark:
+    """A grid of jobs x techniques x pod counts x whatever else varies, one row each.
+
+    The rows go one after another on one cluster, each on the first of its pods. Run again, it takes from disk the rows
+    that stand (same spec, code, data and versions; succeeded or out of memory) and does the rest.
+
+    Example:
+        grid = Benchmark([FineTune(max_steps=20)], ["single", "ddp", "zero1"], pods=[1, 2, 3],
+                         vary={"global_batch_size": [24]})
+        table = grid.run(cluster)
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        techniques: Sequence[str] | None = None,
+        pods: Sequence[int] = (1,),
+        vary: Mapping[str, Sequence[object]] | None = None,
+        *,
+        repeats: int = 1,
+        pod: PodSpec | None = None,
+        gpu_memory_gib: float | None = None,
+        price_per_pod_hour: float | None = None,
+        path: str | Path = "runs/benchmark",
+        name: str = "benchmark",
+    ):
+        """Multiply; nothing starts.
+
+        Args:
+            jobs: Jobs.
+            techniques: Techniques to give each fine-tuning job. Default: its own.
+            pods: Numbers of pods.
+            vary: Options of a job by name, and the values that each takes, such as
+                `{"per_device_train_batch_size": [4, 8], "precision": ["fp32", "bf16"]}`; `global_batch_size` divides
+                the rows of an optimizer step among the ranks.
+            repeats: How often each row runs, for a median and a spread.
+            pod: What a pod is, for what is said before a cluster is known. Default: one core.
+            gpu_memory_gib: Memory of one GPU, to skip what cannot fit. Default None: nothing is skipped for it.
+            price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
+            path: The folder of the run directories; an older one of the same benchmark goes on.
+            name: What to call it.
+
+        Raises:
+            ConfigError: Nothing is asked for, or something is not known.
+        """
+        self._pod = pod or PodSpec()
+        self.grid = make_grid(jobs, techniques, pods, vary, repeats, self._pod.slots)
+        """The runs, and what is left out of them."""
+        self.path = Path(path).expanduser().absolute()
+        """The folder of the run directories."""
+        self.name = name
+        self.result: BenchmarkResult | None = None
+        """The rows as the last `run` left them, an interrupted one too; None before."""
+        self._gpu_memory_gib, self._price = gpu_memory_gib, price_per_pod_hour
+        if price_per_pod_hour is not None and not price_per_pod_hour >= 0:
+            raise ConfigError(f"price_per_pod_hour is {price_per_pod_hour!r}; it must be a number, 0 or more, or None")
+
+    @classmethod
+    def from_specs(cls, specs: Sequence[str | Path], *, path: str | Path = "runs/benchmark") -> Benchmark:
+        """Make a benchmark of `SPEC.json` files, one row each, in their order.
+
+        The job and the number of pods count; the cluster is the one that it is run on.
+
+        Args:
+            specs: The files: those of run directories, or written by hand.
+            path: As for `Benchmark`.
+
+        Raises:
+            ConfigError: A file is missing, is no JSON, or asks for something unknown.
+        """
+        read = [RunSpec.load(Path(spec).expanduser()) for spec in specs]
+        made = [cls([spec.job], pods=[_pods_of(spec)], pod=spec.cluster.pods, path=path) for spec in read]
+        if not made:
+            raise ConfigError("specs is empty; give paths of SPEC.json files")
+        whole = made[0]
+        for each in made[1:]:
+            whole = whole + each
+        return whole
+
+    def __add__(self, other: Benchmark) -> Benchmark:
+        """Put the rows of another benchmark behind these; folder, price and name stay this one's."""
+        both = copy.copy(self)
+        both.grid, both.result = self.grid + other.grid, None
+        return both
+
+    def outlook(self, cluster: Cluster | None = None) -> Outlook:
+        """Say before the start how many runs there are, and what each is predicted to take.
+
+        Memory is the planner's; a model that was not seen before takes it seconds. Time is from rows on disk.
+
+        Args:
+            cluster: Where it will run; it need not have started. Default: pods as the benchmark was told, on this
+                machine.
+        """
+        spec = cluster.spec if cluster is not None else ClusterSpec(pods=self._pod, count=self._most_pods)
+        standing = Standing(self.path).rows()
+        return Outlook(
+            name=self.name,
+            rows=tuple(self._foreseen(row, spec, standing) for row in self.grid.rows if row.repeat == 0),
+            left_out=self.grid.left_out,
+            folder=self.path,
+        )
+
+    def run(self, cluster: Cluster, *, force: bool = False) -> BenchmarkResult:
+        """Run what does not stand yet, one row after another; blocks until the last has ended.
+
+        A row that fails, runs out of memory or cannot fit is a row like any other. A row that an earlier kernel has
+        left running is waited for.
+
+        Args:
+            cluster: Where; it is started.
+            force: Run also what the planner says cannot fit.
+
+        Returns:
+            All rows.
+
+        Raises:
+            ConfigError: The cluster has too few pods, or its pods cannot do what a row asks; nothing has started.
+            RunError: The cluster is not ready, or went away; what was finished stands.
+            Stopped: An interrupt came; the row that ran is cancelled, and `result` holds what there is.
+        """
+        from workbench.display.benchmark.live import BenchmarkLive
+
+        self._check(cluster)
+        course = Course(self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force)
+        try:
+            with BenchmarkLive() as live:
+                course.run(live.update)
+        except KeyboardInterrupt:
+            waiting = sum(not row.outcome.is_terminal for row in course.rows)
+            raise Stopped(
+                f"Stopped: the row that ran is cancelled, {waiting} wait. Run the benchmark again to go on; .result "
+                "holds the rows so far."
+            ) from None
+        finally:
+            rows = tuple(self._priced(row) for row in course.rows)
+            self.result = BenchmarkResult(name=self.name, folder=self.path, rows=rows, left_out=self.grid.left_out)
+        return self.result
+
+    @property
+    def _most_pods(self) -> int:
+        return max(row.pods for row in self.grid.rows)
+
+    def _check(self, cluster: Cluster) -> None:
+        if cluster.phase != "ready":
+            raise RunError(f"the cluster is {cluster.phase}: {cluster.message or 'call start() first'}")
+        if self._most_pods > cluster.spec.count:
+            raise ConfigError(f"a row wants {self._most_pods} pods; the cluster has {cluster.spec.count}")
+        for row in self.grid.rows:
+            try:
+                _check_job(row.job, cluster.spec.pods)
+            except ConfigError as error:
+                raise ConfigError(f"{row.name}: {error}") from error
+
+    def _foreseen(self, planned: Planned, cluster: ClusterSpec, standing: Sequence[Row]) -> OutlookRow:
+        spec = RunSpec(cluster=cluster, job=planned.job, pods=planned.pods)
+        key = key_of(spec)
+        repeats = [r.repeat for r in self.grid.rows if (r.job, r.pods) == (planned.job, planned.pods)]
+        done = {r.repeat for r in standing if r.key == key and r.outcome is Outcome.SUCCEEDED}
+        return OutlookRow(
+            name=planned.name,
+            runs=len(repeats),
+            foreseen=foresee_memory(spec, gpu_memory_gib=self._gpu_memory_gib),
+            expected=expected_time(skipped_row(spec, ""), standing),
+            standing=sum(repeat in done for repeat in repeats),
+        )
+
+    def _priced(self, row: Row) -> Row:
+        known = self._price is not None and row.pod_hours is not None
+        return replace(row, cost=row.pod_hours * self._price) if known else row  # type: ignore[operator]
+
+    def __repr__(self) -> str:
+        """Say how many runs there are."""
+        return f"Benchmark({self.name}: {len(self.grid.rows)} runs, in {self.path})"
+
+    def __str__(self) -> str:
+        """Give the outlook as text."""
+        return str(self.outlook())
+
+    def _repr_html_(self) -> str:
+        return self.outlook()._repr_html_()
+
+
+def _pods_of(spec: RunSpec) -> int:
+    single = isinstance(spec.job, FineTune) and spec.job.technique == "single"
+    return 1 if single else spec.pods or spec.cluster.count
+
+
+def _check_job(job: Job, pod: PodSpec) -> None:
+    """Refuse what takes no time to see; whatever else is wrong with a job is found when its row starts."""
+    check_launcher(Launcher(job.launcher))
+    if isinstance(job, FineTune):
+        check_hardware(job, gpus=pod.gpus)
+        dataset_from(job.dataset)
+        model_kind(job.model)
+    else:
+        check_script(Path(job.path).expanduser().absolute())

@@ -1,0 +1,224 @@
+"""What rows of a benchmark may be compared with each other, and what a comparison says. Pure.
+
+Only rows that did the same work stand in one group: same model, global batch, optimizer steps, precision, data and
+sequence handling. Every other group says how it differs from the first. How to draw them is `display/`'s business.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from workbench.benchmark.row import Outcome, Row
+
+__all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups"]
+
+FIGURES = (
+    *("duration_s", "train_runtime_s", "time_to_first_step_s", "samples_per_s", "useful_tokens_per_s"),
+    *("padded_tokens_per_s", "tflops_per_device", "mfu", "peak_memory_gib", "host_memory_gib", "sent_bytes_per_step"),
+    *("train_loss", "eval_loss", "perplexity", "exact_match", "pod_hours", "cost"),
+)
+"""The fields of `Row` that are measured, of which repeats give a median and a spread."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A figure over the repeats of one row."""
+
+    median: float
+    """The middle value; of an even number the mean of the two in the middle."""
+    low: float
+    """The smallest."""
+    high: float
+    """The largest."""
+    count: int
+    """How many repeats measured it."""
+
+    def overlaps(self, other: Spread) -> bool:
+        """Tell whether the two ranges, from smallest to largest, share a value."""
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """One line of the table: the repeats of one row, folded."""
+
+    name: str
+    """What tells it from the others of its group, in words: `zero1 on 3 pods`."""
+    row: Row
+    """The line to draw: every figure is the median over the repeats that succeeded (of the only run without repeats);
+    `speed_up` and `efficiency` are filled. Where none succeeded, it is the last repeat as it stands."""
+    rows: tuple[Row, ...]
+    """The repeats themselves, in order."""
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    """By field of `Row`, where more than one repeat measured it; the spread is from the smallest to the largest."""
+    baseline: str = ""
+    """Name of the summary that `speed_up` is over: the one-pod row of the same technique, or else `single`."""
+
+    @property
+    def key(self) -> str:
+        """The key that its rows share."""
+        return self.row.key
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Rows that may be compared: same model, global batch, steps, precision, data and sequence handling."""
+
+    same: Mapping[str, object]
+    """What is equal in it, by what it is called: `{"model": "tiny-t5", "global batch": 24, "steps": 20, …}`; None for
+    what no row of it tells."""
+    summaries: tuple[Summary, ...]
+    """Its lines, in the order in which the benchmark asked for them."""
+    difference: str = ""
+    """How it differs from the first group, in words: `global batch 96 instead of 32`; empty for the first."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All its rows, repeats one by one."""
+        return tuple(row for summary in self.summaries for row in summary.rows)
+
+
+def groups(rows: Iterable[Row]) -> tuple[Group, ...]:
+    """Put rows that may be compared together, fold repeats, and work out speed-up and efficiency.
+
+    A row that did not succeed does not tell everything about the work that it would have done: it joins the first
+    group that nothing it tells contradicts.
+
+    Args:
+        rows: The rows of a benchmark, in its order.
+
+    Returns:
+        The groups, the one with the most rows first.
+    """
+    known = list(rows)
+    found: list[tuple[dict[str, object], list[Row]]] = []
+    # Those that tell most decide what the groups are.
+    for row in sorted(known, key=lambda r: sum(value is None for value in _work(r).values())):
+        work = _work(row)
+        for same, members in found:
+            if all(None in (same[name], value) or same[name] == value for name, value in work.items()):
+                members.append(row)
+                same.update({name: value for name, value in work.items() if same[name] is None})
+                break
+        else:
+            found.append((work, [row]))
+    order = {id(row): number for number, row in enumerate(known)}
+    for _, members in found:
+        members.sort(key=lambda row: order[id(row)])
+    found.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
+    return tuple(
+        Group(same=_told(same), summaries=_summaries(members), difference=_difference(found[0][0], same))
+        for same, members in found
+    )
+
+
+def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
+    """Tell whether a figure of two lines is different.
+
+    Args:
+        one: A line.
+        other: Another.
+        figure: A name of `FIGURES`.
+
+    Returns:
+        True only where both were repeated and their spreads, from smallest to largest, share no value. A single run
+        has no spread, so nothing is called different from it.
+    """
+    spread, others = one.spreads.get(figure), other.spreads.get(figure)
+    return spread is not None and others is not None and not spread.overlaps(others)
+
+
+def _work(row: Row) -> dict[str, object]:
+    """Give what must be equal for rows to be compared; None for what the row does not tell."""
+    job = row.spec.get("job")
+    asked = job.get("max_steps") if isinstance(job, Mapping) else None
+    return {
+        "model": row.model or None,
+        "global batch": row.global_batch,
+        "steps": row.steps if row.outcome is Outcome.SUCCEEDED else asked,
+        "precision": row.precision or None,
+        "dataset": row.dataset or None,
+        "data": row.provenance.data or None,
+        "sequence": row.sequence or None,
+    }
+
+
+def _told(same: Mapping[str, object]) -> dict[str, object]:
+    """Give it for people: a dataset's name, not its fingerprint."""
+    return {"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"}
+
+
+def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
+    parts = [
+        f"{'data' if name == 'dataset' else name} {value} instead of {first[name]}"
+        for name, value in same.items()
+        if name != "data" and None not in (value, first[name]) and value != first[name]
+    ]
+    if same["dataset"] == first["dataset"] and None not in (same["data"], first["data"]):
+        parts += ["other rows in the data of that name"] if same["data"] != first["data"] else []
+    return ", ".join(parts)
+
+
+def _summaries(rows: Sequence[Row]) -> tuple[Summary, ...]:
+    by_key: dict[str, list[Row]] = {}
+    for row in rows:
+        by_key.setdefault(row.key or row.name, []).append(row)
+    names = _names([members[0] for members in by_key.values()])
+    folded = [_fold(name, members) for name, members in zip(names, by_key.values(), strict=True)]
+    return tuple(_sped_up(summary, folded) for summary in folded)
+
+
+def _fold(name: str, rows: Sequence[Row]) -> Summary:
+    ordered = tuple(sorted(rows, key=lambda row: row.repeat))
+    good = [row for row in ordered if row.outcome is Outcome.SUCCEEDED]
+    if len(good) < 2:
+        return Summary(name=name, row=good[0] if good else ordered[-1], rows=ordered)
+    values = {f: [v for row in good if (v := getattr(row, f)) is not None] for f in FIGURES}
+    spreads = {
+        figure: Spread(median=statistics.median(seen), low=min(seen), high=max(seen), count=len(seen))
+        for figure, seen in values.items()
+        if len(seen) > 1
+    }
+    medians = {figure: spread.median for figure, spread in spreads.items()}
+    return Summary(name=name, row=replace(good[0], **medians), rows=ordered, spreads=spreads)  # type: ignore[arg-type]
+
+
+def _sped_up(summary: Summary, among: Sequence[Summary]) -> Summary:
+    """Fill speed-up and efficiency over the one-pod row that the line may be measured by."""
+    row = summary.row
+    base = _baseline(row, among)
+    if base is None or not row.samples_per_s or not base.row.samples_per_s or not row.slots or not base.row.slots:
+        return summary
+    speed_up = row.samples_per_s / base.row.samples_per_s
+    efficiency = speed_up / (row.slots / base.row.slots)
+    return replace(summary, row=replace(row, speed_up=speed_up, efficiency=efficiency), baseline=base.name)
+
+
+def _baseline(row: Row, among: Sequence[Summary]) -> Summary | None:
+    """Find the one-pod line of the same technique, else that of `single` with the same adapters."""
+    if row.outcome is not Outcome.SUCCEEDED:
+        return None
+    technique, _, peft = row.technique.partition(" ")
+    wanted = [" ".join(filter(None, (name, peft))) for name in (technique, "single")]
+    ones = [s for s in among if s.row.pods == 1 and s.row.outcome is Outcome.SUCCEEDED]
+    found = [s for name in wanted for s in ones if s.row.technique == name]
+    # Of several, one with the same launcher and micro-batch handling is the nearer yardstick.
+    return next((s for s in found if s.row.technique == row.technique and s.row.launcher == row.launcher), None) or (
+        found[0] if found else None
+    )
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Name rows by technique and pods, and by whatever else of their jobs tells equal ones apart."""
+    short = [f"{row.technique} on {row.pods} {'pod' if row.pods == 1 else 'pods'}" for row in rows]
+    jobs = [dict(job) if isinstance(job := row.spec.get("job"), Mapping) else {} for row in rows]
+    named = []
+    for row, name, job in zip(rows, short, jobs, strict=True):
+        twins = [other for other, its in zip(jobs, short, strict=True) if its == name]
+        varied = [key for key in job if key != "technique" and any(twin.get(key) != job[key] for twin in twins)]
+        extra = [f"{key.removeprefix('per_device_')} {job[key]}" for key in varied]
+        lost = len(twins) > 1 and not extra
+        named.append(", ".join([name, *extra, *([row.key[:6] or row.name] if lost else [])]))
+    return named

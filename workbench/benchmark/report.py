@@ -1,0 +1,199 @@
+"""The report of a benchmark: `report.html` and `report.md`, each in one file that needs no network and no script.
+
+What they state is gathered here from rows and run directories; `display/report.py` and `display/reportmd.py` draw it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.benchmark.comparable_groups import Group, groups
+from workbench.benchmark.published import PUBLISHED, Published
+from workbench.benchmark.read import row_of
+from workbench.benchmark.row import Row
+from workbench.results.card import Card, card_of, replace_text
+from workbench.results.losses import Losses, read_losses
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunResult
+from workbench.rundir.store import find_runs
+
+__all__ = ["Report", "gather", "rows_below", "write_report"]
+
+HTML_NAME, MD_NAME = "report.html", "report.md"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All that a report states."""
+
+    title: str
+    """What it is called."""
+    rows: tuple[Row, ...]
+    """Its rows, repeats one by one."""
+    groups: tuple[Group, ...]
+    """The rows, by what may be compared."""
+    losses: Mapping[Path, Losses]
+    """By run directory, its losses."""
+    cards: Mapping[Path, Card]
+    """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
+    problems: tuple[str, ...]
+    """What could not be read, and what has not ended, a line each."""
+    published: tuple[Published, ...] = PUBLISHED
+    """Figures of others, to stand beside."""
+    written_s: float = 0.0
+    """When it was made, in seconds since 1970."""
+
+    def card_of(self, row: Row) -> Card | None:
+        """Give the card of a row's run; None where it did not end, or cannot be read."""
+        return self.cards.get(row.path) if row.path else None
+
+    def losses_of(self, row: Row) -> Losses:
+        """Give the losses of a row's run; empty where there are none."""
+        return self.losses.get(row.path, Losses()) if row.path else Losses()
+
+
+def write_report(
+    source: Sequence[Row] | Sequence[str | Path], folder: str | Path, *, title: str = "Benchmark"
+) -> tuple[Path, Path]:
+    """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole.
+
+    Args:
+        source: Rows; or run directories, directories of clusters or folders of benchmarks.
+        folder: Where to; it is made if it is not there.
+        title: What to call it.
+
+    Returns:
+        The HTML file and the Markdown file, absolute.
+
+    Raises:
+        ConfigError: There is no such folder in `source`, or no run in any of them.
+        RunError: A file cannot be written.
+    """
+    from workbench.display.benchmark.report_html import report_html
+    from workbench.display.benchmark.report_md import report_md
+
+    rows = [item for item in source if isinstance(item, Row)]
+    places = [Path(item) for item in source if not isinstance(item, Row)]
+    broken: list[str] = []
+    if places:
+        below, broken = rows_below(places)
+        rows += below
+    target = Path(folder).expanduser().absolute()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
+    report = gather(rows, title=title, problems=broken)
+    html, md = target / HTML_NAME, target / MD_NAME
+    replace_text(html, report_html(report, HTML_NAME))
+    replace_text(md, report_md(report))
+    return html, md
+
+
+def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
+    """Read the rows of all runs at or below some folders; those of one benchmark in its order, the others by age.
+
+    Args:
+        places: Run directories, directories of clusters, folders of benchmarks.
+
+    Returns:
+        The rows, and what there is to say of runs that are not among them, a line each.
+
+    Raises:
+        ConfigError: A folder is not there, or no run is at or below any of them.
+    """
+    rows: list[Row] = []
+    broken: list[str] = []
+    seen: set[Path] = set()
+    given = [Path(place).expanduser().absolute() for place in places]
+    for place in given:
+        if not place.is_dir():
+            raise ConfigError(
+                f"there is no folder {place}; give run directories, a cluster's directory or a benchmark's folder"
+            )
+        found = sorted(paths.root.resolve() for paths in find_runs(place))
+        read: list[Row] = []
+        for root in found:
+            if root not in seen:
+                seen.add(root)
+                try:
+                    read.append(row_of(root))
+                except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
+                    broken.append(f"{root} cannot be read: {error}")
+        kept = _kept(place)
+        newest = [row for row in read if not _run_again_since(row, kept)]
+        if len(newest) < len(read):
+            broken.append(f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)")
+        rows += _in_order(newest, kept)
+    if not rows and not broken:
+        named = ", ".join(map(str, given)) or "nothing"
+        raise ConfigError(f"no run is at or below {named}; a run directory is one that holds a run.json")
+    return rows, broken
+
+
+def _kept(place: Path) -> list[Row]:
+    if not (place / "benchmark.json").exists():
+        return []
+    from workbench.benchmark.schedule import kept_rows
+
+    return kept_rows(place)
+
+
+def _run_again_since(row: Row, kept: Sequence[Row]) -> bool:
+    """Tell whether the benchmark took another run for this row; by name, as the folder may have been moved."""
+    taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
+    return bool(taken) and row.path is not None and row.path.name not in taken
+
+
+def _in_order(read: Sequence[Row], kept: Sequence[Row]) -> list[Row]:
+    """Put rows into the order that their benchmark kept, with those that it never started; others stand behind."""
+    before = {(row.key, row.repeat): (number, row) for number, row in enumerate(kept)}
+    there = {(row.key, row.repeat) for row in read}
+    never = [row for row in kept if row.path is None and row.outcome.is_terminal and (row.key, row.repeat) not in there]
+    # What money a row cost is known to the benchmark that ran it, not to the run directory.
+    priced = [replace(row, cost=row.cost or _cost(before.get((row.key, row.repeat)))) for row in read]
+    last = (len(kept), None)
+    return sorted([*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name))
+
+
+def _cost(found: tuple[int, Row] | None) -> float | None:
+    return found[1].cost if found else None
+
+
+def gather(
+    rows: Sequence[Row], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
+) -> Report:
+    """Gather what the report of some rows states; what cannot be read is left out, and named.
+
+    Args:
+        rows: The rows.
+        title: What to call it.
+        problems: What is known not to be readable, a line each.
+        with_cards: Whether to read what cards hold: profiles, answers, logs. Plots of speed, memory and losses do
+            without.
+    """
+    lines = list(problems)
+    losses: dict[Path, Losses] = {}
+    cards: dict[Path, Card] = {}
+    for row in rows:
+        if not row.outcome.is_terminal:
+            lines.append(f"{row.name} is {row.outcome}: its figures are those so far, and it has no card")
+        if row.path is None or row.path in losses:
+            continue
+        if not row.path.is_dir():
+            lines.append(f"{row.name} has no card: its run directory {row.path} is gone")
+            continue
+        try:
+            losses[row.path] = read_losses(row.path)
+            if with_cards and RunPaths(row.path).result.exists():
+                cards[row.path] = card_of(RunResult.load(row.path), HTML_NAME)
+        except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
+            lines.append(f"{row.name} has no card: {error}")
+    return Report(
+        title=title, rows=tuple(rows), groups=groups(rows), losses=losses, cards=cards, problems=tuple(lines),
+        written_s=time.time(),
+    )  # fmt: skip

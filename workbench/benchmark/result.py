@@ -1,0 +1,98 @@
+"""`BenchmarkResult`: the rows of a benchmark, with what they may be compared with, and its pictures and report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workbench.benchmark.comparable_groups import Group, groups
+from workbench.benchmark.grid import LeftOut
+from workbench.benchmark.published import PUBLISHED
+from workbench.benchmark.row import Outcome, Row
+
+__all__ = ["BenchmarkPlots", "BenchmarkResult"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchmarkResult:
+    """The rows of a benchmark. Prints, and shows in a notebook, as its table with the published figures beside it."""
+
+    name: str
+    """What the benchmark is called."""
+    folder: Path
+    """Where its run directories are, absolute."""
+    rows: tuple[Row, ...]
+    """One a run, in the order of the grid, whatever became of it."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Combinations that are no rows, each with why."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The rows that may be compared, together; repeats folded, speed-up and efficiency filled."""
+        return groups(self.rows)
+
+    @property
+    def from_disk(self) -> tuple[Row, ...]:
+        """The rows that were found finished instead of run."""
+        return tuple(row for row in self.rows if row.from_disk)
+
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write `report.html` and `report.md`, which need no network.
+
+        Args:
+            folder: Where to; files of these names are replaced. Default: the benchmark's own folder.
+
+        Returns:
+            The HTML file, absolute.
+        """
+        from workbench.benchmark.report import write_report
+
+        return write_report(self.rows, Path(folder or self.folder).expanduser().absolute())[0]
+
+    def plots(self) -> BenchmarkPlots:
+        """Give scaling, memory and losses as pictures; a cell that ends with it shows them."""
+        return BenchmarkPlots(self)
+
+    def __add__(self, other: BenchmarkResult) -> BenchmarkResult:
+        """Put the rows of another benchmark behind these; of a row that is in both, the other's is kept."""
+        places = {(row.key, row.repeat) for row in other.rows}
+        mine = tuple(row for row in self.rows if (row.key, row.repeat) not in places)
+        return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
+
+    def __repr__(self) -> str:
+        """Say how many rows ended how."""
+        counts = {outcome: sum(row.outcome is outcome for row in self.rows) for outcome in Outcome}
+        said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
+        return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {said}; {len(self.from_disk)} from disk)"
+
+    def __str__(self) -> str:
+        """Give the table as text."""
+        from workbench.display.benchmark.table import benchmark_text
+
+        return benchmark_text(self.groups, PUBLISHED)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.benchmark.table import benchmark_html
+
+        return benchmark_html(self.groups, PUBLISHED)
+
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPlots:
+    """The pictures of a benchmark. Shows in a notebook; as text it says where they can be seen."""
+
+    result: BenchmarkResult
+    """The benchmark."""
+
+    def __str__(self) -> str:
+        """Say where the pictures can be seen."""
+        return f"{self.result!r}: plots are seen in a notebook, and in the file that .report() writes"
+
+    def _repr_html_(self) -> str:
+        from workbench.benchmark.report import gather
+        from workbench.display.benchmark.report_html import plots_html
+
+        return plots_html(gather(self.result.rows, title=self.result.name, with_cards=False))

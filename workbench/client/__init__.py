@@ -1,0 +1,1 @@
+"""What the notebook holds: clusters, runs and their results."""

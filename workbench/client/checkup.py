@@ -1,0 +1,57 @@
+"""Call the doctor to a cluster that stands: its pods, its key and what its keeper knows, put together.
+
+The keeper is asked what it is doing; the looking itself goes past it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from workbench.base.errors import RunError
+from workbench.base.wire import ask
+from workbench.pods.doctor.examination import Diagnosis, examine_pods
+from workbench.pods.doctor.exchange import Exchange, measure_exchange
+from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.ssh.identity import Identity
+from workbench.rundir.paths import ClusterPaths
+
+__all__ = ["diagnose"]
+
+
+def diagnose(paths: ClusterPaths, pods: list[Pod], spec: PodSpec, *, bandwidth: bool) -> Diagnosis:
+    """Examine every pod, and measure between them unless a run would be in the way.
+
+    Args:
+        paths: The cluster's directory.
+        pods: Its pods.
+        spec: What each was asked to be.
+        bandwidth: Whether to measure the all-reduce.
+
+    Raises:
+        RunError: The keeper does not answer.
+    """
+    standing = ask(paths.socket, {"op": "status"})
+    package, running = str(standing["package"]), str(standing["running"])
+    if not package:
+        raise RunError(f"the cluster is {standing['phase']}; its pods can be examined once they are ready")
+    identity = Identity(paths.identity)
+    began = time.monotonic()
+    hosts = examine_pods(pods, identity, package, spec)
+    hosts_s = time.monotonic() - began
+    note = _obstacle(len(pods), bandwidth, running, all(host.reached for host in hosts))
+    exchange: Exchange | None = None
+    if not note:
+        interfaces = {host.pod: host.interface for host in hosts}
+        exchange = measure_exchange(pods, identity, package, interfaces, spec.env)
+    return Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
+
+
+def _obstacle(pods: int, bandwidth: bool, running: str, reached: bool) -> str:
+    """Say why the all-reduce is not measured; empty where it can be."""
+    if not bandwidth:
+        return "it was not asked for"
+    if pods < 2:
+        return "there is one pod"
+    if not reached:
+        return "not every pod can be reached"
+    return f"run {running} is using the pods" if running else ""

@@ -1,0 +1,319 @@
+"""`Cluster`: the user's first object. Pods, their keeper and the runs on them, tied together.
+
+The object is a window: the keeper, a process of its own, owns pods and runs, so the notebook's kernel can end at any
+moment. Checking a job and preparing its data happen here, before anything starts.
+"""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import PodError, RunError
+from workbench.base.wire import ask
+from workbench.client.run import Run
+from workbench.jobs.finetune import FineTune, Job
+from workbench.keeper.launch.command import LaunchCommand
+from workbench.keeper.spawn import spawn_keeper, start_error
+from workbench.planner.prediction import Foresight
+from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.hostfile import Hostfile
+from workbench.pods.pod import Pod, PodBackend, PodSpec
+from workbench.pods.ssh.identity import Identity
+from workbench.rundir.journal import fail_unstarted
+from workbench.rundir.make.prepare import PreparedRun, fresh_folder, prepare_run
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import is_alive, read_json, write_json
+
+if TYPE_CHECKING:
+    from workbench.pods.doctor.examination import Diagnosis
+
+__all__ = ["Cluster"]
+
+_CLOSE_S = 40.0
+_LOOK_S = 0.05
+
+
+class Cluster:
+    """The pods of one experiment.
+
+    Use it as a context, or call `start` and `close`. Leaving the context ends a run that is still going and stops
+    the pods; a kernel that dies leaves them to the keeper, which lets the run finish and stops the pods when idle.
+
+    Example:
+        with Cluster(LocalPods(), PodSpec(cpus=1), count=3) as cluster:
+            result = cluster.submit(FineTune(technique="zero1", max_steps=50)).wait()
+    """
+
+    def __init__(
+        self,
+        backend: PodBackend,
+        spec: PodSpec | None = None,
+        *,
+        count: int = 1,
+        idle_timeout_s: float | None = 600.0,
+        path: str | Path | None = None,
+        lease_s: float = 120.0,
+        start_timeout_s: float = 120.0,
+        warm: bool = True,
+        shared: bool | str | None = None,
+    ):
+        """Describe a cluster; nothing starts yet.
+
+        Args:
+            backend: Where the pods come from.
+            spec: What each pod needs. Default: one core.
+            count: Number of pods.
+            idle_timeout_s: Seconds without a run or a word from a notebook after which the pods stop; None: never.
+            path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the current folder.
+            lease_s: Seconds that ranks outlive a keeper that fell silent.
+            start_timeout_s: Seconds until pods that have not come are given up.
+            warm: Whether each pod keeps a process with torch imported (0.5 GiB), so that a `FineTune` starts at once.
+            shared: Whether pods are asked if they see this machine's folders; see `ClusterSpec.shared`.
+
+        Raises:
+            ConfigError: A value that cannot be.
+        """
+        self.spec = ClusterSpec(
+            backend=backend.to_dict(),
+            pods=spec or PodSpec(),
+            count=count,
+            idle_timeout_s=idle_timeout_s,
+            lease_s=lease_s,
+            start_timeout_s=start_timeout_s,
+            warm=warm,
+            shared=shared,
+        )
+        """What it is asked to be; read only."""
+        name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        self._closed = False
+        self._foresight = Foresight(self.spec.pods, local=self.spec.backend.get("kind") == "local")
+        self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
+
+    @classmethod
+    def from_spec(cls, spec: ClusterSpec, path: str | Path | None = None) -> Cluster:
+        """Make the cluster that a `SPEC.json` asks for; nothing starts yet.
+
+        Raises:
+            ConfigError: The backend is unknown or refuses its options.
+        """
+        cluster = cls(backend_from_dict(spec.backend), spec.pods, count=spec.count, path=path)
+        cluster.spec = spec
+        return cluster
+
+    @property
+    def path(self) -> Path:
+        """The cluster's directory."""
+        return self._paths.root
+
+    def start(self) -> Cluster:
+        """Start the keeper and wait until every pod can be reached.
+
+        Raises:
+            ConfigError: The directory holds another cluster, or the place cannot give what the spec asks.
+            BackendError: The platform refused.
+            PodError: A pod died on the way or did not come in time; `PodTimeout` for the latter.
+        """
+        fresh_folder(self._paths.root, self._paths.config)
+        self.path.chmod(0o700)
+        pods = {**self.spec.pods.to_dict(), "env": dict.fromkeys(self.spec.pods.env, "…")}
+        write_json(self._paths.config, {**self.spec.to_dict(), "pods": pods})
+        deadline = time.monotonic() + self.spec.start_timeout_s + 30
+        try:
+            keeper = spawn_keeper(self._paths, self.spec)
+            self._wait(lambda: self._closed or self.phase != "starting", deadline, keeper)
+            if self._closed:  # by another thread, perhaps before there was a keeper to ask
+                raise PodError("the cluster was closed during its start")
+        except BaseException:
+            self.close()  # an interrupted start must not leave pods behind
+            raise
+        if self.phase != "ready":
+            raise start_error(read_json(self._paths.state), self._paths.keeper_log)
+        return self
+
+    def __enter__(self) -> Cluster:
+        """Start, unless `start` was called already."""
+        return self if self.phase == "ready" else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def phase(self) -> str:
+        """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died."""
+        state = read_json(self._paths.state)
+        phase, pid, start_time = str(state.get("phase", "starting")), state.get("pid"), state.get("start_time")
+        if phase in ("closed", "failed") or not isinstance(pid, int):
+            return phase
+        return phase if is_alive(pid, start_time if isinstance(start_time, int) else None) else "lost"
+
+    @property
+    def message(self) -> str:
+        """One line on the phase, for people."""
+        return str(read_json(self._paths.state).get("message", ""))
+
+    @property
+    def pods(self) -> Sequence[Pod]:
+        """The pods as the keeper last saw them, in rank order."""
+        pods = read_json(self._paths.state).get("pods", [])
+        return [Pod.from_dict(pod) for pod in pods] if isinstance(pods, list) else []
+
+    @property
+    def hostfile(self) -> Hostfile:
+        """The hostfile of all pods; prints as the file.
+
+        Raises:
+            RunError: The cluster has not started.
+        """
+        if not self._paths.hostfile.exists():
+            raise RunError(f"the cluster is {self.phase}; its hostfile is there once the pods are ready")
+        return Hostfile.parse(self._paths.hostfile.read_text(encoding="utf-8"), source=str(self._paths.hostfile))
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs in the cluster's own directory, oldest first."""
+        found = self._paths.runs.glob("*/run.json")
+        return [Run.load(path.parent) for path in sorted(found, key=lambda p: p.stat().st_mtime)]
+
+    def submit(self, job: Job, *, pods: int | None = None, path: str | Path | None = None) -> Run:
+        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts; runs go one by one.
+
+        Args:
+            job: What to run.
+            pods: How many of the pods it takes, the first ones. Default: all; one for technique `single`.
+            path: The run directory, new or empty. Default: a new folder below the cluster's `runs`.
+
+        Raises:
+            ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
+            RunError: The cluster is not ready.
+        """
+        if self.phase != "ready":
+            raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
+        spec = RunSpec(cluster=self.spec, job=job, pods=pods)
+        return self.submit_prepared(prepare_run(spec, root=path, parent=self._paths.runs))
+
+    def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
+        """Hand a run that `prepare_run` made to the keeper; `submit` is this and the preparation in one.
+
+        Whoever submits it may leave a note in its `run.json`.
+
+        Raises:
+            RunError: The cluster is not ready, or the run wants more pods than it has.
+        """
+        info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
+        write_json(prepared.paths.info, info)
+        job, paths = prepared.spec.job, prepared.paths
+        self._foresight.begin(job, prepared.spec.pods or self.spec.count, paths.prediction, paths.inquiry)
+        request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
+        try:
+            ask(self._paths.socket, {**request, "job": job.to_dict(), "pods": prepared.spec.pods})
+        except RunError as error:  # its directory must say why it never ran
+            fail_unstarted(paths, prepared.spec, error)
+            raise
+        return Run.load(paths.root)
+
+    def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
+        """Give the command that starts the ranks of a job, without starting it: the dry run.
+
+        The job is sent to the pods and waits there, so the printed line works when pasted into a terminal for as
+        long as the cluster lives. What it starts is nobody's run: its output goes to that terminal alone.
+
+        Raises:
+            ConfigError: As for `submit`.
+            RunError: The cluster is not ready.
+        """
+        prepared = prepare_run(RunSpec(cluster=self.spec, job=job, pods=pods), parent=self.path / "dry")
+        request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
+        answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
+        return LaunchCommand.from_dict(answer)
+
+    def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
+        """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
+
+        Args:
+            job: A job to run here: whether it will fit is one more check, predicted in some seconds.
+            bandwidth: Whether to measure the all-reduce between the pods too, which takes some seconds; it is left
+                out while a run is using them.
+
+        Raises:
+            RunError: There are no pods, or the keeper does not answer.
+        """
+        from workbench.client.checkup import diagnose
+
+        found = diagnose(self._paths, list(self.pods), self.spec.pods, bandwidth=bandwidth)
+        return found if job is None else self._foresight.judge(found, job, self.spec.count)
+
+    def close(self) -> None:
+        """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
+
+        Raises:
+            PodError: Something is still there 40 s after the keeper last said what it does.
+            BackendError: The platform did not remove what the keeper could not.
+        """
+        self._closed = True
+        state = read_json(self._paths.state)
+        pid, start_time = state.get("pid"), state.get("start_time")
+        if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):
+            Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
+            remove_left(self.spec.backend, self.path)
+            return
+        deadline, asked, said = 0.0, False, ""
+        while is_alive(pid, start_time):
+            asked = asked or self._ask_to_close()
+            if self.message != said or not deadline:  # it may be bringing a checkpoint back, and says how far it is
+                said, deadline = self.message, time.monotonic() + _CLOSE_S
+            if time.monotonic() > deadline:
+                raise PodError(f"the keeper (pid {pid}) does not end: {said}; see {self._paths.keeper_log}")
+            time.sleep(_LOOK_S)
+        remove_left(self.spec.backend, self.path)
+
+    def _ask_to_close(self) -> bool:
+        """Tell whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
+        with suppress(RunError):
+            ask(self._paths.socket, {"op": "close"})
+            return True
+        return False
+
+    def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
+        from workbench.rundir.figures.follow import follow_start
+
+        with closing(follow_start(self)) as shown:
+            while not ready():
+                next(shown, None)
+                if keeper.poll() is not None and not ready():
+                    raise PodError(f"the keeper ended with {keeper.returncode}; see {self._paths.keeper_log}")
+                if time.monotonic() > deadline:
+                    raise PodError(f"the cluster is still starting: {self.message}; see {self._paths.keeper_log}")
+                time.sleep(_LOOK_S)
+
+    def __repr__(self) -> str:
+        """Say the phase, the pods and the directory."""
+        return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"
+
+    def __str__(self) -> str:
+        """Give the pods as a text table."""
+        from workbench.display.cluster.panel import cluster_words, look_at
+
+        return cluster_words(look_at(self))
+
+    def _ipython_display_(self) -> None:
+        from workbench.display.cluster.panel import show_cluster
+
+        show_cluster(self)
+
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
+        from workbench.display.cluster.panel import cluster_bundle
+
+        return cluster_bundle(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.cluster.panel import cluster_page, look_at
+
+        return cluster_page(look_at(self))

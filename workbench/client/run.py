@@ -1,0 +1,319 @@
+"""`Run`: the handle on a live or finished run, like a Future.
+
+It reads the run directory and nothing else, so any process may hold one; only `cancel`, `stop` and `stacks` speak to
+the keeper.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.wire import ask
+from workbench.jobs.finetune import Script
+from workbench.rundir.events import MARK, Event, read_events
+from workbench.rundir.figures.progress import Progress, progress_of
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.result import RunResult
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState, is_alive, read_json
+
+if TYPE_CHECKING:
+    from workbench.results.answers.ask import Answers
+    from workbench.results.answers.questions import RowLike
+    from workbench.results.kubeflow.manifest import Manifest
+    from workbench.results.tensorboard.board import Board
+
+__all__ = ["Detached", "Run"]
+
+_LOOK_S = 0.2
+
+
+class Detached(KeyboardInterrupt):
+    """Say that the notebook stopped waiting while the run goes on."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Show one line in a notebook instead of a traceback."""
+        return [str(self)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
+
+    path: Path
+    """The run directory, absolute."""
+
+    @classmethod
+    def load(cls, path: str | Path) -> Run:
+        """Attach to the run in a directory: after a kernel restart, from another notebook, on another day.
+
+        Raises:
+            RunError: It is no run directory.
+        """
+        root = Path(path).expanduser().resolve()
+        if not RunPaths(root).info.exists():
+            raise RunError(f"{root} is no run directory: it holds no run.json")
+        return cls(root)
+
+    @property
+    def paths(self) -> RunPaths:
+        """Every path in the run directory."""
+        return RunPaths(self.path)
+
+    @property
+    def id(self) -> str:
+        """The id of the run, unique in its cluster."""
+        return str(read_json(self.paths.info).get("id", self.path.name))
+
+    @property
+    def spec(self) -> RunSpec:
+        """What was asked, as `spec.json` holds it."""
+        return RunSpec.load(self.paths.spec)
+
+    @property
+    def state(self) -> RunState:
+        """Where it is in its life; `lost` where its keeper died before it ended."""
+        if self.paths.result.exists():
+            return RunState(str(read_json(self.paths.result)["state"]))
+        if not self._keeper_lives():
+            # The keeper may have written the result between the two looks.
+            return self.state if self.paths.result.exists() else RunState.LOST
+        return RunState(str(read_json(self.paths.state).get("state", RunState.QUEUED)))
+
+    @property
+    def message(self) -> str:
+        """One line on the state, for people."""
+        state = read_json(self.paths.state)
+        if self.state is RunState.LOST:
+            return f"its keeper died; what it had written is in {self.path}"
+        hint = f" ({state['hint']})" if state.get("hint") else ""
+        return f"{state.get('message', '')}{hint}"
+
+    @property
+    def result(self) -> RunResult:
+        """The facts of the finished run.
+
+        Raises:
+            RunError: It has not ended.
+        """
+        return RunResult.load(self.path)
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is: step, loss, speed, time left."""
+        return progress_of(self.state, self.message, self.events())
+
+    def events(self) -> Iterator[Event]:
+        """Iterate over all events so far, in the order in which the keeper read them."""
+        return read_events(self.paths.events)
+
+    def logs(self, rank: int = 0, stream: str = "stderr", tail: int | None = 200) -> str:
+        """Give what a rank printed, without its event lines.
+
+        Args:
+            rank: Which rank.
+            stream: stdout or stderr.
+            tail: How many last lines; None for all.
+
+        Raises:
+            RunError: There is no such log.
+        """
+        path = self.paths.rank_log(rank, stream)
+        if not path.exists():
+            raise RunError(f"there is no log of rank {rank}, {stream}; {self.paths.logs} holds what there is")
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.split("\n") if line and not line.startswith(MARK)]
+        return "\n".join(lines if tail is None else lines[-tail:])
+
+    def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
+        """Let the trained model answer rows, greedily and in batches; blocks until it has.
+
+        The model is loaded once, in a process of its own that ends with this one or after ten idle minutes.
+
+        Args:
+            rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: those of the evaluation
+                that the run itself answered.
+            before: Also ask the model as it was before training.
+
+        Raises:
+            RunError: The run left no model, or the model's process failed; carries its words.
+            ConfigError: A row is of no known form.
+        """
+        from workbench.results.answers.ask import predict
+
+        return predict(self, rows, before=before)
+
+    def merge(self, path: str | Path) -> Path:
+        """Add the adapters that this run trained to the weights of their base; blocks until it is done.
+
+        The folder is one that plain `from_pretrained` loads, and a `FineTune(model=…)` trains on. The base is loaded
+        in the process that answers `predict`, in FP32: 4 bytes a parameter of memory.
+
+        Args:
+            path: The folder to make; it must be new or empty.
+
+        Returns:
+            The folder, absolute.
+
+        Raises:
+            ConfigError: The folder holds something.
+            RunError: The run trained no adapters or left none, or the process failed; carries its words.
+        """
+        from workbench.results.answers.merge import merge
+
+        return merge(self.paths, path)
+
+    def manifest(self, kind: str, **options: object) -> Manifest:
+        """Write this job as one that Kubeflow carries out unattended; `str()` is the YAML. Nothing is sent anywhere.
+
+        Args:
+            kind: `trainjob`, `pytorchjob` or `mpijob`.
+            options: See `HandoverOptions`; where the run came from `KubernetesPods`, theirs are the default.
+
+        Raises:
+            ConfigError: The kind or an option is unknown, the image is missing, or the job cannot run there so.
+        """
+        from workbench.results.kubeflow.manifest import manifest_of
+
+        return manifest_of(self.path, kind, options)
+
+    def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
+        """Block until the run has ended, with a line of progress, and return its result.
+
+        An interrupt (the notebook's stop button) ends the waiting, not the run.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for as long as it takes.
+            progress: Whether to show the line.
+
+        Returns:
+            The result, also of a run that failed; `raise_for_status` on it raises.
+
+        Raises:
+            TimeoutError: The time is over; the run goes on.
+            Detached: An interrupt came; the run goes on.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            for _ in self._shown() if progress else self._quietly():
+                if deadline is not None and time.monotonic() > deadline:
+                    raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
+                time.sleep(_LOOK_S)
+        except KeyboardInterrupt:
+            raise Detached(
+                f"Stopped waiting; the run goes on. Come back with Run.load({str(self.path)!r}).wait(), "
+                "stop it with .cancel()."
+            ) from None
+        return self._ended()
+
+    def _shown(self) -> Iterator[None]:
+        from workbench.rundir.figures.follow import follow
+
+        return follow(self)
+
+    def _quietly(self) -> Iterator[None]:
+        while not self.state.is_terminal:
+            yield
+
+    def _ended(self) -> RunResult:
+        if self.paths.result.exists():
+            return self.result
+        return RunResult(path=self.path, state=RunState.LOST, message=self.message)
+
+    def cancel(self) -> None:
+        """Ask the run to stop; it ends as cancelled within seconds. Returns at once; a run that has ended stays so.
+
+        Raises:
+            RunError: Its keeper does not answer.
+        """
+        self._ask_to_end("cancel")
+
+    def stop(self) -> None:
+        """Ask the run to stop after the step in progress, and to evaluate and save the model as it is then.
+
+        It ends as cancelled with the model and the figures reached, within a step and an evaluation or so. Returns
+        at once; a run that has ended stays so. `cancel` works after it.
+
+        Raises:
+            RunError: It runs a script, or its keeper or its first pod does not answer.
+        """
+        if isinstance(self.spec.job, Script):
+            raise RunError("a script knows no checkpoint to stop after; end the run with cancel()")
+        self._ask_to_end("stop")
+
+    def stacks(self) -> dict[int, str]:
+        """Ask every rank where it is: the answer to why a run is stuck. Takes up to some seconds.
+
+        Returns:
+            The Python stacks of all threads by rank; "" for a rank that cannot tell (a script's, a stopped one's, one
+            whose pod does not answer).
+
+        Raises:
+            RunError: The run is not running, or its keeper does not answer.
+        """
+        if self.state.is_terminal:
+            raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
+        found = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60).get("stacks")
+        return {int(rank): str(text) for rank, text in found.items()} if isinstance(found, dict) else {}
+
+    def _ask_to_end(self, how: str) -> None:
+        if self.state.is_terminal:
+            return
+        try:
+            ask(self._cluster.socket, {"op": how, "run": self.id})
+        except WorkbenchError:
+            if not self.state.is_terminal:
+                raise
+
+    def tensorboard(self) -> Board:
+        """Give TensorBoard of this run; a cell that ends with it shows the page.
+
+        One server serves a folder, listens on the loopback address alone, and ends with this kernel.
+
+        Raises:
+            BackendError: It did not start.
+        """
+        from workbench.results.tensorboard.board import show_tensorboard
+
+        return show_tensorboard(self.paths.tensorboard)
+
+    @property
+    def _cluster(self) -> ClusterPaths:
+        return ClusterPaths(Path(str(read_json(self.paths.info).get("cluster", self.path))))
+
+    def _keeper_lives(self) -> bool:
+        keeper = read_json(self._cluster.state)
+        pid, start_time = keeper.get("pid"), keeper.get("start_time")
+        return isinstance(pid, int) and is_alive(pid, start_time if isinstance(start_time, int) else None)
+
+    def __repr__(self) -> str:
+        """Say the id, the state and where it is."""
+        return f"Run({self.id}, {self.state}, {self.path})"
+
+    def show(self) -> None:
+        """Display the panel, live while the run is; its buttons come with it, also for a run that has ended."""
+        from workbench.display.kit.live import has_widgets
+        from workbench.display.run.panel import show_run
+
+        show_run(self, live=has_widgets())
+
+    def _ipython_display_(self) -> None:
+        from workbench.display.run.panel import show_run
+
+        show_run(self)
+
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
+        from workbench.display.run.panel import run_bundle
+
+        return run_bundle(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.run.page import run_page
+        from workbench.rundir.view import RunView
+
+        return run_page(RunView(self.path))

@@ -1,0 +1,1 @@
+"""Views of a benchmark: table, report, plots."""

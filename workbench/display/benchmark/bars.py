@@ -1,0 +1,141 @@
+"""Bars over the rows of a benchmark, as static SVG: memory measured and predicted, and where a step's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from workbench.base.words import duration, gib
+from workbench.benchmark.row import Outcome
+from workbench.display.benchmark.sheet import Line
+from workbench.display.kit.plots import COLOURS, FOREGROUND, dress_axes, figure_svg
+from workbench.results.profile.parse import Profile
+
+__all__ = ["memory_bars_svg", "profile_bars_svg"]
+
+_WIDE_IN = 7.6
+_ROW_IN = 0.34
+_HEAD_IN = 0.34
+_FOOT_IN = 0.42
+_LETTER_IN = 0.083
+_FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it is cut, and says so
+
+
+def memory_bars_svg(lines: Sequence[Line]) -> str:
+    """Draw, for every row, the measured and the predicted peak memory of a pod.
+
+    Args:
+        lines: Rows of the table; those that have neither figure are left out.
+
+    Returns:
+        An `<svg>` element; an empty text where no row has a figure.
+    """
+    rows = [line for line in lines if (line.row.peak_memory_gib, line.row.predicted_memory_gib) != (None, None)]
+    if not rows:
+        return ""
+    # A row that was never started may be predicted far off the scale of those that ran.
+    ran = [v for x in rows for v in (x.row.peak_memory_gib, _fits(x)) if v is not None]
+    far = max(ran, default=None)
+    reach = _FAR * far if far else max(line.row.predicted_memory_gib or 0.0 for line in rows)
+    reach = min(reach, max(v for x in rows for v in (x.row.peak_memory_gib, x.row.predicted_memory_gib) if v))
+
+    def draw(axes: Any) -> None:
+        for place, line in enumerate(rows):
+            measured, predicted = line.row.peak_memory_gib, line.row.predicted_memory_gib
+            ended = " ▲ out of memory" if line.row.outcome is Outcome.OUT_OF_MEMORY else ""
+            skipped = ", never started" if line.row.outcome is Outcome.SKIPPED else ""
+            if measured is not None:
+                axes.barh(place - 0.19, min(measured, reach), 0.34, color=COLOURS[0])
+                _write(axes, min(measured, reach), place - 0.19, gib(measured) + ended)
+            elif ended:
+                _write(axes, 0, place - 0.19, ended.strip())
+            if predicted is not None:
+                far_off = predicted > reach
+                axes.barh(
+                    place + 0.19, min(predicted, reach), 0.34, facecolor="none", edgecolor=COLOURS[1], linewidth=1.2,
+                    hatch="////",
+                )  # fmt: skip
+                _write(axes, min(predicted, reach), place + 0.19, ("» " if far_off else "") + gib(predicted) + skipped)
+        _legend(axes, [("measured", COLOURS[0], False), ("predicted", COLOURS[1], True)])
+        axes.set_xlim(0, reach)
+
+    return _bars(draw, [line.label for line in rows], "GiB, peak of a pod", "peak memory of a pod", after=0.24)
+
+
+def _fits(line: Line) -> float | None:
+    return None if line.row.outcome is Outcome.SKIPPED else line.row.predicted_memory_gib
+
+
+def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
+    """Draw, for every row, the seconds of forward pass, backward pass and update in the profiled step.
+
+    Args:
+        profiles: By the row's label, its FLOPS profile.
+
+    Returns:
+        An `<svg>` element; an empty text where no profile tells them.
+    """
+    names = ("forward", "backward", "update")
+    parts = {
+        label: [p.fwd_latency_s or 0.0, p.bwd_latency_s or 0.0, p.step_latency_s or 0.0]
+        for label, p in profiles.items()
+        if p.fwd_latency_s is not None
+    }
+    if not parts:
+        return ""
+    reach = max(map(sum, parts.values())) or 1.0
+
+    def draw(axes: Any) -> None:
+        for place, seconds in enumerate(parts.values()):
+            begun = 0.0
+            for n, length in enumerate(seconds):
+                hatch = ("", "////", "....")[n]
+                axes.barh(
+                    place, length, 0.6, left=begun, facecolor=COLOURS[n] if not hatch else "none",
+                    edgecolor=COLOURS[n], linewidth=1.0, hatch=hatch,
+                )  # fmt: skip
+                begun += length
+            _write(axes, begun, place, duration(begun))
+        _legend(axes, [(name, COLOURS[n], n > 0) for n, name in enumerate(names)])
+        axes.set_xlim(0, reach)
+
+    return _bars(draw, list(parts), "seconds of the profiled step, rank 0", "where a step's time goes", after=0.1)
+
+
+def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, said: str, after: float) -> str:
+    height = _HEAD_IN + _ROW_IN * len(labels) + _FOOT_IN
+    left = min(0.42, (0.15 + _LETTER_IN * max(map(len, labels))) / _WIDE_IN)
+
+    def all_of_it(axes: Any) -> None:
+        draw(axes)
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        axes.set_yticks(range(len(labels)), labels=list(labels))
+        dress_axes(axes, xlabel)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        for text in axes.get_yticklabels():
+            text.set_parse_math(False)
+
+    return figure_svg(
+        all_of_it, label=f"{said}: {'; '.join(labels)}", size_in=(_WIDE_IN, height),
+        place=(left, _FOOT_IN / height, 1 - left - after, 1 - (_FOOT_IN + _HEAD_IN) / height),
+    )  # fmt: skip
+
+
+def _write(axes: Any, x: float, y: float, text: str) -> None:
+    axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", color=FOREGROUND, fontsize=8)
+
+
+def _legend(axes: Any, entries: Sequence[tuple[str, str, bool]]) -> None:
+    from matplotlib.patches import Patch
+
+    hatches = ("////", "....")
+    patches, hatched = [], 0
+    for name, colour, outlined in entries:
+        hatch = hatches[hatched] if outlined else ""
+        hatched += outlined
+        patches.append(Patch(facecolor="none" if outlined else colour, edgecolor=colour, hatch=hatch, label=name))
+    axes.legend(
+        handles=patches, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(entries), frameon=False,
+        labelcolor=FOREGROUND, borderpad=0, borderaxespad=0.3, handlelength=1.4, columnspacing=1.4,
+    )  # fmt: skip

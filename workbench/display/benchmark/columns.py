@@ -1,0 +1,168 @@
+"""The columns of a benchmark's table: what each shows, in which unit, and its figures so that their points line up.
+
+Pure. A column picks its unit and its decimals once, for all rows of the table, so that figures can be compared by eye.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.base.words import UNKNOWN
+from workbench.benchmark.row import Row
+
+__all__ = ["COLUMNS", "MEMORY", "Column", "Figures", "Kind", "figures_of"]
+
+_MOST_DECIMALS = 5
+_BINARY = 1024.0
+_TIMES = (("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf))
+_BYTES = (("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf))
+_MEMORY = (("MiB", 1 / _BINARY, 0.1), ("GiB", 1.0, math.inf))
+_FLOPS = (("GFLOPS", 1e-3, 0.1), ("TFLOPS", 1.0, math.inf))
+
+Scale = tuple[str, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """How figures of one sort are written."""
+
+    scales: Sequence[Scale] = (("", 1.0, math.inf),)
+    """Unit, its size, and the largest figure below which it is taken; the last takes all."""
+    digits: int = 3
+    """Significant digits of the largest figure."""
+    decimals: int | None = None
+    """Digits behind the point, where these do not depend on the figures."""
+
+
+_COUNT = Kind(decimals=0)
+_PLAIN = Kind(digits=4)
+_TIME = Kind(scales=_TIMES, digits=4)
+_GIB = Kind(scales=_MEMORY)
+_SHARE = Kind(scales=(("%", 0.01, math.inf),), decimals=1)
+_RATE = Kind(digits=4)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One figure of a row."""
+
+    field: str
+    """The field of `Row` that it shows."""
+    title: str
+    """What stands above it, beneath its section's title."""
+    section: str
+    """The section that it belongs to."""
+    kind: Kind = _PLAIN
+    """How its figures are written."""
+    unit: str = ""
+    """The unit where the kind has none."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on its own, out of its section."""
+        return _ALONE.get(self.field, self.title)
+
+    def value(self, row: Row) -> float | None:
+        """Give a row's figure; None where it was not measured, or is no number that can be written."""
+        value = getattr(row, self.field)
+        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if known else None
+
+
+MEMORY = "peak memory of a pod"
+"""The section whose titles say little on their own."""
+
+COLUMNS: tuple[Column, ...] = (
+    Column(field="slots", title="slots", section="work", kind=_COUNT),
+    Column(field="global_batch", title="global batch", section="work", kind=_COUNT, unit="rows"),
+    Column(field="steps", title="steps", section="work", kind=_COUNT),
+    Column(field="epochs", title="epochs", section="work", kind=Kind(digits=3)),
+    Column(field="duration_s", title="duration", section="time", kind=_TIME),
+    Column(field="time_to_first_step_s", title="to first step", section="time", kind=_TIME),
+    Column(field="samples_per_s", title="samples/s", section="speed", kind=_RATE),
+    Column(field="useful_tokens_per_s", title="tokens/s, useful", section="speed", kind=_RATE),
+    Column(field="padded_tokens_per_s", title="tokens/s, padded", section="speed", kind=_RATE),
+    Column(field="tflops_per_device", title="per device", section="speed", kind=Kind(scales=_FLOPS)),
+    Column(field="mfu", title="MFU", section="speed", kind=_SHARE),
+    Column(field="speed_up", title="speed-up", section="scaling", unit="x"),
+    Column(field="efficiency", title="efficiency", section="scaling", kind=_SHARE),
+    Column(field="peak_memory_gib", title="measured", section=MEMORY, kind=_GIB),
+    Column(field="predicted_memory_gib", title="predicted", section=MEMORY, kind=_GIB),
+    Column(field="host_memory_gib", title="host", section=MEMORY, kind=_GIB),
+    Column(field="sent_bytes_per_step", title="sent", section="network", kind=Kind(scales=_BYTES)),
+    Column(field="train_loss", title="train loss", section="quality"),
+    Column(field="eval_loss", title="eval loss", section="quality"),
+    Column(field="perplexity", title="perplexity", section="quality"),
+    Column(field="exact_match", title="exact match", section="quality", kind=_SHARE),
+    Column(field="pod_hours", title="pod-hours", section="cost", kind=Kind(digits=3)),
+    Column(field="cost", title="money", section="cost", kind=Kind(digits=3), unit="as priced"),
+)
+"""The figures of a row, in the order in which they stand."""
+
+_ALONE: Mapping[str, str] = {
+    "time_to_first_step_s": "time to first step",
+    "useful_tokens_per_s": "useful tokens/s",
+    "padded_tokens_per_s": "padded tokens/s",
+    "tflops_per_device": "TFLOPS per device",
+    "peak_memory_gib": "peak memory measured",
+    "predicted_memory_gib": "peak memory predicted",
+    "host_memory_gib": "host memory",
+    "sent_bytes_per_step": "bytes sent per step and pod",
+    "cost": "cost in money",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """A column with the unit and the decimals that fit its figures."""
+
+    column: Column
+    """The column."""
+    unit: str
+    """The unit that all its figures are in; empty where there is none."""
+    size: float
+    """What one of it is in the field's own unit."""
+    decimals: int
+    """Digits behind the point, of every figure."""
+
+    def write(self, value: float | None) -> str:
+        """Write a figure of it, `–` where there is none.
+
+        Example:
+            >>> figures_of(COLUMNS[4], [25.13, 7.3]).write(7.3)
+            '7.30'
+        """
+        if value is None or not math.isfinite(value):
+            return UNKNOWN
+        return f"{value / self.size:,.{self.decimals}f}"
+
+    def of(self, row: Row) -> str:
+        """Write a row's figure."""
+        return self.write(self.column.value(row))
+
+
+def figures_of(column: Column, values: Sequence[float]) -> Figures:
+    """Choose unit and decimals for the figures of a column.
+
+    Args:
+        column: The column.
+        values: Its figures, in the field's own unit; at least one.
+    """
+    largest = max(abs(value) for value in values)
+    unit, size, _ = next(scale for scale in column.kind.scales if largest < scale[2])
+    scaled = [abs(value) / size for value in values]
+    fixed = column.kind.decimals
+    decimals = _decimals(scaled, column) if fixed is None else fixed
+    return Figures(column=column, unit=unit or column.unit, size=size, decimals=decimals)
+
+
+def _decimals(values: Sequence[float], column: Column) -> int:
+    """Give the decimals that show the largest figure to its digits and the smallest, that is not 0, to two."""
+    known = [value for value in values if value > 0]
+    if not known:
+        return 0
+    wanted = column.kind.digits - 1 - math.floor(math.log10(max(known)))
+    least = 1 - math.floor(math.log10(min(known)))
+    return max(0, min(_MOST_DECIMALS, max(wanted, min(least, wanted + 2))))

@@ -1,0 +1,63 @@
+"""How a benchmark's row ended, for the eye: a mark, a colour and a word; and what a row is called. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.base.words import gib, plain
+from workbench.benchmark.row import Outcome, Row
+
+__all__ = ["MARKS", "colour_of", "label_of", "pods_word", "why_of"]
+
+MARKS: Mapping[Outcome, str] = {
+    Outcome.SUCCEEDED: "✓",
+    Outcome.OUT_OF_MEMORY: "▲",
+    Outcome.FAILED: "✗",
+    Outcome.CANCELLED: "■",
+    Outcome.SKIPPED: "▷",
+    Outcome.RUNNING: "●",
+    Outcome.WAITING: "○",
+}
+"""A mark for each outcome, unlike in shape: colour alone would tell some readers nothing."""
+
+_COLOURS: Mapping[Outcome, str] = {
+    Outcome.SUCCEEDED: "var(--wb-good)",
+    Outcome.OUT_OF_MEMORY: "var(--wb-bad)",
+    Outcome.FAILED: "var(--wb-bad)",
+    Outcome.CANCELLED: "var(--wb-warn)",
+    Outcome.SKIPPED: "var(--wb-warn)",
+    Outcome.RUNNING: "var(--wb-busy)",
+    Outcome.WAITING: "var(--wb-quiet)",
+}
+
+
+def colour_of(outcome: Outcome) -> str:
+    """Give the outcome's colour in CSS, in the words of the house's style sheet."""
+    return _COLOURS[outcome]
+
+
+def label_of(row: Row) -> str:
+    """Say what a row is in a few words.
+
+    Example:
+        >>> label_of(Row(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1))
+        'tiny-t5 zero1 on 3 pods, repeat 2'
+    """
+    what = " ".join(part for part in (row.model, row.technique) if part) or row.name
+    where = f" on {pods_word(row.pods)}" if row.pods else ""
+    return plain(what + where + (f", repeat {row.repeat + 1}" if row.repeat else ""))
+
+
+def pods_word(pods: int) -> str:
+    """Write a number of pods."""
+    return "1 pod" if pods == 1 else f"{pods:,} pods"
+
+
+def why_of(row: Row) -> str:
+    """Say why a row failed, was skipped or ran out of memory, with what was asked for; empty where all went well."""
+    parts = [plain(row.reason)]
+    if row.wanted_gib is not None:
+        parts.append(f"asked for {gib(row.wanted_gib)}")
+    if row.free_gib is not None:
+        parts.append(f"{gib(row.free_gib)} free" if row.memory_kind == "cuda" else f"limit {gib(row.free_gib)}")
+    return ", ".join(part for part in parts if part)

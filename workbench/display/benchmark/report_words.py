@@ -1,0 +1,253 @@
+"""What a benchmark's report says in words and tables, for HTML and Markdown alike. Pure; nothing is drawn here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.table import Grid
+from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
+from workbench.benchmark.comparable_groups import Group, Summary, differ
+from workbench.benchmark.published import Published
+from workbench.benchmark.report import Report
+from workbench.benchmark.row import Outcome, Row
+from workbench.display.benchmark.sheet import Line, Sheet
+from workbench.results.answers.ask import Answer, AnsweredRow, Answers
+from workbench.results.answers.judge import Predictions
+from workbench.results.profile.parse import Profile
+
+__all__ = [
+    "Behind", "answers_of", "answers_shares", "behind", "counts", "in_short", "profile_grid", "profiles_of",
+    "provenance_grid", "scaling_words", "versions_words",
+]  # fmt: skip
+
+_SIDE_BY_SIDE = 4
+_FINGERPRINT = 12  # letters of a commit or a fingerprint in a table
+_BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
+    ("samples_per_s", "Most samples/s", True, number),
+    ("pod_hours", "Fewest pod-hours", False, number),
+    ("peak_memory_gib", "Least memory of a pod", False, gib),
+    ("eval_loss", "Lowest evaluation loss", False, number),
+)
+
+
+def counts(report: Report) -> str:
+    """Say how many runs ended how."""
+    ended = Counter(row.outcome for row in report.rows)
+    said = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
+    runs = "1 row" if len(report.rows) == 1 else f"{count(len(report.rows))} rows"
+    return f"{runs}: {said}" if said else runs
+
+
+def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
+    """Say which row of the main group is best in what, and from which others it is not told apart."""
+    if not groups:
+        return []
+    lines = {summary.name: line for summary, line in zip(groups[0].summaries, sheet.parts[0].lines, strict=True)}
+    good = [s for s in groups[0].summaries if s.row.outcome is Outcome.SUCCEEDED]
+    said = []
+    for field, words, most, write in _BEST:
+        known = [s for s in good if getattr(s.row, field) is not None]
+        if len(known) < 2:
+            continue
+        values = {s.name: float(getattr(s.row, field)) for s in known}
+        best = (max if most else min)(known, key=lambda s: values[s.name])
+        line = lines[best.name]
+        if len({write(value) for value in values.values()}) == 1:
+            said.append(f"{words.partition(' ')[2].capitalize()}: {write(values[best.name])} in every row.")
+            continue
+        said.append(
+            f"{words}: row {line.number} ({line.label.partition(': ')[2]}), {write(values[best.name])}"
+            f"{_against(best, known, field, lines, write)}."
+        )
+    if said and not any(s.spreads for s in good):
+        said.append("Each row was run once: nothing says how much of a lead is chance. repeats=5 would.")
+    return said
+
+
+def _against(
+    best: Summary, known: Sequence[Summary], field: str, lines: Mapping[str, Line], write: Callable[[float | None], str]
+) -> str:
+    others = [s for s in known if s is not best]
+    shown = write(getattr(best.row, field))
+    same = [s for s in others if write(getattr(s.row, field)) == shown]
+    repeated = field in best.spreads
+    alike = [lines[s.name].number for s in others if s in same or (repeated and not differ(best, s, field))]
+    if alike:
+        said = "not told apart from" if repeated else "the same in"
+        return f"; {said} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
+    if repeated:
+        return f"; the range of its {best.spreads[field].count} repeats meets no other row's"
+    return "; run once, others repeatedly" if any(field in s.spreads for s in others) else ""
+
+
+def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) -> list[str]:
+    """Say what the scaling plot shows, or why there is none, and where its published line is from."""
+    if not drawn:
+        return [
+            "Not drawn: no row on several pods succeeded beside a row on one pod that did the same work (same global "
+            "batch, steps, precision, data and sequence handling)."
+        ]
+    said = ["Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."]
+    if any(line.speed_range for line in sheet.lines):
+        said.append("Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat.")
+    said += [
+        f"The line at {percent(row.efficiency)} of ideal is published, not measured here: {row.model}, "
+        f"{row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
+        + (f" ({row.note})." if row.note else ".")
+        for row in published
+        if row.efficiency is not None and row.speed_up is None
+    ]
+    return said
+
+
+def profiles_of(sheet: Sheet, report: Report) -> list[tuple[Line, Profile]]:
+    """Give the FLOPS profile of each line that has one."""
+    found = [(line, card.profile) for line in sheet.lines if (card := report.card_of(line.row))]
+    return [(line, profile) for line, profile in found if profile is not None]
+
+
+def profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
+    """Put FLOPS profiles side by side, one a row."""
+    columns = ("row", "ranks", "rows a pass", "MACs forward", "forward", "backward", "update", "all three", "FLOP/s")
+    return Grid(
+        columns=columns,
+        rows=[
+            (
+                line.label, count(p.world_size), count(p.micro_batch_size), scaled(p.macs),
+                *map(duration, (p.fwd_latency_s, p.bwd_latency_s, p.step_latency_s, p.iter_latency_s)),
+                scaled(p.flops_per_s),
+            )
+            for line, p in profiles
+        ],
+        right=columns[1:],
+        whole=columns,
+        caption="FLOPS profile of one step of rank 0",
+    )  # fmt: skip
+
+
+def answers_shares(sheet: Sheet, report: Report) -> Grid | None:
+    """Put the shares of right answers side by side, one row a line; None where no run left answers."""
+    found = _predictions(sheet, report)
+    if not found:
+        return None
+    columns = ("row", "answers", "exactly right", "same logic", "same result")
+    rows = [
+        (line.label, count(len(p)), percent(p.exact_match), percent(p.logical_match), percent(p.execution_match))
+        for line, p in found
+    ]
+    return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption="Answers to evaluation rows")
+
+
+def answers_of(sheet: Sheet, report: Report) -> Answers | None:
+    """Put the answers of at most four rows to the same questions side by side: one of each technique, most pods first.
+
+    Returns:
+        None where fewer than two rows answered the same questions.
+    """
+    found = _predictions(sheet, report)
+    by_technique: dict[str, tuple[Line, Predictions]] = {}
+    for line, predictions in found:
+        held = by_technique.get(line.technique)
+        if held is None or line.row.pods > held[0].row.pods:
+            by_technique[line.technique] = (line, predictions)
+    chosen = list(by_technique.values())[:_SIDE_BY_SIDE] if len(by_technique) > 1 else found[:_SIDE_BY_SIDE]
+    asked = [{p.source: p for p in predictions} for _, predictions in chosen]
+    common = [source for source in asked[0] if all(source in others for others in asked)] if asked else []
+    if len(chosen) < 2 or not common:
+        return None
+    rows = []
+    for source in common:
+        first = asked[0][source]
+        answers = tuple(
+            Answer(
+                text=its[source].predicted,
+                exact_match=its[source].exact_match,
+                logical_match=its[source].logical_match,
+                execution_match=its[source].execution_match,
+            )
+            for its in asked
+        )
+        rows.append(AnsweredRow(source=source, expected=first.expected, table_id=first.table_id, answers=answers))
+    return Answers(names=tuple(line.label for line, _ in chosen), rows=tuple(rows))
+
+
+def _predictions(sheet: Sheet, report: Report) -> list[tuple[Line, Predictions]]:
+    cards = [(line, report.card_of(line.row)) for line in sheet.lines]
+    return [(line, card.predictions) for line, card in cards if card is not None and card.predictions]
+
+
+def provenance_grid(sheet: Sheet) -> Grid:
+    """Say what stands behind each row but its command."""
+    columns = ("row", "device", "seed", "commit", "data", "code", "run")
+    rows = []
+    for line in sheet.lines:
+        p = line.row.provenance
+        devices = f"{count(p.devices)} x " if p.devices and p.devices > 1 else ""
+        runs = (line.row.name if len(line.rows) == 1 else f"{count(len(line.rows))} runs") if line.row.path else UNKNOWN
+        rows.append((
+            line.label, plain(devices + p.device) or UNKNOWN, UNKNOWN if p.seed is None else str(p.seed),
+            _cut(p.commit), _cut(p.data), _cut(p.code), runs,
+        ))  # fmt: skip
+    return Grid(columns=columns, rows=rows, right={"seed"}, whole=columns, caption="What stands behind each row")
+
+
+def _cut(fingerprint: str) -> str:
+    """Give as much of a commit or a fingerprint as tells it from others, and whether files were changed."""
+    head, plus, changes = plain(fingerprint).partition("+")
+    return head[:_FINGERPRINT] + plus + changes or UNKNOWN
+
+
+def versions_words(sheet: Sheet) -> list[str]:
+    """Name the versions behind the rows, once where all have the same; say where code, commit or device differ."""
+    by_versions: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for line in sheet.lines:
+        versions = tuple(sorted((plain(k), plain(str(v))) for k, v in line.row.provenance.versions.items()))
+        if versions:
+            by_versions.setdefault(versions, []).append(line.number)
+    said = []
+    for versions, numbers in by_versions.items():
+        whose = "Versions behind every row that ran" if len(by_versions) == 1 else f"Versions behind rows {numbers}"
+        said.append(f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}.")
+    for what in ("code", "commit", "device"):
+        if len({value for line in sheet.lines if (value := getattr(line.row.provenance, what))}) > 1:
+            said.append(f"Not every row has the same {what}: see the table.")
+    return said
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Behind:
+    """How one row was started, and is started again."""
+
+    label: str
+    """The row."""
+    path: Path | None
+    """Its run directory."""
+    commit: str
+    """The whole commit that it was submitted from."""
+    command: str
+    """Its launch command."""
+    again: str
+    """Shell lines that run it again alone."""
+    spec: str
+    """Its `spec.json`."""
+
+
+def behind(line: Line) -> Behind:
+    """Say how a row was started and is started again."""
+    row: Row = line.row
+    out = f"row-{line.number}"
+    spec = str(row.path / "spec.json") if row.path else f"{out}.json"
+    saved = "" if row.path else f"# save the specification below as {out}.json\n"
+    return Behind(
+        label=line.label,
+        path=row.path,
+        commit=row.provenance.commit,
+        command=row.provenance.command,
+        again=f"{saved}python -m workbench run {shlex.quote(spec)} --out {out}",
+        spec=json.dumps(dict(row.spec), indent=1, default=str, ensure_ascii=False) if row.spec else "",
+    )

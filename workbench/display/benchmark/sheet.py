@@ -1,0 +1,240 @@
+"""What a benchmark's table states, ready to read: text, HTML and Markdown are all drawn from one `Sheet`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from workbench.base.words import count, plain
+from workbench.benchmark.comparable_groups import Group, Summary, differ
+from workbench.benchmark.row import Outcome, Row
+from workbench.display.benchmark.columns import COLUMNS, Column, Figures, figures_of
+from workbench.display.benchmark.outcome_cell import MARKS, why_of
+
+__all__ = ["Line", "Part", "Sheet", "sheet_of"]
+
+_SPEED = "samples_per_s"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line of the table. Foreign text is on one line but not escaped."""
+
+    number: int
+    """Its place in the table, from 1; notes and plots call it by that."""
+    row: Row
+    """The row whose figures it shows."""
+    rows: tuple[Row, ...]
+    """The repeats behind it."""
+    model: str
+    """What was trained."""
+    technique: str
+    """How."""
+    extra: str
+    """What else tells it from others of its technique and pods; empty where nothing does."""
+    several_models: bool
+    """Whether the table has rows of other models, so that its label must name this one's."""
+    figures: tuple[str, ...]
+    """A text for each of the sheet's figures."""
+    spreads: tuple[str, ...]
+    """Lowest and highest over its repeats, for each figure; empty where they agree to the last digit shown."""
+    speed_range: tuple[float, float] | None
+    """The lowest and the highest samples/s of its repeats, as parts of the median; None for a single run."""
+    repeats: int
+    """How many repeats its figures are medians of; 1 for a single run."""
+    why: str
+    """Why it failed, ran out of memory or was skipped; of a row that succeeded, what became of repeats that did not."""
+
+    @property
+    def told(self) -> str:
+        """How many repeats are behind its figures; empty for a single run."""
+        good = sum(row.outcome is Outcome.SUCCEEDED for row in self.rows)
+        if good < len(self.rows):
+            return f"{good} of {len(self.rows)} repeats" if len(self.rows) > 1 else ""
+        return f"median of {self.repeats}" if self.repeats > 1 else ""
+
+    @property
+    def how(self) -> str:
+        """The outcome as a mark and words."""
+        found = ", from disk" if self.row.from_disk else ""
+        return f"{MARKS[self.row.outcome]} {self.row.outcome}{found}"
+
+    @property
+    def label(self) -> str:
+        """What it is in a few words, its number first."""
+        pods = "1 pod" if self.row.pods == 1 else f"{self.row.pods} pods"
+        parts = (self.model if self.several_models else "", self.technique)
+        return f"{self.number}: {' '.join(filter(None, parts))}, {pods}" + (f", {self.extra}" if self.extra else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Lines that may be compared with each other."""
+
+    heading: str
+    """That they may, or what keeps them apart from the first part's."""
+    same: str
+    """What is equal in all of them."""
+    lines: tuple[Line, ...]
+    """The lines."""
+    notes: tuple[str, ...]
+    """What to know when comparing them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sheet:
+    """The whole table."""
+
+    figures: tuple[Figures, ...]
+    """The columns that hold something, with their units."""
+    parts: tuple[Part, ...]
+    """The groups, the main one first."""
+    unmeasured: tuple[str, ...]
+    """Names of the columns in which no row has anything."""
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """All lines, in order."""
+        return tuple(line for part in self.parts for line in part.lines)
+
+    @property
+    def sections(self) -> tuple[tuple[str, int], ...]:
+        """The sections that stand above the columns, with how many of them each spans."""
+        spans: dict[str, int] = {}
+        for figures in self.figures:
+            spans[figures.column.section] = spans.get(figures.column.section, 0) + 1
+        return tuple(spans.items())
+
+    @property
+    def note(self) -> str:
+        """Name what no row has; empty where all columns hold something."""
+        return f"Not measured here: {', '.join(self.unmeasured)}." if self.unmeasured else ""
+
+
+def sheet_of(groups: Sequence[Group]) -> Sheet:
+    """Work out what the table states.
+
+    Args:
+        groups: The rows, by what may be compared.
+    """
+    summaries = [summary for group in groups for summary in group.summaries]
+    seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
+    figures = tuple(figures_of(column, values) for column, values in seen.items() if values)
+    several = len({summary.row.model for summary in summaries}) > 1
+    parts: list[Part] = []
+    number = 1
+    for group in groups:
+        lines = tuple(_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number))
+        number += len(lines)
+        parts.append(_part(group, lines, first=not parts))
+    unmeasured = tuple(column.name for column, values in seen.items() if not values)
+    return Sheet(figures=figures, parts=tuple(parts), unmeasured=unmeasured)
+
+
+def _values(column: Column, summaries: Iterable[Summary]) -> list[float]:
+    return [value for summary in summaries if (value := column.value(summary.row)) is not None]
+
+
+def _line(number: int, summary: Summary, figures: Sequence[Figures], several_models: bool) -> Line:
+    row = summary.row
+    return Line(
+        number=number,
+        row=row,
+        rows=summary.rows,
+        model=_short(plain(row.model)),
+        technique=plain(row.technique or row.name),
+        extra=plain(summary.name.partition(", ")[2]),
+        several_models=several_models,
+        figures=tuple(one.of(row) for one in figures),
+        spreads=tuple(_spread(one, summary) for one in figures),
+        speed_range=_speed_range(summary),
+        repeats=max((spread.count for spread in summary.spreads.values()), default=1),
+        why=_why(summary),
+    )
+
+
+def _speed_range(summary: Summary) -> tuple[float, float] | None:
+    spread = summary.spreads.get(_SPEED)
+    return (spread.low / spread.median, spread.high / spread.median) if spread and spread.median else None
+
+
+def _why(summary: Summary) -> str:
+    if summary.row.outcome is not Outcome.SUCCEEDED:
+        return why_of(summary.row)
+    bad = [(n, row) for n, row in enumerate(summary.rows, 1) if row.outcome is not Outcome.SUCCEEDED]
+    return "; ".join(f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "") for n, row in bad)
+
+
+def _short(model: str) -> str:
+    """Name a model that is a folder by the end of its path.
+
+    Example:
+        >>> _short("/home/ada/runs/a/model"), _short("google-t5/t5-small")
+        ('…/a/model', 'google-t5/t5-small')
+    """
+    return "…/" + "/".join(model.split("/")[-2:]) if model.startswith("/") and model.count("/") > 2 else model
+
+
+def _spread(figures: Figures, summary: Summary) -> str:
+    spread = summary.spreads.get(figures.column.field)
+    low, high = (figures.write(spread.low), figures.write(spread.high)) if spread else ("", "")
+    return "" if low == high else f"{low}–{high}"
+
+
+def _part(group: Group, lines: tuple[Line, ...], *, first: bool) -> Part:
+    told = [f"{name} {_value(value)}" for name, value in group.same.items() if value is not None]
+    heading = f"Apart: {group.difference}" if group.difference else "Like for like"
+    if not first and not group.difference:
+        heading = "Apart: other work"
+    return Part(
+        heading=plain(heading), same=plain(", ".join(told)), lines=lines, notes=tuple(_notes(group.summaries, lines))
+    )
+
+
+def _value(value: object) -> str:
+    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _notes(summaries: Sequence[Summary], lines: Sequence[Line]) -> Iterable[str]:
+    numbers = {summary.name: line.number for summary, line in zip(summaries, lines, strict=True)}
+    over: dict[str, list[int]] = {}
+    for summary, line in zip(summaries, lines, strict=True):
+        if summary.baseline and summary.baseline != summary.name:
+            over.setdefault(summary.baseline, []).append(line.number)
+    if over:
+        said = "; ".join(f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items())
+        yield f"Speed-up is by samples/s: {said}. Efficiency is the speed-up over the ratio of slots."
+    repeated = [(line.number, summary) for line, summary in zip(lines, summaries, strict=True) if line.repeats > 1]
+    if not repeated:
+        if sum(line.row.samples_per_s is not None for line in lines) > 1:
+            yield "Each row was run once: its spread is not known, and small differences mean nothing."
+        return
+    yield "Figures of repeated rows are medians; beneath stand the lowest and the highest, where these differ."
+    alike = _alike([(n, s) for n, s in repeated if _SPEED in s.spreads])
+    if alike:
+        said = "; ".join(_rows(rows) for rows in alike)
+        yield f"Not called different in samples/s, as their spreads overlap: {said}."
+
+
+def _alike(lines: Sequence[tuple[int, Summary]]) -> list[list[int]]:
+    """Give the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
+    found: list[set[int]] = []
+    for _, one in lines:
+        low = one.spreads[_SPEED].low
+        held = [(n, s) for n, s in lines if s.spreads[_SPEED].low <= low <= s.spreads[_SPEED].high]
+        together = {n for n, s in held if not any(differ(s, other) for _, other in held)}
+        if len(together) > 1 and together not in found:
+            found.append(together)
+    return [sorted(rows) for rows in found if not any(rows < other for other in found)]
+
+
+def _rows(numbers: Sequence[int]) -> str:
+    """Name rows by number.
+
+    Example:
+        >>> _rows([1, 2, 5]), _rows([3])
+        ('rows 1, 2 and 5', 'row 3')
+    """
+    if len(numbers) == 1:
+        return f"row {numbers[0]}"
+    return f"rows {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

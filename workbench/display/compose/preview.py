@@ -1,0 +1,216 @@
+"""What a composition comes to: global batch, hostfile, DeepSpeed JSON, launch command, and the Python cell. Pure.
+
+Addresses, folders and the port that are only known once pods are up are stood in for, and the text says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.words import count
+from workbench.display.compose.choices import FIELDS, Composition, find_problems
+from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.data.sources.dataset import Mini, dataset_from
+from workbench.jobs.deepspeed.config import resolve
+from workbench.keeper.launch.command import LaunchPlan, build_command, place_ranks
+from workbench.planner.plan import predict
+from workbench.pods.backends import CLASSES
+from workbench.pods.guest.addresses import loopback_addresses
+from workbench.pods.hostfile import Hostfile
+from workbench.pods.local.pods import LocalPods
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv
+
+__all__ = ["Outlook", "count_memory", "look_ahead", "python_cell"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """All that the form shows beside its fields."""
+
+    problems: Mapping[str, str]
+    """Explanations by field; empty when it can start."""
+    batch: str
+    """The effective global batch, spelled out; empty while something is refused, as are the next three."""
+    hostfile: str
+    """The hostfile to be."""
+    deepspeed: str
+    """The DeepSpeed JSON of the ranks."""
+    command: str
+    """The launch command to be."""
+    notes: Mapping[str, str]
+    """What to know about `hostfile`, `deepspeed` or `command`."""
+    memory: str
+    """What a pod is predicted to need, or how to learn it; empty while something is refused."""
+    counted: bool = True
+    """Whether `memory` says all that can be known; else `count_memory` finds it in some seconds."""
+    cell: str
+    """The Python cell that says the same."""
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """Give what there is to tell, titles and texts; text and HTML are made of these."""
+        labels = {field.name: field.label for fields in FIELDS.values() for field in fields}
+        refused = "\n".join(f"{labels.get(name, 'All together')}: {why}" for name, why in self.problems.items())
+        said = [("Refused", refused), ("Global batch", self.batch), ("Memory", self.memory)]
+        said.append(("Python cell", self.cell))
+        for title, name in (("Hostfile", "hostfile"), ("DeepSpeed JSON", "deepspeed"), ("Launch command", "command")):
+            said.append((title, "\n".join(filter(None, [getattr(self, name).rstrip(), self.notes.get(name, "")]))))
+        return [(title, text.rstrip()) for title, text in said if text]
+
+
+def look_ahead(composition: Composition) -> Outlook:
+    """Work out what a composition comes to; one that is refused still has its cell and its problems."""
+    problems = find_problems(composition)
+    cell = python_cell(composition)
+    if problems:
+        return Outlook(
+            problems=problems, batch="", hostfile="", deepspeed="", command="", notes={}, memory="", cell=cell
+        )
+    job = composition.make_job()
+    config = resolve(job, gpus=composition.gpus, world_size=composition.ranks)
+    pods = _pods(composition)
+    notes = {"hostfile": _hostfile_note(composition), "command": _COMMAND_NOTE}
+    if config is None:
+        notes["deepspeed"] = f"Technique {job.technique} runs without DeepSpeed."
+    return Outlook(
+        problems={},
+        batch=batch_text(composition),
+        hostfile=str(Hostfile.from_pods(pods)),
+        deepspeed="" if config is None else json.dumps(config, indent=2),
+        command=_command(composition, pods),
+        notes=notes,
+        memory=memory_text(composition) or f"Not counted yet: plan(job, pods={composition.count}) shows what fits.",
+        counted=bool(memory_text(composition)),
+        cell=cell,
+    )
+
+
+def batch_text(composition: Composition) -> str:
+    """Spell out how many rows one optimizer step sees, and how many the whole run.
+
+    Example:
+        >>> batch_text(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10))
+        '4 rows a rank × 2 accumulated × 3 ranks = 24 rows per optimizer step; 10 steps see 240 rows, 0.06 epochs'
+    """
+    c = composition
+    rows = c.per_device_train_batch_size * c.gradient_accumulation_steps * c.ranks
+    ranks = f"{count(c.ranks)} rank{'s' if c.ranks != 1 else ''}"
+    product = f"{count(c.per_device_train_batch_size)} rows a rank × {count(c.gradient_accumulation_steps)} accumulated"
+    text = f"{product} × {ranks} = {count(rows)} rows per optimizer step"
+    dataset = dataset_from(c.dataset)
+    known = dataset.train_rows if isinstance(dataset, Mini) else None
+    if not c.max_steps:
+        # The last step of an epoch takes what is left.
+        steps = "" if known is None else f", about {count(max(1, round(c.epochs * -(-known // rows))))} steps"
+        return f"{text}; {c.epochs:g} epochs{steps}"
+    share = "" if known is None else f", {c.max_steps * rows / known:.2g} epochs"
+    return f"{text}; {count(c.max_steps)} steps see {count(c.max_steps * rows)} rows{share}"
+
+
+def memory_text(composition: Composition) -> str:
+    """Say what each pod is predicted to need; empty where this model's step was not counted before."""
+    job = composition.make_job()
+    try:
+        row = predict(job, pods=composition.count, gpus=composition.gpus, trace=False)
+    except WorkbenchError as error:
+        return f"Not predicted: {error}"
+    if row is None:
+        return ""
+    gpu = f"{row.gpu_gib:.2f} GiB of each GPU and " if row.gpu_gib is not None else ""
+    return f"Predicted at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory."
+
+
+def count_memory(composition: Composition) -> None:
+    """Count what a composition needs, which takes some seconds and is then remembered; never raises."""
+    with contextlib.suppress(WorkbenchError, OSError):
+        predict(composition.make_job(), pods=composition.count, gpus=composition.gpus)
+
+
+def python_cell(composition: Composition) -> str:
+    """Write the cell that does what the form's Start does."""
+    backend = _backend_text(composition)
+    names = ", ".join(sorted({"Cluster", "FineTune", "PodSpec", backend.partition("(")[0]}))
+    sizes = {"cpus": composition.cpus, "gpus": composition.gpus}
+    pods = ", ".join(f"{name}={_literal(value)}" for name, value in sizes.items() if value or name == "cpus")
+    options = "".join(f"    {name}={_literal(value)},\n" for name, value in composition.job_options.items())
+    return (
+        f"from workbench import {names}\n\n"
+        f"cluster = Cluster({backend}, PodSpec({pods}), count={composition.count})\n"
+        f"job = FineTune(\n{options})\n"
+        f"run = cluster.start().submit(job)\n"
+        f"run\n"
+    )
+
+
+_COMMAND_NOTE = (
+    "CLUSTER and RUN stand for what is made at the start, 29500 for a port that is free then; "
+    "cluster.command(job) gives the line to the letter."
+)
+
+
+def _literal(value: object) -> str:
+    # JSON's form of a string is Python's too, with the quotes that this project writes.
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e6 else repr(value)
+
+
+def _backend_text(composition: Composition) -> str:
+    try:
+        return repr(composition.make_backend())
+    except ConfigError:
+        return f"{CLASSES.get(composition.backend, LocalPods.__name__)}()"
+
+
+def _pods(composition: Composition) -> list[Pod]:
+    """Make stand-ins for the pods to come, with the addresses that they will have where that is known."""
+    names = [f"pod-{i}" for i in range(composition.count)]
+    local = composition.backend == LocalPods.kind
+    addresses = loopback_addresses(composition.count) if local else names
+    return [
+        Pod(
+            name=name, address=address, slots=composition.pods.slots, root=f"CLUSTER/pods/{name}", python=sys.executable
+        )
+        for name, address in zip(names, addresses, strict=True)
+    ]
+
+
+def _hostfile_note(composition: Composition) -> str:
+    notes = []
+    if composition.backend != LocalPods.kind:
+        notes.append("Addresses come with the pods; their names stand in.")
+    if composition.technique == Technique.SINGLE and composition.ranks < composition.count * composition.pods.slots:
+        notes.append("Technique single takes one rank on the first pod.")
+    return " ".join(notes)
+
+
+def _command(composition: Composition, pods: list[Pod]) -> str:
+    single = composition.technique == Technique.SINGLE
+    used = pods[:1] if single else pods
+    launcher = Launcher(composition.launcher)
+    identity = Identity(Path("CLUSTER/identity"))
+    plan = LaunchPlan(
+        run_id="RUN",
+        launcher=launcher,
+        pods=used,
+        places=place_ranks(used)[: 1 if single else None],
+        master_port=29500,
+        interface="lo",
+        package="CLUSTER/workbench.zip",
+        hostfile=Path("CLUSTER/runs/RUN/hostfile"),
+        ssh_argv={pod.name: ssh_argv(pod, identity) for pod in used},
+        pdsh_env=pdsh_environment(identity) if launcher is Launcher.PDSH else {},
+        rsh_wrapper=identity.folder / "ssh",
+    )
+    try:
+        return str(build_command(plan))
+    except ConfigError as error:
+        return f"refused: {error}"

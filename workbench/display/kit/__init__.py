@@ -1,0 +1,1 @@
+"""Shared by all views: live displays, plots, logs and styles."""

@@ -1,0 +1,99 @@
+"""Lines that are known by their name, colour and marker: how each technique looks, and names beside lines' ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.display.kit.plots import COLOURS, FOREGROUND
+from workbench.jobs.choices import Technique
+
+__all__ = ["MARKERS", "LineLabel", "apart", "look_of", "write_labels"]
+
+MARKERS = "osD^vPX*"
+"""One for each colour of `COLOURS`."""
+
+_NAMES = tuple(str(technique) for technique in Technique)
+_LABEL_SHARE = 0.075  # of the plot's height, that one label takes
+_NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is joined to its label
+
+
+def look_of(technique: str) -> tuple[str, str]:
+    """Give the colour and the marker of a technique."""
+    name = technique.partition(" ")[0]
+    place = _NAMES.index(name) if name in _NAMES else len(_NAMES)
+    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+
+
+def apart(wanted: Sequence[float], least: float) -> list[float]:
+    """Move values apart until none is nearer than `least` to the next; those that are far enough stay.
+
+    Example:
+        >>> [round(y, 2) for y in apart([1.0, 1.1, 5.0], 0.5)]
+        [0.8, 1.3, 5.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
+    blocks: list[tuple[float, list[int]]] = []  # middle, and who shares it
+    for n in order:
+        middle, members = wanted[n], [n]
+        while blocks and middle - least * (len(members) - 1) / 2 < (
+            blocks[-1][0] + least * (len(blocks[-1][1]) - 1) / 2 + least
+        ):
+            before, others = blocks.pop()
+            middle = (before * len(others) + middle * len(members)) / (len(others) + len(members))
+            members = others + members
+        blocks.append((middle, members))
+    found = [0.0] * len(wanted)
+    for middle, members in blocks:
+        for place, n in enumerate(members):
+            found[n] = middle + least * (place - (len(members) - 1) / 2)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineLabel:
+    """The name of a line, and how to know the line by it."""
+
+    x: float
+    """Where the line ends."""
+    y: float
+    """Where the line ends."""
+    text: str
+    """Its name."""
+    colour: str
+    """Its colour."""
+    marker: str = ""
+    """Its marker; empty for none."""
+    dashes: str = "-"
+    """Its line style."""
+
+
+def write_labels(axes: Any, labels: Sequence[LineLabel], top: float, bottom: float = 0.0) -> None:
+    """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other.
+
+    Args:
+        axes: Matplotlib's axes, their limits set.
+        labels: The names.
+        top: Upper end of the y axis.
+        bottom: Its lower end.
+    """
+    left, right = axes.get_xlim()
+    axes.set_xlim(left, right)  # what stands beside the axes must not widen them
+    span = right - left
+    places = apart([label.y for label in labels], _LABEL_SHARE * (top - bottom))
+    lift = max(0.0, bottom - min(places, default=0.0))
+    for label, place in zip(labels, places, strict=True):
+        at = place + lift
+        if label.x > right - _NEAR * span:  # from far away such a line would look like data
+            axes.plot(
+                [label.x, right + 0.02 * span], [label.y, at], color=label.colour, linewidth=0.7, alpha=0.6,
+                clip_on=False,
+            )  # fmt: skip
+        axes.plot(
+            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span], [at] * 3, color=label.colour,
+            linewidth=1.4, linestyle=label.dashes, marker=label.marker or None, markevery=[1], markersize=4,
+            clip_on=False,
+        )  # fmt: skip
+        said = axes.text(right + 0.1 * span, at, label.text, va="center", color=FOREGROUND)
+        said.set_parse_math(False)

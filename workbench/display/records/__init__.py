@@ -1,0 +1,1 @@
+"""Views of records: answers, doctor, history, manifest, plan, profile, result."""

@@ -1,0 +1,127 @@
+"""Answers for the eye: shares by model where there are several, then the rows with the differing words marked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from workbench.base.table import Cell, Grid, Marked, html_table, text_table
+from workbench.base.words import UNKNOWN, count, duration, percent
+from workbench.jobs.data.rows import PREFIX
+
+if TYPE_CHECKING:
+    from workbench.results.answers.ask import Answer, AnsweredRow, Answers
+
+__all__ = ["answers_grids", "answers_html", "answers_text", "marked_words", "said", "verdict"]
+
+_ROWS = 50
+_EMPTY = "(nothing)"
+
+
+def answers_text(answers: Answers, limit: int = _ROWS) -> str:
+    """Draw answers as text; marked words stand in brackets."""
+    return "\n\n".join(
+        text_table(grid, width=40 if len(answers.names) > 1 else 60) for grid in answers_grids(answers, limit)
+    )
+
+
+def answers_html(answers: Answers, limit: int = _ROWS) -> str:
+    """Draw answers as HTML, everything escaped."""
+    return "".join(html_table(grid) for grid in answers_grids(answers, limit))
+
+
+def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
+    """Give the tables of answers: shares by model where there are several, then the rows.
+
+    Args:
+        answers: The answers.
+        limit: How many rows at most; the caption says how many there are.
+    """
+    return [_rows(answers, limit)] if len(answers.names) == 1 else [_shares(answers), _rows(answers, limit)]
+
+
+def said(answers: Answers) -> str:
+    """Say in a line how many answers there are and how many are right, of every model."""
+    parts = [f"{count(len(answers))} rows"]
+    for name in answers.names:
+        shares = {
+            "exactly right": answers.exact_match(name),
+            "the same logic": answers.logical_match(name),
+            "the same result": answers.execution_match(name),
+        }
+        known = ", ".join(f"{percent(share)} {words}" for words, share in shares.items() if share is not None)
+        parts += [known if len(answers.names) == 1 else f"{name} {known}"] if known else []
+    return "; ".join(parts)
+
+
+def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
+    """Mark the words in which two texts differ, in both.
+
+    Example:
+        >>> marked_words("SELECT a FROM table", "SELECT b FROM table")[1].parts
+        (('SELECT', False), ('b', True), ('FROM table', False))
+    """
+    left, right = expected.split(), answered.split()
+    one: list[tuple[str, bool]] = []
+    other: list[tuple[str, bool]] = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        for words, side in ((left[a:b], one), (right[c:d], other)):
+            if words:
+                side.append((" ".join(words), kind != "equal"))
+    return Marked(tuple(one)), Marked(tuple(other))
+
+
+def verdict(value: bool | None) -> str:
+    """Say a verdict in a word; what cannot be told is `–`."""
+    return UNKNOWN if value is None else "yes" if value else "no"
+
+
+def _shares(answers: Answers) -> Grid:
+    columns = ("model", "exactly right", "same logic", "same result")
+    shares = (answers.exact_match, answers.logical_match, answers.execution_match)
+    rows = [(name, *(percent(share(name)) for share in shares)) for name in answers.names]
+    return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"{count(len(answers))} rows answered")
+
+
+def _rows(answers: Answers, limit: int) -> Grid:
+    alone = len(answers.names) == 1
+    verdicts = ("exact", "logic", "result") if alone else ()
+    titles = [t for name in answers.names for t in ((name,) if alone else (name, "right"))]
+    return Grid(
+        columns=("question", "expected", *titles, *verdicts),
+        rows=[_row(row, alone) for row in answers.rows[:limit]],
+        caption=_caption(answers, limit, alone),
+    )
+
+
+def _caption(answers: Answers, limit: int, alone: bool) -> str:
+    loaded = f" after {duration(answers.load_s)} of loading" if answers.load_s >= 0.05 else ""
+    took = f"answered in {duration(answers.answer_s)}{loaded}"
+    shown = f"; the first {count(limit)} shown" if len(answers) > limit else ""
+    return (f"{said(answers)}; {took}" if alone else f"Answers, {took}") + shown
+
+
+def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
+    cells: list[Cell] = [row.source.removeprefix(PREFIX)]
+    first = row.answers[0]
+    cells.append(marked_words(row.expected, first.text)[0] if alone and row.expected else row.expected or UNKNOWN)
+    # Where nobody knows the answer, the models are compared with the first of them that gave one.
+    given = (answer.text for answer in row.answers if answer.text.strip())
+    right = next(given, "") if row.expected is None else row.expected
+    for answer in row.answers:
+        cells.append(marked_words(right, answer.text)[1] if answer.text.strip() else _EMPTY)
+        cells += [] if alone else [_best(answer)]
+    return [*cells, *_verdicts(first)] if alone else cells
+
+
+def _verdicts(answer: Answer) -> list[str]:
+    return [verdict(v) for v in (answer.exact_match, answer.logical_match, answer.execution_match)]
+
+
+def _best(answer: Answer) -> str:
+    """Say how right an answer is, the strictest word that holds."""
+    if answer.exact_match is None:
+        return UNKNOWN
+    named = (("text", answer.exact_match), ("logic", answer.logical_match), ("result", answer.execution_match))
+    return next((word for word, holds in named if holds), "no")

@@ -1,0 +1,110 @@
+"""The facts of a run that has ended, for the eye."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+
+from workbench.base.table import Grid, facts, html_table, text_table
+from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, scaled
+from workbench.rundir.result import RunResult
+
+__all__ = ["result_html", "result_text"]
+
+
+def result_text(result: RunResult) -> str:
+    """Draw the facts of a run as text, the failing rank's own words beneath."""
+    error = f"\n\n{_printable(str(result.error))}" if result.error else ""
+    return text_table(_grid(result), width=100) + error
+
+
+def result_html(result: RunResult) -> str:
+    """Draw the facts of a run as HTML, everything escaped."""
+    error = f'<pre style="{_ERROR}">{html.escape(_printable(str(result.error)))}</pre>' if result.error else ""
+    return html_table(_grid(result)) + error
+
+
+_ERROR = "color: var(--jp-error-color1, #d32f2f); white-space: pre-wrap"
+
+
+def _grid(result: RunResult) -> Grid:
+    said = f": {result.message}" if result.message else ""
+    pairs = [
+        ("trained", result.trained),
+        ("adapters", _adapters(result)),
+        ("hosts", _hosts(result)),
+        ("launcher", result.launcher),
+        ("optimizer steps", _known(result.steps, count(result.steps))),
+        ("rows per step", _known(result.global_batch_size, count(result.global_batch_size))),
+        ("whole run", _known(result.duration_s, duration(result.duration_s))),
+        ("time to first step", _known(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
+        ("training loop", _known(result.train_runtime_s, duration(result.train_runtime_s))),
+        ("samples per second", _known(result.train_samples_per_s, number(result.train_samples_per_s))),
+        ("tokens per second", _tokens(result)),
+        ("arithmetic", _arithmetic(result)),
+        ("sent per step and pod", _known(result.sent_bytes_per_step, scaled(result.sent_bytes_per_step, "B"))),
+        ("training loss, all steps", _known(result.train_loss, number(result.train_loss))),
+        ("evaluation loss", _eval_loss(result)),
+        ("perplexity", _known(result.perplexity, number(result.perplexity))),
+        ("exact match", _known(result.exact_match, percent(result.exact_match))),
+        (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
+        ("predicted for a pod", _predicted(result)),
+        ("pods' own memory", _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else ""),
+        ("run directory", str(result.path)),
+    ]
+    return facts(f"Run {result.state}{said}", [(name, text) for name, text in pairs if text])
+
+
+def _known(value: object, text: str) -> str:
+    """Leave out what was not measured: a script, for one, tells no loss."""
+    return "" if value is None else text
+
+
+def _adapters(result: RunResult) -> str:
+    if result.trainable_parameters is None or result.trainable_parameters == result.parameters:
+        return ""
+    return f"{count(result.trainable_parameters)} of {count(result.parameters)} parameters trained"
+
+
+def _hosts(result: RunResult) -> str:
+    hosts = ", ".join(f"{host.address} slots={host.slots}" for host in result.hosts)
+    ranks = "1 rank" if result.world_size == 1 else f"{count(result.world_size)} ranks"
+    return f"{hosts} ({ranks})" if hosts else ""
+
+
+def _eval_loss(result: RunResult) -> str:
+    if result.eval_loss is None:
+        return ""
+    first = UNKNOWN if result.first_eval_loss is None else number(result.first_eval_loss)
+    return f"{first} before the first step, {number(result.eval_loss)} after the last"
+
+
+def _tokens(result: RunResult) -> str:
+    if result.useful_tokens_per_s is None:
+        return ""
+    return f"{number(result.useful_tokens_per_s)}, with padding {number(result.padded_tokens_per_s)}"
+
+
+def _arithmetic(result: RunResult) -> str:
+    rate = result.tflops_per_device
+    if rate is None:
+        return ""
+    share = "" if result.mfu is None else f", {percent(result.mfu)} of its peak (MFU)"
+    device = f" ({result.device})" if result.device else ""
+    return f"{scaled(rate * 1e12, 'FLOP/s')} needed of each rank{device}{share}"
+
+
+def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
+    places = [host.address for host in result.hosts]
+    order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
+    return ", ".join(f"{host} {gib(peaks[host])}" for host in order)
+
+
+def _predicted(result: RunResult) -> str:
+    predicted = result.predicted_memory_gib
+    return "" if predicted is None else f"{gib(predicted)} at the longest rows that the job allows"
+
+
+def _printable(text: str) -> str:
+    """Keep the lines of a traceback, and nothing else that a terminal would obey."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text.expandtabs())

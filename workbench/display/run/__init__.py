@@ -1,0 +1,1 @@
+"""Views of a run: its panel, card and page."""

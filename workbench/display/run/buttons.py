@@ -1,0 +1,169 @@
+"""The buttons below a run's panel: stop after a checkpoint, kill, show stacks, open TensorBoard.
+
+Each calls one method of the `Run` in a thread of its own, so that the notebook goes on, and shows what came of it.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from workbench.base.errors import WorkbenchError
+from workbench.display.kit.logs import clean, ranks_word
+from workbench.display.kit.style import framed
+from workbench.display.run.facts import RunFacts
+
+if TYPE_CHECKING:
+    from workbench.client.run import Run
+
+__all__ = ["AskOnce", "Buttons", "stacks_html"]
+
+_SURE_S = 6.0
+_STUCK = "no step for"
+
+
+class AskOnce:
+    """A button that asks once before it acts: the second click within some seconds is the one that counts."""
+
+    def __init__(self, text: str, sure: str, act: Callable[[], None], **options: Any):
+        """Build the button.
+
+        Args:
+            text: What it says.
+            sure: What it asks after the first click.
+            act: What the second click does.
+            options: Further ones of `ipywidgets.Button`.
+        """
+        import ipywidgets as w
+
+        self.widget = w.Button(description=text, **options)
+        """The button."""
+        self._text, self._sure, self._act = text, sure, act
+        self._style = str(options.get("button_style", ""))
+        self._asked_at: float | None = None
+        self.widget.on_click(lambda _: self.click())
+
+    def click(self) -> None:
+        """Do what a click does."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self.widget.description, self.widget.button_style = self._sure, "danger"
+        else:
+            self.calm(now=True)
+            self._act()
+
+    def calm(self, *, now: bool = False) -> None:
+        """Take the question back when it has stood for long, or now."""
+        if self._asked_at is not None and (now or time.monotonic() - self._asked_at > _SURE_S):
+            self._asked_at = None
+            self.widget.description, self.widget.button_style = self._text, self._style
+
+
+class Buttons:
+    """The row of buttons of a run, and the room below for what they bring up."""
+
+    def __init__(self, run: Run):
+        """Build the row."""
+        import ipywidgets as w
+
+        self._run = run
+        wide = {"layout": w.Layout(width="auto")}
+        self._stop = w.Button(
+            description="Stop after a checkpoint", icon="pause", **wide,
+            tooltip="Ends training after the step in progress; the model is saved and brought back",
+        )  # fmt: skip
+        self._kill = AskOnce(
+            "Kill", "Really kill? Nothing is saved", lambda: self._do("killing the run", run.cancel), icon="stop",
+            tooltip="Ends all ranks at once", **wide,
+        )  # fmt: skip
+        self._stacks = w.Button(
+            description="Stacks", icon="bars", tooltip="Where every rank is now: why is it stuck?", **wide
+        )
+        self._board = w.Button(
+            description="TensorBoard", icon="line-chart", tooltip="Opens TensorBoard of this run here", **wide
+        )
+        self._note = w.HTML()
+        self._ended = False
+        self.extra = w.HTML(layout=w.Layout(width="auto"))
+        """What a button has brought up: stacks, TensorBoard."""
+        self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", self._method("stop")))
+        self._stacks.on_click(lambda _: self._do("", self._show_stacks))
+        self._board.on_click(lambda _: self._do("", self._show_board))
+        row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
+        live = [self._stop, self._kill.widget, self._stacks, self._board, self._note]
+        self.widget = w.Box(live, layout=row)
+        """The row."""
+
+    @property
+    def showing(self) -> bool:
+        """Whether a button has brought something up that is still to be seen."""
+        return bool(self.extra.value)
+
+    def update(self, facts: RunFacts) -> None:
+        """Enable what makes sense now; offer the stacks where no step came for a while."""
+        ended = facts.state.is_terminal
+        if ended and not self._ended:
+            self._ended = True
+            self._say("")  # what was asked for has come to its end
+        for button in (self._stop, self._kill.widget, self._stacks):
+            if button.disabled != ended:
+                button.disabled = ended
+        stuck = facts.hint.startswith(_STUCK) and not ended
+        text = "No step for a while: see where every rank is" if stuck else "Stacks"
+        if self._stacks.description != text:
+            self._stacks.description, self._stacks.button_style = text, "warning" if stuck else ""
+        self._kill.calm()
+
+    def _do(self, said: str, action: Callable[[], object]) -> None:
+        self._say(said)
+        threading.Thread(target=self._carry_out, args=(action,), name="panel-button", daemon=True).start()
+
+    def _carry_out(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except (WorkbenchError, OSError) as error:
+            self._say(str(error), bad=True)
+        except Exception as error:  # a thread's border: the user must see it
+            self._say(f"{type(error).__name__}: {error}", bad=True)
+
+    def _method(self, name: str) -> Callable[[], object]:
+        def call() -> object:
+            method = getattr(self._run, name, None)
+            if method is None:
+                raise WorkbenchError(f"this version's runs have no {name}()")
+            return method()
+
+        return call
+
+    def _show_stacks(self) -> None:
+        self._say("asking every rank …")
+        stacks = self._method("stacks")()
+        assert isinstance(stacks, Mapping)
+        self.extra.value = framed(stacks_html(stacks))
+        self._say("")
+
+    def _show_board(self) -> None:
+        from workbench.results.tensorboard.board import show_tensorboard
+
+        self._say("starting TensorBoard …")
+        self.extra.value = framed(show_tensorboard(self._run.paths.tensorboard)._repr_html_())
+        self._say("")
+
+    def _say(self, text: str, *, bad: bool = False) -> None:
+        kind = "wb-hint" if bad else "wb-quiet"
+        self._note.value = framed(f"<span class='{kind}'>&nbsp;{html.escape(clean(text))}</span>") if text else ""
+
+
+def stacks_html(stacks: Mapping[int, str]) -> str:
+    """Draw the stacks of ranks; ranks that are at the same place share one."""
+    places: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks.items()):
+        places.setdefault(clean(text).strip() or "it did not answer", []).append(rank)
+    parts = (
+        f"<details open><summary>rank {ranks_word(ranks, 0)}</summary><pre>{html.escape(text)}</pre></details>"
+        for text, ranks in places.items()
+    )
+    return "".join(parts) or "<div class='wb-quiet'>no rank answered</div>"

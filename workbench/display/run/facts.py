@@ -1,0 +1,218 @@
+"""What a run's panel states: one record, worked out from the run's view, that text and HTML are both drawn from.
+
+Pure but for reading the view; nothing is drawn here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
+from workbench.display.run.fault import FaultCard, fault_card
+from workbench.jobs.choices import Peft
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.figures.progress import Progress
+from workbench.rundir.state import RunState, read_json
+from workbench.rundir.view import RunView
+
+__all__ = ["RunFacts", "facts_of"]
+
+_NAMED_PODS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFacts:
+    """All that a panel states, ready to read; foreign text is on one line but not escaped."""
+
+    run_id: str
+    """The id of the run."""
+    state: RunState
+    """Where it is in its life."""
+    message: str
+    """One line on that."""
+    hint: str
+    """A passing remark: silence of a pod, no step for a while; empty where all is well."""
+    head: Sequence[tuple[str, str]]
+    """What it is: name and value of model, technique, hosts, global batch, time."""
+    progress: Progress
+    """How far it is."""
+    bar: str
+    """The words in the bar."""
+    figures: Sequence[tuple[str, str]]
+    """Name and value of each figure."""
+    memory: Sequence[tuple[str, str]]
+    """Pod and what its memory is and was at most."""
+    card: FaultCard | None
+    """Why it failed."""
+    receipt: Sequence[str]
+    """What is left after the end, a line each; empty before."""
+
+    @property
+    def share(self) -> float:
+        """How much of the way is done, 0 to 1."""
+        p = self.progress
+        if self.state is RunState.SUCCEEDED:
+            return 1.0
+        return min(1.0, p.step / p.max_steps) if p.step and p.max_steps else 0.0
+
+
+def facts_of(view: RunView) -> RunFacts:
+    """Work out what to state of a run by now."""
+    progress = view.progress
+    job = view.spec.job if view.spec else None
+    fault = view.result.error if view.result else None
+    return RunFacts(
+        run_id=plain(view.run.id),
+        state=view.state,
+        message=plain(view.message),
+        hint=plain(view.hint),
+        head=_head(view),
+        progress=progress,
+        bar=_bar(view, progress),
+        figures=_figures(view, progress),
+        memory=_memory(view),
+        card=fault_card(fault, job, read_json(view.paths.prediction)) if fault else None,
+        receipt=_receipt(view) if view.state.is_terminal else (),
+    )
+
+
+def _head(view: RunView) -> list[tuple[str, str]]:
+    job = view.spec.job if view.spec else None
+    pairs = []
+    if isinstance(job, FineTune):
+        parameters = view.start.get("parameters")
+        trained = view.start.get("trainable_parameters")
+        part = f", {scaled(float(trained))} trained" if isinstance(trained, int) and trained != parameters else ""
+        size = f" ({scaled(float(parameters))} parameters{part})" if isinstance(parameters, int) else ""
+        adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
+        pairs += [("model", f"{job.model}{size}"), ("technique", f"{job.technique}{adapters} {job.precision}")]
+    elif job is not None:
+        pairs.append(("script", job.path.rpartition("/")[2]))
+    elif view.result:
+        pairs += [("model", view.result.model), ("technique", view.result.technique)]
+    pairs.append(("hosts", _hosts(view)))
+    if view.batch is not None:
+        pairs.append(("global batch", f"{view.batch} rows (micro-batch x accumulation x ranks)"))
+    elif isinstance(rows := view.start.get("global_batch_size"), int):
+        pairs.append(("global batch", f"{count(rows)} rows"))
+    if view.elapsed_s is not None:
+        pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
+    return [(name, plain(text)) for name, text in pairs if text]
+
+
+def _ticking(seconds: float) -> str:
+    """Write a length of time that changes under the reader's eyes: no fractions."""
+    return f"{int(seconds)} s" if seconds < 60 else duration(seconds)
+
+
+def _hosts(view: RunView) -> str:
+    shown = [
+        f"{host.pod} {host.address}".strip() + (f" slots={host.slots}" if host.slots > 1 else "")
+        for host in view.hosts[:_NAMED_PODS]
+    ]
+    more = f", … {len(view.hosts)} in all" if len(view.hosts) > _NAMED_PODS else ""
+    ranks = f" ({view.world_size} {'rank' if view.world_size == 1 else 'ranks'})" if view.world_size else ""
+    return f"{', '.join(shown)}{more}{ranks}" if shown else ""
+
+
+def _bar(view: RunView, progress: Progress) -> str:
+    parts = []
+    if progress.step is not None and progress.max_steps:
+        share = percent(progress.step / progress.max_steps)
+        parts.append(f"{count(progress.step)} of {count(progress.max_steps)} steps, {share}")
+    elif progress.step is not None:
+        parts.append(f"{count(progress.step)} steps")
+    if progress.eta_s is not None:
+        parts.append(f"{_ticking(progress.eta_s)} left")
+    doing = view.phases.get(0, "")
+    if not view.state.is_terminal and doing and doing != "training":
+        parts.append(doing)
+    if view.state.is_terminal or not parts:
+        parts.append(str(view.state) if view.state.is_terminal else view.message or str(view.state))
+    return plain(" · ".join(parts))
+
+
+def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
+    result = view.result
+    first_eval = next((value for _, value in view.curves["eval_loss"]), None)
+    now_eval = progress.eval_loss
+    evals = number(now_eval)
+    if first_eval is not None and now_eval is not None and len(view.curves["eval_loss"]) > 1:
+        evals = f"{number(first_eval)} → {number(now_eval)}"
+    pairs: list[tuple[str, str, object]] = [
+        ("epoch", number(progress.epoch), progress.epoch),
+        ("training loss", number(progress.loss), progress.loss),
+        ("evaluation loss", evals, now_eval),
+        ("learning rate", number(view.curves["learning_rate"].last), view.curves["learning_rate"].last),
+        ("gradient norm", number(view.curves["grad_norm"].last), view.curves["grad_norm"].last),
+    ]
+    if result is None:
+        pairs.append(("samples/s", number(progress.samples_per_s), progress.samples_per_s))
+    else:
+        pairs += [
+            ("samples/s, all steps", number(result.train_samples_per_s), result.train_samples_per_s),
+            ("perplexity", number(result.perplexity), result.perplexity),
+            ("exact match", percent(result.exact_match), result.exact_match),
+            ("time to first step", duration(result.time_to_first_step_s), result.time_to_first_step_s),
+        ]
+    busy = [host.gpu_percent for host in view.memory.values() if host.gpu_percent is not None]
+    pairs.append(("GPUs busy", percent(sum(busy) / len(busy) / 100 if busy else None), busy or None))
+    return [(name, text) for name, text, value in pairs if value is not None]
+
+
+def _memory(view: RunView) -> list[tuple[str, str]]:
+    peaks = view.result.peak_memory_gib if view.result else {}
+    addresses = sorted({*view.memory, *peaks})
+    pairs = []
+    for address in addresses:
+        host = view.memory.get(address)
+        now = gib(host.gib.last) if host and not view.state.is_terminal else ""
+        # Ranks tell their peak at evaluations only: what was sampled since may be more.
+        told = [host.peak_gib, host.gib.highest] if host else []
+        highest = peaks.get(address) or max((size for size in told if size is not None), default=None)
+        peak = f"{gib(highest)} at most" if highest is not None else ""
+        pairs.append((plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN))
+    return pairs
+
+
+def _receipt(view: RunView) -> list[str]:
+    lines = [_ranks_left(view), _pods_left(view), _files_left(view)]
+    if _is_there(view.paths.tensorboard):
+        lines.append("TensorBoard: run.tensorboard() opens it below a cell")
+    return [plain(line) for line in lines]
+
+
+def _ranks_left(view: RunView) -> str:
+    left = view.result.left_processes if view.result else None
+    if left is None:
+        return "Ranks: not known; what its agents no longer hear of, they end when their lease runs out"
+    if left:
+        return f"Ranks: {left} of its processes are still on the pods"
+    back = ", and with them the GPU memory they held" if view.memory_kind == "cuda" else ""
+    return f"Ranks: all gone{back}; none of its processes is left on a pod"
+
+
+def _pods_left(view: RunView) -> str:
+    number_ = len(view.hosts)
+    pods = f"{number_} pods" if number_ != 1 else "1 pod"
+    if view.cluster_phase in ("ready", "starting"):
+        return f"Pods: {pods} kept; the cluster is {view.cluster_phase} for the next run"
+    return f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; the cluster is " + (
+        view.cluster_phase or "closed"
+    )
+
+
+def _files_left(view: RunView) -> str:
+    paths = view.paths
+    named = (
+        ("model", paths.model), ("predictions", paths.predictions), ("profile", paths.profile), ("logs", paths.logs),
+        ("TensorBoard files", paths.tensorboard),
+    )  # fmt: skip
+    there = [name for name, path in named if _is_there(path)]
+    return f"Files: {', '.join(there)} in {paths.root}" if there else f"Files: in {paths.root}"
+
+
+def _is_there(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()

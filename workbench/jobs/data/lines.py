@@ -1,0 +1,147 @@
+"""JSON lines from outside: reading them, and checking their fields so that each error names its place.
+
+What the fields mean is `rows.py`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.sql import Value
+
+__all__ = ["Fields", "read_lines", "short"]
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, object]]:
+    """Read a JSONL file line by line; CRLF, a byte order mark and blank lines are let pass.
+
+    Yields:
+        The place ("train.jsonl, line 7") and the JSON value.
+
+    Raises:
+        ConfigError: The file is missing, empty, cut off, not UTF-8 or not JSON; names the line.
+    """
+    number = 0
+    try:
+        with path.open("rb") as file:
+            while line := file.readline(_MAX_LINE_BYTES):
+                number += 1
+                where = f"{path.name}, line {number}"
+                if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b""):
+                    yield from _read_line(line, where)
+    except OSError as error:
+        raise ConfigError(f"the dataset file {path} cannot be read: {error.strerror or error}") from error
+    if number == 0:
+        raise ConfigError(f"the dataset file {path} is empty; it needs one JSON object a line")
+
+
+class Fields:
+    """A JSON object with the place it came from, so that whatever is wrong in it can be named."""
+
+    def __init__(self, data: object, where: str, path: str = ""):
+        """Take the object that stands at `where`; `path` is the dotted way to it within the line."""
+        self.where, self.path = where, path
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object")
+        self.data = data
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        """Raise the error that says what is wrong with a field."""
+        raise ConfigError(f"{self.where}: {self.path}{key} {problem}")
+
+    def get(self, key: str) -> object:
+        """Give a value that must be there."""
+        if key not in self.data:
+            known = ", ".join(map(str, self.data)) or "nothing"
+            raise ConfigError(f"{self.where}: the key {self.path + key!r} is missing; there is: {known}")
+        return self.data[key]
+
+    def text(self, key: str) -> str:
+        """Give a text that must be there and say something."""
+        return self.words(key, self.get(key)) or self.fail(key, "is empty")
+
+    def child(self, key: str) -> Fields:
+        """Give the object within."""
+        return Fields(self.get(key), self.where, f"{self.path}{key}.")
+
+    def items(self, key: str) -> Sequence[object]:
+        """Give a list that must be there."""
+        value = self.get(key)
+        if not isinstance(value, list | tuple):
+            self.fail(key, f"is {short(value)}; it must be a list")
+        return value
+
+    def index(self, key: str, value: object, names: Sequence[str]) -> str:
+        """Give the name that an index stands for."""
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(names):
+            self.fail(key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}")
+        return names[value]
+
+    def words(self, key: str, value: object) -> str:
+        """Check a text and bring its blanks to single ones, which is all that a tokenizer keeps of them."""
+        if not isinstance(value, str):
+            self.fail(key, f"is {short(value)}; it must be text")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            self.fail(key, f"is {short(value)}; half a surrogate pair is no letter")
+        return " ".join(value.split())
+
+    def prose(self, key: str, *, needed: bool = True) -> str:
+        """Give a text with its blanks and lines as they are, but for those around it.
+
+        Args:
+            key: Its name.
+            needed: Whether it must say something; else it may be missing, null or empty.
+        """
+        value = self.get(key) if needed else self.data.get(key)
+        if value is None and not needed:
+            return ""
+        if not self.words(key, value) and needed:
+            self.fail(key, "is empty")
+        return str(value).replace("\r\n", "\n").strip()
+
+    def constant(self, key: str, value: object) -> Value:
+        """Check a condition's value: text, or a number that SQLite can hold."""
+        if isinstance(value, str):
+            return self.words(key, value)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(key, f"is {short(value)}; it must be text or a number")
+        if not math.isfinite(value) or (isinstance(value, int) and abs(value) >= 2**63):
+            self.fail(key, f"is {short(value)}; the number is too large")
+        return value
+
+
+def short(value: object) -> str:
+    """Show a value in an error, cut where it is long."""
+    text = json.dumps(value, default=repr)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_MAX_LINE_BYTES = 16 * 2**20
+
+
+def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
+    if not line.strip():
+        return
+    if len(line) >= _MAX_LINE_BYTES and not line.endswith(b"\n"):
+        raise ConfigError(f"{where} is longer than {_MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?")
+    cut = "" if line.endswith(b"\n") else "; the file ends within this line: was it copied whole?"
+    try:
+        value: object = json.loads(line.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}{cut}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply for a row") from error
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}{cut}") from error
+    yield where, value
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON number")

@@ -1,0 +1,127 @@
+"""Unpack a `.tar.bz2` that came from outside, trusting nothing in it.
+
+Only regular files and folders, under plain relative names, into a fresh folder; links, devices, sparse files and
+anything larger or more numerous than it may be are refused by name. Python's own `filter="data"` has had several
+bypasses, so no member is extracted by `tarfile`: it is only asked for names, sizes and bytes. Nothing outside the
+folder is touched, and a refused archive leaves an error and no file.
+"""
+
+from __future__ import annotations
+
+import bz2
+import shutil
+import tarfile
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+
+from workbench.base.errors import ConfigError
+
+__all__ = ["MAX_BYTES", "MAX_MEMBERS", "unpack"]
+
+MAX_MEMBERS = 1000
+"""Members of an archive, wanted or not; WikiSQL's release has about a dozen."""
+MAX_BYTES = 2 * 2**30
+"""Bytes of an archive once decompressed; WikiSQL's release has some 300 MB."""
+
+
+def unpack(
+    archive: Path, folder: Path, wanted: Collection[str], *, max_members: int = MAX_MEMBERS, max_bytes: int = MAX_BYTES
+) -> dict[str, Path]:
+    """Write the wanted members of an archive into a new folder.
+
+    Every member is checked, also those that are not wanted. On failure the folder is removed again.
+
+    Args:
+        archive: The `.tar.bz2`.
+        folder: Where to; must not exist yet.
+        wanted: File names, without the folders that they stand in within the archive.
+        max_members: How many members there may be.
+        max_bytes: How many bytes there may be, decompressed.
+
+    Returns:
+        The files by wanted name; those that the archive has not are missing.
+
+    Raises:
+        ConfigError: The archive is broken, cut off, or has a member that is refused (the message names it).
+    """
+    folder.mkdir(mode=0o700)
+    try:
+        return _unpack(archive, folder, wanted, max_members, max_bytes)
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        shutil.rmtree(folder)
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{archive} is no whole .tar.bz2 archive: {error}; fetch it again") from error
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+
+
+_MAX_HEADER_BYTES = 64 * 2**10
+_LONG_NAMES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, *_LONG_NAMES)
+
+
+class _Member(tarfile.TarInfo):
+    """A header that is refused before `tarfile` reads what it announces into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        member = super().frombuf(buf, encoding, errors)
+        if member.size < 0 or (member.type in _EXTENDED and member.size > _MAX_HEADER_BYTES):
+            raise ConfigError(f"the archive has a header {member.name!r} of {member.size} bytes; it is refused")
+        return member
+
+
+class _Capped:
+    """A stream that ends in an error where more comes out of it than may."""
+
+    def __init__(self, stream: IO[bytes], archive: Path, max_bytes: int):
+        self._stream, self._archive, self._max, self._left = stream, archive, max_bytes, max_bytes
+
+    def read(self, size: int) -> bytes:
+        data = self._stream.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise ConfigError(f"{self._archive} holds more than {self._max} bytes once decompressed; it is refused")
+        return data
+
+
+def _unpack(archive: Path, folder: Path, wanted: Collection[str], max_members: int, max_bytes: int) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    with bz2.open(archive) as plain:
+        capped = cast("IO[bytes]", _Capped(cast("IO[bytes]", plain), archive, max_bytes))
+        # "r|" reads forward only, so no header can send the reader back.
+        with tarfile.open(fileobj=capped, mode="r|", tarinfo=_Member) as members:
+            for number, member in enumerate(members, start=1):
+                if number > max_members:
+                    raise ConfigError(f"{archive} has more than {max_members} members; it is refused")
+                _check(member, archive, max_bytes)
+                name = PurePosixPath(member.name).name
+                if not member.isreg() or name not in wanted:
+                    continue
+                if name in found:
+                    raise ConfigError(f"{archive} has {name!r} twice, the second time as {member.name!r}")
+                found[name] = _write(members, member, folder / name)
+    return found
+
+
+def _check(member: tarfile.TarInfo, archive: Path, max_bytes: int) -> None:
+    path = PurePosixPath(member.name)
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.sparse is not None:
+        raise ConfigError(f"{archive} has the member {member.name!r}, which is no plain file or folder; it is refused")
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
+        raise ConfigError(f"{archive} has the member {member.name!r}, which leads out of its folder; it is refused")
+    if not 0 <= member.size <= max_bytes:
+        raise ConfigError(f"{archive} has the member {member.name!r} of {member.size} bytes; it is refused")
+
+
+def _write(members: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> Path:
+    source = members.extractfile(member)
+    assert source is not None, "a regular file has a reader"
+    with source, target.open("xb") as out:
+        shutil.copyfileobj(source, out)
+    if target.stat().st_size != member.size:
+        raise ConfigError(f"{member.name!r} is cut off: {target.stat().st_size} of {member.size} bytes")
+    return target

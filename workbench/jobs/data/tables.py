@@ -1,0 +1,154 @@
+"""Tables that questions are asked of: reading them, and running a query on one in SQLite.
+
+A query runs in memory, read only, with capped time and rows. Tables come from outside: every name is bound by
+position and every value as a parameter, so no text of theirs becomes SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Query, Value, fold
+
+__all__ = ["TYPES", "Cell", "Table", "execute", "read_number"]
+
+Cell = str | int | float | None
+TYPES = ("text", "real")
+"""What a column may hold."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One table, as WikiSQL describes it."""
+
+    id: str
+    """What a question's `table_id` names."""
+    name: str = ""
+    """A title for people."""
+    header: tuple[str, ...]
+    """Names of the columns. WikiSQL repeats a name now and then; the first column of that name is meant."""
+    types: tuple[str, ...]
+    """`text` or `real`, by column."""
+    rows: tuple[tuple[Cell, ...], ...] = ()
+    """Cells, by row and column; empty where only the columns are known."""
+
+    def column(self, name: str) -> int | None:
+        """Give the position of a column; letter case and spacing do not matter. None where there is none."""
+        wanted = fold(name)
+        return next((i for i, known in enumerate(self.header) if fold(known) == wanted), None)
+
+    def to_json(self) -> str:
+        """Give the line of `tables.jsonl`."""
+        data = {"id": self.id, "name": self.name, "header": self.header, "types": self.types, "rows": self.rows}
+        return json.dumps(data, ensure_ascii=False)
+
+
+def execute(query: Query, table: Table, *, timeout_s: float = 2.0, max_rows: int = 10_000) -> list[Cell]:
+    """Run a query on a table, with WikiSQL's semantics.
+
+    Text is compared without letter case; in a `real` column a condition's text is read as a number, thousands
+    separators and all. A condition's column decides how its value is compared.
+
+    Args:
+        query: What to ask.
+        table: What to ask it of, with its rows.
+        timeout_s: Seconds after which the query is given up.
+        max_rows: Rows after which the answer is cut.
+
+    Returns:
+        The answer: one value per row in the table's order, or the single value of an aggregation.
+
+    Raises:
+        ConfigError: The query names a column that the table has not, or compares a number with what is none, or it
+            ran out of time.
+    """
+    sql, parameters = _statement(query, table)
+    deadline = time.monotonic() + timeout_s
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.set_progress_handler(lambda: int(time.monotonic() > deadline), 1000)
+        try:
+            _fill(connection, table)
+            return [row[0] for row in connection.execute(sql, parameters).fetchmany(max_rows)]
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            raise ConfigError(f"the query on table {table.id!r} could not be run: {error}") from error
+
+
+def read_number(text: str) -> int | float | None:
+    """Read a number as tables write them, thousands separators and all; None where the text is none.
+
+    Example:
+        >>> read_number(" 1,234.5 "), read_number("12"), read_number("12 men")
+        (1234.5, 12, None)
+    """
+    bare = text.strip().replace(",", "")
+    if re.fullmatch(r"[-+]?\d{1,18}", bare, re.ASCII):
+        return int(bare)
+    return float(bare) if re.fullmatch(r"[-+]?(\d{1,300}\.?\d*|\.\d+)", bare, re.ASCII) else None
+
+
+def _statement(query: Query, table: Table) -> tuple[str, list[Value]]:
+    if query.aggregate not in AGGREGATES or any(c.operator not in OPERATORS for c in query.conditions):
+        raise ConfigError(f"the query {query!r} has an aggregate or operator that WikiSQL has not")
+    selected = f"c{_position(query.select, table)}"
+    sql = f"SELECT {query.aggregate}({selected}) FROM t" if query.aggregate else f"SELECT {selected} FROM t"
+    clauses, parameters = [], []
+    for condition in query.conditions:
+        position = _position(condition.column, table)
+        clauses.append(f"c{position} {condition.operator} ?")
+        real = table.types[position] == "real"
+        parameters.append(_as_number(condition.value, condition.column) if real else condition.value)
+    return sql + (" WHERE " + " AND ".join(clauses) if clauses else ""), parameters
+
+
+def _position(column: str, table: Table) -> int:
+    position = table.column(column)
+    if position is None:
+        raise ConfigError(f"table {table.id!r} has no column {column!r}; it has: {', '.join(table.header)}")
+    return position
+
+
+def _fill(connection: sqlite3.Connection, table: Table) -> None:
+    # The collation decides =, <, > and MIN, MAX of text: SQLite's own NOCASE knows ASCII letters only.
+    connection.create_collation("folded", _compare)
+    columns = ", ".join(
+        f"c{i} {'NUMERIC' if kind == 'real' else 'TEXT COLLATE folded'}" for i, kind in enumerate(table.types)
+    )
+    connection.execute(f"CREATE TABLE t ({columns})")
+    marks = ", ".join("?" * len(table.types))
+    connection.executemany(f"INSERT INTO t VALUES ({marks})", _stored(table.rows, table.types))
+    connection.execute("PRAGMA query_only = ON")
+
+
+def _compare(a: str, b: str) -> int:
+    left, right = fold(a), fold(b)
+    return (left > right) - (left < right)
+
+
+def _stored(rows: Sequence[Sequence[Cell]], types: Sequence[str]) -> Iterable[list[Cell]]:
+    for row in rows:
+        yield [_cell(c) if t == "real" else c for c, t in zip(row, types, strict=True)]
+
+
+def _cell(cell: Cell) -> Cell:
+    number = read_number(cell) if isinstance(cell, str) else None
+    return cell if number is None else number
+
+
+def _as_number(value: Value, column: str) -> Value:
+    """Read a condition's value as WikiSQL does: the whole text as a number, else the first number in it."""
+    if not isinstance(value, str):
+        return value
+    whole = read_number(value)
+    if whole is not None:
+        return whole
+    found = re.search(r"[-+]?\d*\.\d+|\d+", value, re.ASCII)
+    if found is None:
+        raise ConfigError(f"column {column!r} holds numbers; it cannot be compared with {value!r}")
+    return float(found[0])

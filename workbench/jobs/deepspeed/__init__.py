@@ -1,0 +1,1 @@
+"""DeepSpeed configurations: found, checked, and filled in for the pods they run on."""

@@ -1,0 +1,167 @@
+"""Whether a DeepSpeed configuration fits DeepSpeed 0.19.8 and the job it is given to. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.jobs.choices import Optimizer, Precision, Technique
+from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL, ZERO
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.model import Family, model_family
+
+__all__ = ["check", "section"]
+
+_MISSING = object()
+
+
+def check(config: Mapping[str, object], job: FineTune, *, source: str, world_size: int | None = None) -> None:
+    """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job.
+
+    Args:
+        config: The configuration; `"auto"` contradicts nothing.
+        job: The job.
+        source: What to call the configuration in messages.
+        world_size: The number of ranks, where it is known.
+
+    Raises:
+        ConfigError: Naming the key, what it says and what the job says.
+    """
+    _check_keys(config, source)
+    _check_zero(section(config, "zero_optimization", source), Technique(job.technique), source)
+    _check_precision(config, job, source)
+    _check_optimizer(config, job, source)
+    _check_scheduler(config, job, source)
+    _check_numbers(config, job, source, world_size)
+
+
+def section(config: Mapping[str, object], key: str, source: str) -> Mapping[str, object]:
+    """Give an object of the configuration, an empty one where the key is missing.
+
+    Raises:
+        ConfigError: When the key holds something else.
+    """
+    value = config.get(key, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{source}: {key} is {value!r}; it must be an object")
+    return value
+
+
+def _check_keys(config: Mapping[str, object], source: str) -> None:
+    zero = section(config, "zero_optimization", source)
+    for where, keys, removed, known in (
+        ("", config, REMOVED, TOP_LEVEL),
+        ("zero_optimization.", zero, REMOVED_ZERO, ZERO),
+    ):
+        for key in keys:
+            if key in removed:
+                raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
+            if key not in known:
+                raise one_of(f"{source}: key", f"{where}{key}", sorted(where + k for k in known))
+
+
+def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -> None:
+    stage = zero.get("stage", 0)
+    if stage != technique.zero_stage:
+        raise ConfigError(
+            f"{source}: zero_optimization.stage is {stage!r}, and technique '{technique}' is stage "
+            f"{technique.zero_stage}; change one of them"
+        )
+    for old in ("cpu_offload", "cpu_offload_param"):
+        if zero.get(old):
+            raise ConfigError(f"{source}: zero_optimization.{old} is deprecated; use offload_optimizer, offload_param")
+    offloads = [key for key in ("offload_optimizer", "offload_param") if _is_offload(zero.get(key))]
+    if technique is Technique.ZERO3_OFFLOAD and "offload_optimizer" not in offloads:
+        raise ConfigError(
+            f"{source}: technique '{technique}' needs zero_optimization.offload_optimizer with a device; "
+            "add it, or choose technique 'zero3'"
+        )
+    if technique is not Technique.ZERO3_OFFLOAD and offloads:
+        raise ConfigError(
+            f"{source}: zero_optimization.{offloads[0]} is set, and technique '{technique}' offloads nothing; "
+            "choose technique 'zero3-offload', or remove it"
+        )
+    if technique.zero_stage == 3 and zero.get("stage3_gather_16bit_weights_on_model_save") is False:
+        raise ConfigError(
+            f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save is false; it must be true "
+            "for the trained model to be saved whole"
+        )
+
+
+def _is_offload(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get("device", "none") not in ("none", None)
+
+
+def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -> None:
+    half = section(config, "fp16", source).get("enabled")
+    if half is True and model_family(job.model) is Family.ENCODER_DECODER:
+        raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
+    if isinstance(half, bool) and half != (job.precision == Precision.FP16):
+        raise ConfigError(
+            f"{source}: fp16.enabled is {str(half).lower()}, and the job's precision is '{job.precision}'"
+        )
+    for key in ("bf16", "bfloat16", "torch_autocast"):
+        enabled = section(config, key, source).get("enabled")
+        if enabled is True and job.precision != Precision.BF16:
+            raise ConfigError(f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'")
+        if enabled is False and key != "torch_autocast" and job.precision == Precision.BF16:
+            raise ConfigError(f"{source}: {key}.enabled is false, and the job's precision is 'bf16'")
+
+
+def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -> None:
+    if "optimizer" not in config:
+        return
+    block = section(config, "optimizer", source)
+    kind = str(block.get("type", "")).lower()
+    if kind in REMOVED_OPTIMIZERS:
+        raise ConfigError(f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'")
+    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(Optimizer(job.optimizer), ())
+    if kind not in fitting:
+        raise ConfigError(
+            f"{source}: optimizer.type is {block.get('type')!r}, and the job's optimizer is '{job.optimizer}'; "
+            "change one of them"
+        )
+    params = section(block, "params", source)
+    if kind == "adam" and params.get("adam_w_mode") is False:
+        raise ConfigError(f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'")
+    _equal(source, "optimizer.params.lr", params.get("lr", _MISSING), "learning_rate", job.learning_rate)
+
+
+def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -> None:
+    params = section(section(config, "scheduler", source), "params", source)
+    _equal(source, "scheduler.params.warmup_max_lr", params.get("warmup_max_lr", _MISSING), *_rate(job))
+    total = params.get("total_num_steps", _MISSING)
+    _equal(source, "scheduler.params.total_num_steps", total, "max_steps", job.max_steps)
+
+
+def _rate(job: FineTune) -> tuple[str, object]:
+    return "learning_rate", job.learning_rate
+
+
+def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
+    for key, field in (
+        ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+    ):
+        _equal(source, key, config.get(key, _MISSING), field, getattr(job, field))
+    if world_size is not None:
+        rows = job.per_device_train_batch_size * job.gradient_accumulation_steps * world_size
+        name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
+        _equal(source, "train_batch_size", config.get("train_batch_size", _MISSING), name, rows)
+    profiler = section(config, "flops_profiler", source)
+    if profiler.get("enabled") is True:
+        _equal(
+            source,
+            "flops_profiler.profile_step",
+            profiler.get("profile_step", _MISSING),
+            "profile_step",
+            job.profile_step,
+        )
+    clipping = config.get("gradient_clipping", "auto")
+    if clipping != "auto" and (isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping < 0):
+        raise ConfigError(f"{source}: gradient_clipping is {clipping!r}; it must be a number, 0 or more, or 'auto'")
+
+
+def _equal(source: str, key: str, got: object, field: str, want: object) -> None:
+    if got is not _MISSING and got not in ("auto", want):
+        raise ConfigError(f"{source}: {key} is {got!r}, and the job's {field} is {want!r}; write 'auto', or change one")

@@ -1,0 +1,117 @@
+"""Combinations of a job's options that cannot work, each refused with what to use instead.
+
+What needs the pods' hardware to be known is refused in `dsconfig.py` and by `check_hardware`; what needs the model's
+own files, by the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.adapters import fsdp_from, lora_from
+from workbench.jobs.choices import Launcher, LossOn, Optimizer, Peft, Precision, Shard, Technique
+from workbench.jobs.model import Family, model_family
+
+if TYPE_CHECKING:
+    from workbench.jobs.finetune import FineTune
+
+__all__ = ["check_family", "check_hardware", "check_together"]
+
+_SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
+
+
+def check_together(job: FineTune) -> None:
+    """Refuse options that contradict one another, before anything starts.
+
+    Raises:
+        ConfigError: Says which, why, and what to use instead.
+    """
+    _check_technique(job)
+    _check_peft(job)
+    _check_optimizer(job)
+    check_family(job, model_family(job.model))
+
+
+def check_family(job: FineTune, family: Family | None) -> None:
+    """Refuse options that a model of this family has no use for.
+
+    Args:
+        job: The job.
+        family: Its model's; None where that is not known yet.
+
+    Raises:
+        ConfigError: Says which, and what to use instead.
+    """
+    if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
+        raise ConfigError(
+            f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
+            "for their activations leave its range; use 'bf16'"
+        )
+    if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
+        key = "prompt" if job.prompt != "plain" else "loss_on"
+        raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
+
+
+def check_hardware(job: FineTune, *, gpus: int) -> None:
+    """Refuse what pods of this kind cannot do.
+
+    Args:
+        job: The job.
+        gpus: GPUs of a pod; 0 for CPUs.
+
+    Raises:
+        ConfigError: Says what, and what to use instead.
+    """
+    if gpus < 2 and fsdp_from(job.fsdp).shard == Shard.HYBRID:
+        raise ConfigError(
+            "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
+            "use 'full' or 'grads'"
+        )
+    if gpus:
+        return
+    if job.precision == Precision.TF32:
+        raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+    if job.precision == Precision.FP16:
+        raise ConfigError("precision 'fp16' needs GPUs, for its loss scaling runs there only; use 'bf16' on CPUs")
+    if Optimizer(job.optimizer).uses_bitsandbytes:
+        raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
+
+
+def _check_technique(job: FineTune) -> None:
+    technique = Technique(job.technique)
+    if technique is Technique.SINGLE and job.launcher != Launcher.SSH:
+        raise ConfigError(f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'")
+    if job.deepspeed is not None and not technique.uses_deepspeed:
+        raise ConfigError(
+            f"technique '{technique}' runs without DeepSpeed: drop `deepspeed`, or choose zero1, zero2 or zero3"
+        )
+    if job.fsdp and technique is not Technique.FSDP:
+        raise ConfigError(f"fsdp has options, and the technique is '{technique}'; choose 'fsdp', or drop them")
+    fsdp_from(job.fsdp)
+    if technique is Technique.FSDP and job.precision == Precision.FP16:
+        raise ConfigError("precision 'fp16' with technique 'fsdp' is not offered: use 'bf16', or 'zero3' for fp16")
+
+
+def _check_peft(job: FineTune) -> None:
+    technique = Technique(job.technique)
+    if job.lora and job.peft == Peft.NONE:
+        raise ConfigError("lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them")
+    lora_from(job.lora)
+    if job.peft == Peft.QLORA and technique in _SHARDS_WEIGHTS:
+        raise ConfigError(
+            f"peft 'qlora' with technique '{technique}' would shard weights of 4 bits; "
+            "use 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
+        )
+    if job.peft == Peft.QLORA and job.precision == Precision.FP16:
+        raise ConfigError("peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'")
+
+
+def _check_optimizer(job: FineTune) -> None:
+    optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
+    if optimizer.uses_bitsandbytes and technique is Technique.ZERO3_OFFLOAD:
+        raise ConfigError(
+            f"optimizer '{optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use 'adamw', or 'zero3'"
+        )
+    if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
+        raise ConfigError(f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'")

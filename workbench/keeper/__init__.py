@@ -1,0 +1,1 @@
+"""The process that owns pods and runs."""

@@ -1,0 +1,1 @@
+"""Checkpoints between the pods and the run directory."""

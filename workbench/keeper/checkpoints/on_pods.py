@@ -1,0 +1,166 @@
+"""Checkpoints that stay on the pods that wrote them: where they lie, whether they are good, brought back when asked.
+
+The run directory keeps a record of them (`RunPaths.held`). They are there for as long as their cluster, or the volume
+that its pods' folders are on; a keeper that closes brings the last one of each run back that did not succeed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from workbench.base import entries
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.wire import ask
+from workbench.keeper.checkpoints.collect import (
+    Checkpoint,
+    Returned,
+    bring_checkpoints_back,
+    look,
+    step_problem,
+    whole_steps,
+)
+from workbench.keeper.launch.command import RankPlace
+from workbench.keeper.link.agent import AgentLink
+from workbench.rundir.paths import ClusterPaths, PodRunPaths, RunPaths
+from workbench.rundir.state import read_json, write_json
+
+__all__ = ["bring_held", "good_one", "held_checkpoint", "hold"]
+
+logger = logging.getLogger(__name__)
+_READ_S = 3600.0  # the parts of a large model are read whole, on their pods
+# Runs on a pod, with this package on its path: says what is wrong with each part, and what its manifest says it is.
+_JUDGE = (
+    f"import json, sys; from pathlib import Path; from {entries.MANIFEST} import problem_of, read_manifest\n"
+    "print(json.dumps([[problem_of(Path(p)), dict(read_manifest(Path(p)))] for p in sys.argv[1:]]))"
+)
+
+
+def hold(
+    links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
+) -> Returned:
+    """Write down which whole checkpoints of a run its pods hold; nothing travels.
+
+    Args:
+        links: The lines to the pods that may answer.
+        places: All ranks of the run.
+        pods: The run's folder on each pod, by its name.
+        paths: The run directory.
+    """
+    held = look(links, pods)
+    steps = whole_steps(held, {place.rank for place in places})
+    notes = []
+    silent = sorted(pods.keys() - {link.pod.name for link in held})
+    if cut := [step for parts in held.values() for step in parts if silent and step > max(steps, default=0)]:
+        notes.append(f"parts of the checkpoint of step {max(cut)} are on {', '.join(silent)}, out of reach")
+    if steps:
+        parts = {
+            step: {
+                rank: [link.pod.name, str(folder)] for link, all_ in held.items() for rank, folder in all_[step].items()
+            }
+            for step in steps
+        }
+        write_json(paths.held, {"steps": steps, "parts": parts})
+    return Returned(steps=steps, notes=notes)
+
+
+def good_one(links: Sequence[AgentLink], paths: RunPaths, last_step: int | None) -> Checkpoint:
+    """Find the newest checkpoint on the pods that is whole and undamaged; every byte of it is read there.
+
+    Args:
+        links: The lines to the cluster's pods.
+        paths: The directory of the run that wrote it.
+        last_step: The step at which the new run ends; only earlier ones are of use to it.
+
+    Raises:
+        ConfigError: There is none; the message says what is wrong with each.
+    """
+    by_name = {link.pod.name: link for link in links}
+    notes: list[str] = []
+    record = read_json(paths.held)
+    for step, parts in sorted(_parts_of(record).items(), reverse=True):
+        done = last_step is not None and step >= last_step
+        problem = f"max_steps is {last_step}, nothing is left to do after it" if done else ""
+        if not problem:
+            problem = step_problem(step, {rank: _judge(by_name, *place) for rank, place in parts.items()})
+        if not problem:
+            return Checkpoint(
+                step=step,
+                parts={rank: Path(folder) for rank, (_, folder) in parts.items()},
+                pods={rank: pod for rank, (pod, _) in parts.items()},
+                notes=notes,
+            )
+        notes.append(f"the checkpoint of step {step} was left out: {problem}")
+    raise ConfigError(f"there is no checkpoint to resume from on the pods of {paths.root}: {'; '.join(notes)}")
+
+
+def bring_held(
+    links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
+) -> Returned:
+    """Bring the last checkpoint that the pods hold back into the run directory; its record goes when it is here."""
+    returned = bring_checkpoints_back(links, places, pods, paths, most=1)
+    if returned.steps:
+        paths.held.unlink(missing_ok=True)
+    return returned
+
+
+def held_checkpoint(paths: RunPaths, cluster: Path, last_step: int | None) -> Checkpoint | None:
+    """Ask for the checkpoint that a run's pods hold, before another run goes on from it.
+
+    Where the pods that go on have it, it stays where it is: in the same cluster, or on a volume that outlived it. For
+    another cluster it comes back now, if its keeper still lives.
+
+    Args:
+        paths: The directory of the run that wrote it.
+        cluster: The directory of the cluster that goes on; its keeper lives, or there is none yet.
+        last_step: The step at which the new run ends.
+
+    Returns:
+        It, where it can be used in place; None where the run directory has all there is.
+
+    Raises:
+        ConfigError: None on the pods is good.
+    """
+    if not paths.held.exists():
+        return None
+    info = read_json(paths.info)
+    home = Path(str(info.get("cluster")))
+    if home != cluster:
+        try:
+            ask(ClusterPaths(home).socket, {"op": "bring", "run": str(info.get("id"))}, timeout_s=_READ_S)
+            return None
+        except RunError as error:
+            logger.info("the checkpoints of %s do not come back: %s", paths.root, error)
+    try:
+        request = {"op": "held", "path": str(paths.root), "last_step": last_step}
+        found = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)["checkpoint"]
+    except RunError as error:
+        raise ConfigError(
+            f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
+        ) from error
+    assert isinstance(found, dict)
+    return Checkpoint.from_dict(found)
+
+
+def _parts_of(record: Mapping[str, object]) -> dict[int, dict[int, tuple[str, str]]]:
+    steps = record.get("parts")
+    return (
+        {int(step): {int(rank): tuple(at) for rank, at in parts.items()} for step, parts in steps.items()}
+        if isinstance(steps, dict)
+        else {}
+    )
+
+
+def _judge(links: Mapping[str, AgentLink], pod: str, folder: str) -> tuple[str, Mapping[str, object], str]:
+    """Give what is wrong with a part, as its own pod sees it, what it says it is, and the pod."""
+    link = links.get(pod)
+    if link is None:
+        return "there is no such pod any more", {}, pod
+    argv = ["env", f"PYTHONPATH={link.package}", link.pod.python, "-c", _JUDGE, folder]
+    try:
+        ((problem, facts),) = json.loads(link.run(argv, _READ_S, again=True))
+    except (WorkbenchError, ValueError) as error:
+        return f"{PurePosixPath(folder).name} cannot be read: {error}", {}, pod
+    return problem, facts, pod

@@ -1,0 +1,192 @@
+"""The pods of one cluster, the key to them and the lines to their agents: launched, kept alive, taken down together.
+
+It knows nothing of runs; the keeper says which lines a run is using.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from workbench.base.errors import PodError, RunError, WorkbenchError
+from workbench.base.package import package_zip
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.shared import folders_to_probe, shared_words
+from workbench.pods.backends import backend_from_dict
+from workbench.pods.hostfile import Hostfile
+from workbench.pods.pod import LaunchContext, Pod, PodBackend
+from workbench.pods.ssh.identity import Identity
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec
+
+__all__ = ["Fleet"]
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 3.0
+_AT_ONCE = 32
+
+
+class Fleet:
+    """The pods of one cluster."""
+
+    def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
+        """Prepare; `launch` starts pods.
+
+        Args:
+            paths: The cluster's directory.
+            spec: What the cluster is asked to be.
+            report: Takes a line for people, whenever there is something to say.
+        """
+        self.pods: Sequence[Pod] = ()
+        """The pods as they were last seen."""
+        self._paths = paths
+        self._spec = spec
+        self._report = report
+        self._backend: PodBackend = backend_from_dict(spec.backend)
+        self._identity: Identity | None = None
+        self._links: list[AgentLink] = []
+        self._looking = threading.Lock()
+        self._given_up = False
+
+    @property
+    def identity(self) -> Identity:
+        """The cluster's key; there once the launch has begun."""
+        assert self._identity is not None
+        return self._identity
+
+    @property
+    def package(self) -> str:
+        """Path of this package on the pods; empty before there are any."""
+        return self._links[0].package if self._links else ""
+
+    @property
+    def shared(self) -> str:
+        """Which pods see which folders of this machine, for people; empty where none does."""
+        return shared_words([(link.pod.name, link.shared) for link in self._links])
+
+    def launch(self) -> None:
+        """Start the pods and an agent on each.
+
+        Raises:
+            WorkbenchError: Whatever the backend, SSH or an agent says; what has started is left to `take_down`.
+        """
+        folders = folders_to_probe(self._spec, self._paths.root)
+        self._identity = Identity.create(self._paths.identity)
+        context = LaunchContext(
+            cluster_id=self._paths.root.name,
+            directory=self._paths.root,
+            public_key=self._identity.public_key,
+            lease_s=self._spec.lease_s,
+            timeout_s=self._spec.start_timeout_s,
+            report=self._report,
+        )
+        self._check_wanted()
+        self.pods = self._backend.launch(self._spec.pods, self._spec.count, context)
+        self._check_wanted()
+        self._identity.pin(self.pods)
+        _check_versions(self.pods)
+        self._paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
+        package = package_zip()
+        spec, key = self._spec, self._identity
+        self._links = [
+            AgentLink(pod, key, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
+            for pod in self.pods
+        ]
+        self._report("starting agents")
+        self._everywhere(AgentLink.open)
+
+    def give_up(self) -> None:
+        """Have a launch that is under way in another thread, or has not begun, fail soon."""
+        self._given_up = True
+        try:
+            self._backend.stop()
+        except Exception:  # whatever the platform says, `take_down` comes next
+            logger.exception("stopping the pods")
+
+    def _check_wanted(self) -> None:
+        if self._given_up:
+            raise PodError("the cluster was closed during its start")
+
+    def take(self, count: int) -> list[AgentLink]:
+        """Give the lines to the first pods.
+
+        Raises:
+            RunError: There are not so many, or one of them has ended.
+        """
+        if not 1 <= count <= len(self._links):
+            raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
+        ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods[:count] if pod.phase.is_terminal]
+        if ended:
+            raise RunError("\n".join([*ended, "start another cluster"]))
+        return self._links[:count]
+
+    def look(self) -> Sequence[Pod]:
+        """Ask the platform for the pods as they are now, and report those that have newly ended."""
+        with self._looking:
+            before = {pod.name for pod in self.pods if pod.phase.is_terminal}
+            self.pods = self._backend.refresh()
+            ended = [pod for pod in self.pods if pod.phase.is_terminal and pod.name not in before]
+            if ended:
+                self._report("; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in ended))
+            return self.pods
+
+    def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
+        """Until closing, speak to every agent so often that no lease ends, and look after the pods.
+
+        Args:
+            closing: Ends it.
+            busy: Gives the lines that a run uses: that run opens them again itself when they break.
+        """
+        while not closing.wait(min(_LOOK_S, self._spec.lease_s / 3)):
+            try:
+                self._everywhere(partial(_speak, busy=busy()))
+                self.look()
+            except Exception:  # the border of a thread that must not end before the cluster does
+                logger.exception("looking after the pods")
+
+    def take_down(self) -> None:
+        """End the agents, the pods and the key. Takes at most some 20 s, also where pods do not answer."""
+        self._everywhere(_shut_down)
+        self.give_up()
+        if self._identity is not None:
+            self._identity.destroy()
+
+    def _everywhere(self, action: Callable[[AgentLink], object]) -> None:
+        if self._links:
+            with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(self._links))) as pool:
+                list(pool.map(action, self._links))
+
+
+def _speak(link: AgentLink, busy: Collection[AgentLink]) -> None:
+    with suppress(WorkbenchError, OSError):
+        if link in busy:
+            link.call("ping")
+        else:
+            link.ensure()
+
+
+def _shut_down(link: AgentLink) -> None:
+    with suppress(WorkbenchError):
+        link.call("shutdown")
+    link.close()
+
+
+def _check_versions(pods: Sequence[Pod]) -> None:
+    """Refuse pods whose libraries differ: collectives between versions hang or give wrong sums.
+
+    Raises:
+        PodError: A table of what differs.
+    """
+    names = sorted({name for pod in pods for name in pod.versions})
+    rows = [(name, [pod.versions.get(name, "none") for pod in pods]) for name in names]
+    different = [
+        f"{name}: " + ", ".join(f"{p.name} {v}" for p, v in zip(pods, row, strict=True))
+        for name, row in rows
+        if len(set(row)) > 1
+    ]
+    if different:
+        raise PodError("the pods have different versions; make them equal first:\n" + "\n".join(different))

@@ -1,0 +1,304 @@
+"""The keeper: the one detached process per cluster that owns its pods and its runs.
+
+`python -m workbench.keeper.keeper CLUSTER_DIR`. It launches the pods, carries out runs one after another, answers the
+notebook, and ends itself and the pods when it is closed or idle. The notebook is only a window on it: everything
+that a window shows, the keeper writes to files first. The pods themselves are in `fleet.py`, a run in `runner.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.wire import listen, read_request
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import Job, job_from_dict
+from workbench.keeper.checkpoints.on_pods import good_one
+from workbench.keeper.fleet import Fleet
+from workbench.keeper.launch.command import place_ranks
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.transfer_progress import Telling
+from workbench.keeper.run.launch_plan import launch_plan
+from workbench.keeper.run.runner import Runner
+from workbench.pods.hostfile import Hostfile
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import process_start_time, write_json
+
+__all__ = ["Keeper", "main"]
+
+logger = logging.getLogger(__name__)
+_TICK_S = 0.25
+
+
+class Keeper:
+    """Own one cluster from its launch to its end."""
+
+    def __init__(self, paths: ClusterPaths, spec: ClusterSpec):
+        """Prepare; `serve` does the work."""
+        self._paths = paths
+        self._spec = spec
+        self._fleet = Fleet(paths, spec, report=self._report)
+        self._phase, self._message = "starting", "starting pods"
+        self._error: str | None = None
+        self._closing = threading.Event()
+        self._turn = threading.Condition()
+        self._waiting: deque[Runner] = deque()
+        self._runners: dict[str, Runner] = {}
+        self._running: Runner | None = None
+        self._touched = time.monotonic()
+
+    def serve(self) -> None:
+        """Launch the pods, answer requests until closed or idle, and leave nothing behind."""
+        self._say("starting", "starting pods")
+        server = listen(self._paths.socket)
+        threading.Thread(target=self._accept, args=(server,), name="requests", daemon=True).start()
+        last = ("closed", "closed")
+        try:
+            if not self._closing.is_set():
+                self._fleet.launch()
+            with self._turn:
+                if not self._closing.is_set():
+                    shared = f"; {said}" if (said := self._fleet.shared) else ""
+                    self._say("ready", f"{len(self._fleet.pods)} pods are ready{shared}")
+            threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
+            self._work()
+        except Exception as error:  # the process's border: the notebook reads why from the state file
+            logger.exception("the keeper ends")
+            if not self._closing.is_set():  # else the launch was given up because the notebook asked
+                self._error = type(error).__name__
+                last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{self._error}: {error}")
+        finally:
+            self._closing.set()
+            self._bring_held()
+            self._fleet.take_down()
+        server.close()
+        self._paths.socket.unlink(missing_ok=True)
+        self._say(*(("closed", self._message) if self._phase == "closing" else last))
+
+    def close(self, why: str = "closed by a signal") -> None:
+        """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns soon; idempotent."""
+        with self._turn:
+            launching = self._phase == "starting"
+            self._closing.set()
+            self._say("closing", why)
+            if self._running is not None:
+                self._running.cancel()
+            self._turn.notify_all()
+        if launching:
+            self._fleet.give_up()
+
+    def _work(self) -> None:
+        """Carry out runs in order until closed or idle."""
+        self._touched = time.monotonic()
+        while (runner := self._next()) is not None:
+            try:
+                runner.run()
+            except Exception:  # the border of a run: the pods and the runs after it live on
+                logger.exception("a run")
+            with self._turn:
+                self._running = None
+            self._touched = time.monotonic()
+        for runner in self._waiting:  # nobody adds to it any more
+            runner.abandon("the cluster was closed before it started")
+
+    def _next(self) -> Runner | None:
+        """Wait for the next run; None once the keeper is to end."""
+        with self._turn:
+            while not self._closing.is_set():
+                if self._waiting:
+                    self._running = self._waiting.popleft()
+                    return self._running
+                self._turn.wait(_TICK_S)
+                self._end_when_idle()
+        return None
+
+    def _end_when_idle(self) -> None:
+        limit_s = self._spec.idle_timeout_s
+        if limit_s is not None and not self._waiting and time.monotonic() - self._touched >= limit_s:
+            self._closing.set()
+            self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
+
+    def _bring_held(self) -> None:
+        """Bring the last checkpoints back that are on the pods alone, of runs that did not succeed."""
+        over = threading.Event()  # the agents' leases go on until then
+        threading.Thread(target=self._fleet.keep, args=(over, self._busy), daemon=True).start()
+        for run_id, runner in self._runners.items():
+            if not (runner.holds and runner.failed):
+                continue
+            try:
+                said = f"{self._message}; bringing the last checkpoint of {run_id} back"
+                with Telling(runner.links, lambda how: self._say("closing", how) if how else None, said):
+                    runner.bring()
+            except Exception:  # the border of a run: the pods must go
+                logger.exception("the checkpoint of %s", run_id)
+        over.set()
+
+    def _busy(self) -> Sequence[AgentLink]:
+        runner = self._running
+        return runner.links if runner is not None else ()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            connection.settimeout(30)
+            try:
+                answer: dict[str, object] = {"ok": True, **self._do(read_request(connection))}
+            except WorkbenchError as error:
+                answer = {"ok": False, "error": str(error)}
+            except Exception as error:  # a connection's border
+                logger.exception("a request")
+                answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+            with suppress(OSError):
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _do(self, request: dict[str, object]) -> dict[str, object]:
+        self._touched = time.monotonic()
+        match request.get("op"):
+            case "status":
+                return self._status()
+            case "submit":
+                return self._submit(request)
+            case "dry":
+                return self._runner_for(request).dry()
+            case "cancel":
+                return self._end(str(request.get("run")), Runner.cancel)
+            case "stop":
+                return self._end(str(request.get("run")), Runner.stop)
+            case "held":
+                links, last = self._fleet.take(self._spec.count), request.get("last_step")
+                good = good_one(links, RunPaths(Path(str(request["path"]))), last if isinstance(last, int) else None)
+                return {"checkpoint": good.to_dict()}
+            case "bring":
+                returned = self._known(str(request.get("run"))).bring()
+                return {"steps": returned.steps, "notes": returned.notes}
+            case "stacks":
+                return self._stacks(str(request.get("run")))
+            case "close":
+                self.close("closed by the notebook")
+                return {}
+            case other:
+                raise RunError(f"the keeper does not know the request {other!r}")
+
+    def _status(self) -> dict[str, object]:
+        running = next((run_id for run_id, runner in self._runners.items() if runner is self._running), "")
+        return {"phase": self._phase, "message": self._message, "running": running, "package": self._fleet.package}
+
+    def _submit(self, request: dict[str, object]) -> dict[str, object]:
+        with self._turn:
+            runner = self._runner_for(request)
+            runner.enqueue()
+            self._runners[str(request["run"])] = runner
+            self._waiting.append(runner)
+            self._turn.notify_all()
+        return {}
+
+    def _runner_for(self, request: dict[str, object]) -> Runner:
+        if self._phase != "ready":
+            raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
+        job = job_from_dict(request["job"])  # type: ignore[arg-type]
+        single = getattr(job, "technique", None) == Technique.SINGLE
+        wanted = 1 if single else request.get("pods")
+        links = self._fleet.take(int(str(wanted)) if wanted is not None else self._spec.count)
+        return self._runner(RunPaths(Path(str(request["path"]))), str(request["run"]), job, links, single)
+
+    def _runner(self, paths: RunPaths, run_id: str, job: Job, links: list[AgentLink], single: bool) -> Runner:
+        places = place_ranks([link.pod for link in links])[: 1 if single else None]
+        paths.hostfile.write_text(str(Hostfile.from_pods([link.pod for link in links])), encoding="utf-8")
+        context = RunContext(
+            run_id=run_id,
+            paths=paths,
+            spec=RunSpec(cluster=self._spec, job=job, pods=len(links)),
+            links=links,
+            places=places,
+            plan=partial(launch_plan, run_id, job, links, places, self._fleet.identity, paths),
+            look=self._fleet.look,
+            lease_s=self._spec.lease_s,
+        )
+        return Runner(context)
+
+    def _end(self, run_id: str, ask: Callable[[Runner], None]) -> dict[str, object]:
+        with self._turn:
+            runner = self._known(run_id)
+            waiting = runner in self._waiting
+            if waiting:
+                self._waiting.remove(runner)
+                runner.abandon("cancelled before it started")
+        if not waiting:
+            ask(runner)  # it may wait for a pod, and nobody should wait with it
+        return {}
+
+    def _stacks(self, run_id: str) -> dict[str, object]:
+        runner = self._known(run_id)
+        if runner is not self._running:
+            raise RunError(f"run {run_id} is not running")
+        return {"stacks": runner.stacks()}
+
+    def _known(self, run_id: str) -> Runner:
+        if run_id not in self._runners:
+            raise RunError(f"this keeper has no run {run_id}")
+        return self._runners[run_id]
+
+    def _report(self, line: str) -> None:
+        if not self._closing.is_set():  # a launch that is being given up still reports
+            self._say(self._phase, line)
+
+    def _say(self, phase: str, message: str) -> None:
+        self._phase, self._message = phase, message
+        logger.info("%s: %s", phase, message)
+        state = {
+            "phase": phase,
+            "message": message,
+            "error": self._error,
+            "pid": os.getpid(),
+            "start_time": process_start_time(os.getpid()),
+            "pods": [pod.to_dict() for pod in self._fleet.pods],
+            "time_s": time.time(),
+        }
+        try:
+            write_json(self._paths.state, state)
+        except OSError as error:
+            logger.warning("cannot write the state: %s", error)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the keeper of the cluster directory given as the only argument; its spec comes on standard input."""
+    root = Path((argv or sys.argv[1:])[0])
+    logging.basicConfig(
+        filename=ClusterPaths(root).keeper_log,
+        level=logging.INFO,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+    )
+    for chatty in ("paramiko", "workbench.pods.ssh.transport"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    spec = ClusterSpec.from_dict(json.loads(sys.stdin.read()))
+    keeper = Keeper(ClusterPaths(root), spec)
+    # A thread, for the handler may interrupt whoever holds the keeper's lock.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook
+    keeper.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The command that starts ranks, for each launcher, and its process."""

@@ -1,0 +1,177 @@
+"""The command that starts the ranks of a run, for each launcher: built here, executed by `runner.py`.
+
+Pure: the same inputs give the same command, and showing it is the dry run. Whatever the launcher, what it starts on
+a pod is the agent's `rank` client, which asks the pod's agent for the rank; so ranks live, speak and die the same way
+under all three, and no environment variable or argument of the user's passes through a shell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from workbench.base import entries
+from workbench.base.errors import ConfigError
+from workbench.jobs.choices import Launcher
+from workbench.pods.pod import Pod
+
+__all__ = ["LaunchCommand", "LaunchPlan", "RankPlace", "build_command", "place_ranks"]
+
+# DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
+_PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Which rank runs on which pod."""
+
+    rank: int
+    """Number among all ranks."""
+    local_rank: int
+    """Number among the ranks of its pod."""
+    pod: str
+    """Name of the pod."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form that the agent reads."""
+        return {"rank": self.rank, "local_rank": self.local_rank, "pod": self.pod}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchPlan:
+    """All that a launch command is made of."""
+
+    run_id: str
+    """Id of the run."""
+    launcher: Launcher
+    """How ranks start."""
+    pods: Sequence[Pod]
+    """The pods of the run in rank order."""
+    places: Sequence[RankPlace]
+    """Which rank runs where, in rank order."""
+    master_port: int
+    """TCP port of the rendezvous of torch on the first pod."""
+    interface: str
+    """Network interface of the pods' addresses, as MPI wants it."""
+    package: str
+    """Path on the pods of the zipped workbench package."""
+    hostfile: Path
+    """The hostfile of this run on this machine."""
+    ssh_argv: Mapping[str, Sequence[str]]
+    """By pod name, the OpenSSH command line that reaches it."""
+    pdsh_env: Mapping[str, str]
+    """Environment that makes pdsh use the cluster's key and port."""
+    rsh_wrapper: Path
+    """The program that mpirun calls in place of ssh."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchCommand:
+    """A command ready to run, or to be read: `str()` gives a line that works when pasted into a terminal."""
+
+    argv: Sequence[str]
+    """Program and arguments; for the ssh launcher, a shell that starts one ssh per rank and waits for all."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to set beside the caller's own."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; `from_dict` reads it back."""
+        return {"argv": list(self.argv), "env": dict(self.env)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LaunchCommand:
+        """Read the JSON form."""
+        return cls(argv=list(data["argv"]), env=dict(data["env"]))
+
+    def __str__(self) -> str:
+        """Give the shell line."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        return " ".join([*assignments, shlex.join(self.argv)])
+
+
+def place_ranks(pods: Sequence[Pod]) -> list[RankPlace]:
+    """Number the slots of pods as DeepSpeed and MPI do: pod by pod.
+
+    Example:
+        >>> [p.pod for p in place_ranks([Pod(name="pod-0", slots=2), Pod(name="pod-1")])]
+        ['pod-0', 'pod-0', 'pod-1']
+    """
+    slots = [(pod.name, local) for pod in pods for local in range(pod.slots)]
+    return [RankPlace(rank=rank, local_rank=local, pod=name) for rank, (name, local) in enumerate(slots)]
+
+
+def build_command(plan: LaunchPlan) -> LaunchCommand:
+    """Make the command of a run.
+
+    Raises:
+        ConfigError: A path that DeepSpeed's launcher would pass through a shell unquoted has blanks or shell
+            characters in it.
+    """
+    if plan.launcher is Launcher.SSH:
+        return _ssh(plan)
+    client = _rank_client(plan, plan.pods[0])
+    for path in (sys.executable, *client, str(plan.hostfile), str(plan.rsh_wrapper)):
+        if not _PLAIN_PATH.fullmatch(path):
+            raise ConfigError(
+                f"launcher {plan.launcher.value!r} cannot take the path {path!r}: DeepSpeed passes it through a shell "
+                "unquoted; use a folder without blanks and shell characters, or launcher 'ssh'"
+            )
+    return _deepspeed(plan, client)
+
+
+def _rank_client(plan: LaunchPlan, pod: Pod) -> list[str]:
+    pods_root = str(PurePosixPath(pod.root).parent)
+    program = [f"PYTHONPATH={plan.package}", pod.python, "-m", entries.AGENT]
+    return ["env", *program, "rank", pods_root, plan.run_id]
+
+
+def _ssh(plan: LaunchPlan) -> LaunchCommand:
+    by_name = {pod.name: pod for pod in plan.pods}
+    lines = []
+    for place in plan.places:
+        flags = {
+            "--rank": place.rank,
+            "--local-rank": place.local_rank,
+            "--world-size": len(plan.places),
+            "--master-addr": plan.pods[0].address,
+            "--master-port": plan.master_port,
+        }
+        remote = [*_rank_client(plan, by_name[place.pod]), *(str(x) for pair in flags.items() for x in pair)]
+        lines.append(shlex.join([*plan.ssh_argv[place.pod], shlex.join(remote)]))
+    # `wait` alone forgets exit codes; waiting for each keeps the last that failed.
+    script = " ".join(f"{line} & p{n}=$!;" for n, line in enumerate(lines))
+    waits = " ".join(f"wait $p{n} || code=$?;" for n in range(len(lines)))
+    return LaunchCommand(argv=["sh", "-c", f"{script} code=0; {waits} exit $code"])
+
+
+def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
+    program = Path(sys.executable).with_name("deepspeed")
+    argv = [str(program)] if program.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
+    argv += ["--hostfile", str(plan.hostfile), "--master_addr", plan.pods[0].address]
+    argv += ["--master_port", str(plan.master_port), "--launcher", plan.launcher.value]
+    # Without --force_multi a hostfile of one host trains on this machine; DeepSpeed's own ssh check calls plain ssh.
+    argv += ["--force_multi", "--no_ssh_check", "--no_python", "--no_local_rank"]
+    # DeepSpeed sends the values in this file through remote shells; a name that does not exist switches it off.
+    env = {"DS_ENV_FILE": ".workbench-no-env-file"}
+    if plan.launcher is Launcher.OPENMPI:
+        argv.append(f"--launcher_args={shlex.join(_mpi_args(plan))}")
+    else:
+        env |= plan.pdsh_env
+    return LaunchCommand(argv=[*argv, *client], env=env)
+
+
+def _mpi_args(plan: LaunchPlan) -> list[str]:
+    settings = {
+        "plm_rsh_agent": str(plan.rsh_wrapper),
+        "plm_rsh_no_tree_spawn": "1",  # pods hold no key for each other
+        "btl_tcp_if_include": plan.interface,
+        "oob_tcp_if_include": plan.interface,
+    }
+    args = [x for name, value in settings.items() for x in ("--mca", name, value)]
+    exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]
+    return [*args, "--allow-run-as-root", *(x for export in exports for x in ("-x", export))]

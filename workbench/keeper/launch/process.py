@@ -1,0 +1,89 @@
+"""Run a launcher's command (DeepSpeed's runner with pdsh or mpirun) in a session of its own and end it cleanly.
+
+Whether the run succeeded is not asked here: a launcher's exit code says too little.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.choices import Launcher
+from workbench.keeper.launch.command import LaunchCommand
+
+__all__ = ["LauncherProcess", "check_launcher"]
+
+# What the launcher needs of the caller's environment; nothing else travels, so no secret can.
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+
+
+class LauncherProcess:
+    """A launcher that writes to a log file."""
+
+    def __init__(self, command: LaunchCommand, log: Path):
+        """Start it.
+
+        Args:
+            command: What to start.
+            log: Takes its output.
+        """
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                list(command.argv),
+                env=launcher_environment(command.env),
+                cwd="/",  # DeepSpeed does `cd` to this folder on every pod
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._log = log
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def tail(self, lines: int = 20) -> str:
+        """Give the last lines of its output."""
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def end(self, grace_s: float = 3.0) -> None:
+        """Wait a little for it to end by itself, then kill its process group.
+
+        DeepSpeed's own handling of signals ends other runs on the same hosts too (`pkill -f` without a job id), so
+        it gets no chance to run: SIGKILL only.
+        """
+        deadline = time.monotonic() + grace_s
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def check_launcher(launcher: Launcher) -> None:
+    """Refuse a launcher whose program is not installed here.
+
+    Raises:
+        ConfigError: Names the program and the line that installs it.
+    """
+    needs = {Launcher.PDSH: ("pdsh", "pdsh"), Launcher.OPENMPI: ("mpirun", "openmpi-bin"), Launcher.SSH: None}[launcher]
+    if needs and not shutil.which(needs[0]):
+        raise ConfigError(
+            f"launcher {launcher.value!r} needs {needs[0]}, which is not installed; run: "
+            f"sudo apt-get install {needs[1]}, or choose launcher 'ssh'"
+        )
+
+
+def launcher_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Make a launcher's environment: a few variables of ours and its own."""
+    return {**{name: os.environ[name] for name in _PASSED if name in os.environ}, **extra}

@@ -1,0 +1,1 @@
+"""The keeper's line to a pod: requests, files, what is shared."""

@@ -1,0 +1,240 @@
+"""The keeper's line to one pod: SSH, the agent started over it, requests and answers, and files both ways.
+
+A link that breaks is opened again on the next call for it; the agent and its ranks do not notice. Nothing here
+knows what a run is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from workbench.base import entries
+from workbench.base.errors import PodError, RemoteError, WorkbenchError
+from workbench.keeper.link.files import Freight, shelved
+from workbench.keeper.link.shared import seen_by
+from workbench.pods.pod import Pod
+
+if TYPE_CHECKING:
+    from workbench.pods.ssh.connection import RemoteStream, SSHConnection
+    from workbench.pods.ssh.identity import Identity
+
+__all__ = ["AgentLink"]
+
+logger = logging.getLogger(__name__)
+_ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
+_PAUSE_S = 0.5
+_LOOKS = 3  # at a clock; the quickest answer is the truest
+_T = TypeVar("_T")
+
+
+class AgentLink(Freight):
+    """Reach the agent of one pod; safe to use from several threads."""
+
+    def __init__(
+        self,
+        pod: Pod,
+        identity: Identity,
+        *,
+        lease_s: float,
+        package: tuple[str, bytes],
+        warm: bool = True,
+        folders: Sequence[Path] = (),
+    ):
+        """Prepare a link; `open` connects it.
+
+        Args:
+            pod: A running pod.
+            identity: The cluster's key and pinned host keys.
+            lease_s: Seconds after which the agent ends everything when it hears nothing.
+            package: Name and bytes of the zipped workbench package.
+            warm: Whether the agent keeps a process with torch imported.
+            folders: Folders that the pod may see under the same path; what it sees of the first is used for what
+                would otherwise be sent to its store.
+        """
+        super().__init__(pod, identity, lease_s, folders)
+        self.package = str(self.store / package[0])
+        self.agent_pid = 0
+        self.interface = ""
+        self.clock_offset_s = 0.0
+        """The pod's clock minus this machine's."""
+        self._warm = "--warm" if warm else "--no-warm"
+        self._package_name, self._package_bytes = package
+        self._lock = threading.RLock()
+        self._next_id = 0
+        self._ssh: SSHConnection | None = None
+        self._stream: RemoteStream | None = None
+
+    def open(self) -> None:
+        """Connect, send the package if it is not there, start the agent if none serves, and greet it.
+
+        Raises:
+            PodError: The pod cannot be reached; ssh's words are in the message.
+            RemoteError: The agent did not start.
+        """
+        from workbench.pods.ssh.connection import SSHConnection
+
+        with self._lock:
+            self.close()
+            self._ssh = SSHConnection(self.pod, self._identity)
+            self._ssh.open()
+            self._meet()
+            served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm))
+            if served.exit_code != 0:
+                raise RemoteError(
+                    f"the agent of {self.pod.name} did not start: {served.stderr[-2000:]}",
+                    host=self.pod.address,
+                    command="agent serve",
+                    exit_code=served.exit_code,
+                )
+            self._stream = self._ssh.stream(self._agent("connect", self.pod.root))
+            self._greet()
+
+    def _greet(self) -> None:
+        hello = self.call("hello", keeper=True, address=self.pod.address)
+        # Not by that answer: it waited for the far end of the line to start, up to a second on a busy pod.
+        _, self.clock_offset_s = min(self._look_at_its_clock() for _ in range(_LOOKS))
+        self.agent_pid = int(str(hello["pid"]))
+        self.interface = str(hello.get("interface") or "lo")
+
+    def _look_at_its_clock(self) -> tuple[float, float]:
+        """Give the seconds that the question took, and the pod's clock minus this machine's."""
+        before = time.time()
+        told = float(str(self.call("hello")["time_s"]))
+        after = time.time()
+        return after - before, told - (before + after) / 2
+
+    def ensure(self) -> None:
+        """Open the line unless it stands. The agent may be another one than before, if its lease had ended.
+
+        Raises:
+            PodError: As for `open`.
+            RemoteError: As for `open`.
+        """
+        try:
+            self.call("ping")
+        except RemoteError:
+            self.open()
+
+    def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, object]:
+        """Ask the agent and return its answer.
+
+        Raises:
+            RemoteError: The line broke, no answer came in time, or the agent refused.
+        """
+        with self._lock:
+            if self._stream is None:
+                raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address, command=op)
+            self._next_id += 1
+            request = {"id": self._next_id, "op": op, **fields}
+            try:
+                self._stream.write(json.dumps(request).encode() + b"\n")
+                answer = self._answer(self._next_id, time.monotonic() + timeout_s)
+            except (WorkbenchError, OSError, EOFError, ValueError) as error:
+                # A late answer must not be taken for the next one's.
+                self.close()
+                raise RemoteError(
+                    f"lost the line to {self.pod.name} ({self.pod.address}): {error or type(error).__name__}",
+                    host=self.pod.address,
+                    command=op,
+                ) from error
+        if not answer.get("ok"):
+            raise RemoteError(f"{self.pod.name}: {answer.get('error')}", host=self.pod.address, command=op)
+        return answer
+
+    def _answer(self, wanted: int, deadline: float) -> dict[str, object]:
+        assert self._stream is not None
+        while True:
+            line = self._stream.readline(max(0.01, deadline - time.monotonic()))
+            if not line:
+                raise EOFError("the agent closed it")
+            answer: dict[str, object] = json.loads(line)
+            if answer.get("id") == wanted:
+                return answer
+
+    def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
+        """Run a command on the pod and return its standard output.
+
+        Args:
+            argv: The command, word by word.
+            timeout_s: Seconds it may take.
+            again: Whether it may be run twice, and so is run again where the line broke.
+
+        Raises:
+            RemoteError: It returned another code than 0.
+        """
+        if again:
+            return self._lasting(lambda _ssh: self.run(argv, timeout_s))
+        done = self._connection().run(argv, timeout_s=timeout_s)
+        if done.exit_code != 0:
+            tail = done.stderr[-2000:]
+            raise RemoteError(
+                f"{argv[0]} failed on {self.pod.name}: {tail}",
+                host=self.pod.address,
+                command=argv[0],
+                exit_code=done.exit_code,
+                stderr=tail,
+            )
+        return done.stdout
+
+    def close(self) -> None:
+        """Drop the line; the agent goes on until its lease runs out. Idempotent."""
+        with self._lock:
+            for part in (self._stream, self._ssh):
+                if part is not None:
+                    part.close()
+            self._stream = self._ssh = None
+
+    def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+        """Do what may be done twice, again over a new line where the old one broke, for as long as a lease."""
+        until = time.monotonic() + self._lease_s
+        while True:
+            ssh = self._ssh
+            try:
+                return action(self._connection())
+            except RemoteError:
+                if time.monotonic() > until or self._stands(ssh):
+                    raise
+            time.sleep(_PAUSE_S)
+            if not self._stands(self._ssh):
+                with suppress(RemoteError, PodError):
+                    self.open()
+
+    def _stands(self, ssh: SSHConnection | None) -> bool:
+        if ssh is None or ssh is not self._ssh or not ssh.is_open:
+            return False
+        with suppress(RemoteError):
+            self.call("ping")
+            return True
+        return False
+
+    def _connection(self) -> SSHConnection:
+        if self._ssh is None:
+            raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address)
+        return self._ssh
+
+    def _agent(self, *args: str) -> list[str]:
+        # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
+        marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
+        return ["env", *marked, self.pod.python, "-m", entries.AGENT, *args]
+
+    def _meet(self) -> None:
+        """Find what is shared, and have the package where the pod can read it."""
+        ssh = self._connection()
+        if self._folders and not self.shared:
+            self.shared = seen_by(ssh, self.pod, self._folders)
+        if (here := self._shelf()) is not None:
+            self.package = str(shelved(here / self._package_name, self._package_bytes))
+            ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
+            return
+        if not ssh.exists(self.package):
+            ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
+            part = f"{self.package}.{self.pod.name}.part"
+            ssh.put_bytes(self._package_bytes, part)
+            ssh.run(["mv", "-f", "--", part, self.package])

@@ -1,0 +1,156 @@
+"""What one pod is sent and what comes back from it: bytes and files of any size, once per content, verified.
+
+The half of `AgentLink` that moves things; it opens no line itself. What the pod sees of this machine's folders does not
+travel: see `shared.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, TypeVar
+
+from workbench.base.errors import RemoteError
+from workbench.base.package import file_digest
+from workbench.keeper.link.shared import is_within
+from workbench.keeper.link.transfer_status import Moving
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.bulk.transfer import LARGE, Tell, Way, fetch_file, send_file, way_to
+
+if TYPE_CHECKING:
+    from workbench.pods.ssh.connection import SSHConnection
+    from workbench.pods.ssh.identity import Identity
+
+__all__ = ["Freight", "shelved"]
+
+_T = TypeVar("_T")
+
+
+class Freight:
+    """Moves things; whoever inherits has the line."""
+
+    def __init__(self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path]) -> None:
+        """Say where to; see `AgentLink`."""
+        self.pod = pod
+        self.store = PurePosixPath(pod.root).parent / "store"
+        self.shared: Sequence[Path] = ()
+        """Those of the folders that the pod sees."""
+        self.moving: Moving | None = None
+        """The large file that is on its way, where there is one."""
+        self._identity = identity
+        self._lease_s = lease_s
+        self._folders = folders
+
+    def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
+        """Run a command on the pod and return its standard output."""
+        raise NotImplementedError
+
+    def sees(self, path: Path) -> bool:
+        """Tell whether the pod sees a file or folder of this machine under the same path."""
+        return is_within(path, self.shared)
+
+    def put(self, data: bytes, suffix: str = "") -> str:
+        """Send bytes to the pod's store, once per content, and return their path there."""
+        name = hashlib.sha256(data).hexdigest()[:32] + suffix
+        if (here := self._shelf()) is not None:
+            return str(shelved(here / name, data))
+        return self._put_once(name, lambda part: self._connection().put_bytes(data, part))
+
+    def write(self, data: bytes, path: str) -> None:
+        """Write a file on the pod, 0600."""
+        self._connection().put_bytes(data, path)
+
+    def put_once(self, local: Path, digest: str) -> str:
+        """Send a file of any size to the pod's store, once per content, and return its path there.
+
+        Args:
+            local: The file.
+            digest: Its SHA-256 as hexadecimal text.
+
+        Raises:
+            RemoteError: It is no longer what its digest says, or cannot be written there.
+        """
+        if local.stat().st_size < LARGE:
+            return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
+        path = str(self.store / digest[:32])
+        if not self._lasting(lambda ssh: ssh.exists(path)):
+            told = self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
+            if told != digest:
+                self.run(["rm", "-f", "--", path])
+                raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
+        return path
+
+    def put_file(self, local: Path, path: str) -> None:
+        """Send a file of any size to a path on the pod, 0600."""
+        if local.stat().st_size < LARGE:
+            self._lasting(lambda ssh: ssh.put(local, path))
+        else:
+            self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
+
+    def get(self, remote: str, local: Path) -> str:
+        """Fetch a file of any size from the pod; a large one goes on from where a break, or an earlier call, left it.
+
+        Returns:
+            The SHA-256 of what is here now; that of a large file is the pod's own too.
+
+        Raises:
+            RemoteError: The pod does not give it, or no line to it could be had for as long as a lease.
+        """
+        if self._lasting(lambda ssh: ssh.size(remote)) < LARGE:
+            self._lasting(lambda ssh: ssh.get(remote, local))
+            return file_digest(local)
+        return self._carry(local.name, lambda way, tell: fetch_file(way, remote, local, tell))
+
+    def _shelf(self) -> Path | None:
+        """Give the folder of this machine that stands for the pod's store, where the pod sees the first folder."""
+        return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
+
+    def _put_once(self, name: str, send: Callable[[str], object]) -> str:
+        path = str(self.store / name)
+
+        def once(ssh: SSHConnection) -> None:
+            if not ssh.exists(path):
+                part = self._part(path)
+                send(part)
+                ssh.run(["mv", "-f", "--", part, path])
+
+        self._lasting(once)
+        return path
+
+    def _part(self, path: str) -> str:
+        return f"{path}.{self.pod.name}.part"  # pods may share the folder
+
+    def _carry(self, name: str, carry: Callable[[Way, Tell], str]) -> str:
+        """Move a large file over a connection of its own, and say how far it is meanwhile."""
+        began_at, begun = time.monotonic(), -1
+
+        def tell(done: int, size: int) -> None:
+            nonlocal begun
+            begun = done if begun < 0 else min(begun, done)
+            self.moving = Moving(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
+
+        try:
+            return carry(way_to(self.pod, self._identity, self._lease_s), tell)
+        finally:
+            self.moving = None
+
+    def _connection(self) -> SSHConnection:
+        """Give the open connection."""
+        raise NotImplementedError
+
+    def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+        """Do what may be done twice, again over a new line where the old one broke."""
+        raise NotImplementedError
+
+
+def shelved(path: Path, data: bytes) -> Path:
+    """Write a file of this machine once, whole or not at all; several pods' threads may do so."""
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_name(f".{path.name}.{threading.get_ident()}")
+        part.write_bytes(data)
+        part.replace(path)
+    return path

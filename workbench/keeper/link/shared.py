@@ -1,0 +1,111 @@
+"""Folders that a pod sees under the same path as this machine: found by a probe, never believed from a name.
+
+A file with a random content is written here and must be read there, and one that the pod writes beside it must be read
+here. What lies in such a folder is used in place and does not travel. Each pod is asked on its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.pods.pod import Pod
+from workbench.rundir.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from workbench.pods.ssh.connection import SSHConnection
+
+__all__ = ["folders_to_probe", "is_within", "seen_by", "shared_words"]
+
+logger = logging.getLogger(__name__)
+# Runs on the pod: print the token, and leave it, turned round, in a file of its own.
+_ANSWER = (
+    "import sys\n"
+    "path, mine = sys.argv[1:]\n"
+    "token = open(path).read()\n"
+    "open(mine, 'x').write(token[::-1])\n"
+    "sys.stdout.write(token)\n"
+)
+
+
+def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
+    """Give the folders that pods may see too.
+
+    Local pods see every folder of this machine, and are to rehearse pods that see none: they are only asked where
+    `shared` says so.
+
+    Args:
+        spec: What the cluster is asked to be.
+        root: Its directory.
+
+    Raises:
+        ConfigError: `shared` names no folder of this machine.
+    """
+    asked = spec.shared
+    if asked is False or (asked is None and spec.backend.get("kind") == "local"):
+        return []
+    if not isinstance(asked, str):
+        return [root]
+    named = Path(asked).expanduser().absolute()
+    if not named.is_dir():
+        raise ConfigError(
+            f"shared is {asked!r}, which is no folder on this machine; give the path it has here and there"
+        )
+    return [root, named]
+
+
+def seen_by(ssh: SSHConnection, pod: Pod, folders: Sequence[Path]) -> tuple[Path, ...]:
+    """Give those of the folders that a pod sees and may write to; whatever goes wrong means no."""
+    return tuple(folder for folder in folders if _sees(ssh, pod, folder))
+
+
+def is_within(path: Path, folders: Sequence[Path]) -> bool:
+    """Tell whether a path, links resolved, lies in one of the folders.
+
+    Example:
+        >>> is_within(Path("/mnt/nfs/models/t5"), [Path("/mnt/nfs")]), is_within(Path("/mnt/nfs2"), [Path("/mnt/nfs")])
+        (True, False)
+    """
+    return any(path.is_relative_to(folder) and path.resolve().is_relative_to(folder.resolve()) for folder in folders)
+
+
+def shared_words(pods: Sequence[tuple[str, Sequence[Path]]]) -> str:
+    """Say which pods share which folders; empty where none does.
+
+    Args:
+        pods: Names of pods with the folders that they see.
+
+    Example:
+        >>> shared_words([("pod-0", [Path("/nfs")]), ("pod-1", [])])
+        'pod-0 shares /nfs'
+        >>> shared_words([("pod-0", [Path("/nfs")]), ("pod-1", [Path("/nfs")])])
+        'all share /nfs'
+    """
+    folders = dict.fromkeys(folder for _, seen in pods for folder in seen)
+    said = []
+    for folder in folders:
+        names = [name for name, seen in pods if folder in seen]
+        who = "all share" if len(names) == len(pods) > 1 else f"{', '.join(names)} share{'s' * (len(names) == 1)}"
+        said.append(f"{who} {folder}")
+    return "; ".join(said)
+
+
+def _sees(ssh: SSHConnection, pod: Pod, folder: Path) -> bool:
+    token, path = secrets.token_hex(32), folder / f".workbench-probe-{secrets.token_hex(8)}"
+    mine = path.with_name(f"{path.name}.{pod.name}")
+    try:
+        path.write_text(token)
+        said = ssh.run([pod.python, "-IS", "-c", _ANSWER, str(path), str(mine)], timeout_s=20.0)
+        return said.stdout == token and mine.read_text() == token[::-1]
+    except (OSError, UnicodeDecodeError, WorkbenchError) as error:
+        logger.info("%s does not share %s: %s", pod.name, folder, error)
+        return False
+    finally:
+        for made in (path, mine):
+            with suppress(OSError):
+                made.unlink()

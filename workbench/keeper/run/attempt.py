@@ -1,0 +1,302 @@
+"""One attempt at a run: prepare the pods, start the ranks, follow them, and leave nothing of them running.
+
+What it learns goes into its `Sight` and the journal at once; how the whole run ended is judged in `runner.py`, who
+of the ranks is to blame in `outcome.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.jobs.choices import Launcher
+from workbench.keeper.launch.command import LaunchCommand, build_command
+from workbench.keeper.launch.process import LauncherProcess
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.link.transfer_progress import Telling
+from workbench.keeper.run.stage import pod_paths, rank_request, resumed_from, send_inputs
+from workbench.keeper.watch.ledger import Sight
+from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.keeper.watch.samples import Sampler
+from workbench.rundir.events import Event
+from workbench.rundir.journal import Journal
+from workbench.rundir.outcome import MemoryPeaks, first_cause, fold_failures, only_echoes
+from workbench.rundir.result import RunFault
+from workbench.rundir.state import RunState
+
+__all__ = ["Attempt"]
+
+logger = logging.getLogger(__name__)
+_GRACE_S = 3.0  # between asking ranks to end and killing them
+_SETTLE_S = 1.0  # after the first failure, for the error records of the rank that really failed first
+_PATIENCE_S = 15.0  # for a pod that does not answer, when others failed because of something on it
+_LAUNCHER_S = 2.0  # for ranks to end after their launcher did
+_UNANSWERED_S = 1.0  # a pod that answers does so several times a second
+_SWEEP_S = 15.0
+_STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
+_GIVEN_UP_S = 12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
+_SILENCE_SHOWN_S = 15.0
+_STUCK_SHOWN_S = 30.0
+
+
+class Attempt:
+    """Start the ranks of a run once and see them to their end."""
+
+    def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes):
+        """Prepare; nothing starts yet."""
+        self.sight = Sight(pods=[link.pod.name for link in context.links], world_size=len(context.places))
+        """What is known of it."""
+        self.command: LaunchCommand | None = None
+        """What starts its ranks; None before `prepare`."""
+        self.master_port = 0
+        """Port of torch's rendezvous; 0 before `prepare`."""
+        self._context = context
+        self._journal = journal
+        self._peaks = peaks
+        self._wishes = wishes
+        self._reports: queue.Queue[PodReport] = queue.Queue()
+        self._launcher: LauncherProcess | None = None
+        self._sampler = Sampler()
+        self._begun = self._prepared = False
+
+    @property
+    def left_processes(self) -> int | None:
+        """Processes of it that are still alive; None where a pod does not answer."""
+        return self.sight.left_processes if self._begun else 0
+
+    def run(self) -> RunFault | None:
+        """Do all of it; blocks until nothing of it is left on any pod that answers.
+
+        Returns:
+            What went wrong; None where nothing did, or the run was cancelled. No error leaves.
+        """
+        fault: RunFault | None = None
+        watches: list[PodWatch] = []
+        try:
+            resumed = resumed_from(self._context.paths)
+            what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
+            said = [f"sending {what} to the pods", *(resumed.notes if resumed else ())]
+            self._journal.state(RunState.STARTING, "; ".join(said))
+            with Telling(self._context.links, self._journal.hint, ""):
+                self.prepare()
+            if self._wishes.cancel.is_set():
+                return None
+            self._begun = True
+            watches = self._watch()
+            self._launch()
+            fault = self._follow()
+        except Exception as error:  # the border of the run's thread: any failure is a failed run with a result
+            logger.exception("run %s", self._context.run_id)
+            fault = RunFault(kind=type(error).__name__, message=str(error))
+        if watches:
+            self._end_ranks()
+        for watch in watches:
+            watch.close()
+        self._prepared = False
+        return fault
+
+    def prepare(self) -> None:
+        """Send the inputs and the request to every pod and make the launch command; nothing starts."""
+        c = self._context
+        self._everywhere(AgentLink.ensure)
+        address = c.links[0].pod.address
+        self.master_port = int(str(c.links[0].call("free_port", address=address)["port"]))
+        master = (address, self.master_port)
+        job, spec = c.spec.job, c.spec.cluster.pods
+
+        def one(link: AgentLink) -> None:
+            send_inputs(link, job, c.paths, c.run_id, spec.gpus, c.places)
+            request = rank_request(run_id=c.run_id, job=job, spec=spec, link=link, places=c.places, master=master)
+            link.call("prepare", run=c.run_id, request=request)
+
+        self._everywhere(one)
+        self.command = build_command(c.plan(self.master_port))
+        c.paths.command.write_text(f"{self.command}\n", encoding="utf-8")
+        self._prepared = True
+        if self._wishes.stop.is_set():
+            self.stop()
+
+    def stop(self) -> None:
+        """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent.
+
+        Raises:
+            WorkbenchError: The first rank's pod does not answer.
+        """
+        if self._prepared:
+            first = self._context.links[0]
+            first.write(b"", str(pod_paths(first.pod, self._context.run_id).stop))
+
+    def stacks(self) -> dict[int, str]:
+        """Ask every rank where it is.
+
+        Returns:
+            Its Python stacks by rank; "" for a rank that cannot tell, or whose pod does not answer.
+
+        Raises:
+            RunError: Its ranks have not been started yet.
+        """
+        if not self._begun:
+            raise RunError("its ranks have not been started yet")
+        texts = {place.rank: "" for place in self._context.places}
+
+        def one(link: AgentLink) -> None:
+            try:
+                found = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
+            except WorkbenchError as error:
+                logger.warning("%s", error)
+                return
+            if isinstance(found, dict):
+                texts.update({int(rank): str(text) for rank, text in found.items()})
+
+        self._everywhere(one)
+        return texts
+
+    def _watch(self) -> list[PodWatch]:
+        c = self._context
+        watches = []
+        for link in c.links:
+            ranks = [p.rank for p in c.places if p.pod == link.pod.name]
+            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.lease_s, c.look))
+        for watch in watches:
+            watch.start()
+        return watches
+
+    def _launch(self) -> None:
+        self._journal.state(RunState.STARTING, "starting ranks")
+        if self._context.spec.job.launcher == Launcher.SSH:
+            self._everywhere(lambda link: link.call("start", run=self._context.run_id))
+        elif self.command is not None:
+            self._launcher = LauncherProcess(self.command, self._context.paths.launcher_log)
+
+    def _follow(self) -> RunFault | None:
+        """Take in reports until the ranks are over or something is wrong; give the fault."""
+        while True:
+            self._take()
+            if first_cause(self.sight.ranks.values()) is not None:
+                self._settle()
+                return self._blame()
+            if self._wishes.cancel.is_set():
+                return None
+            if self.sight.lost:
+                return self._lost_pod()
+            if self.sight.over:
+                return None if self.sight.all_done else self._stopped_by_others()
+            if self._launcher is not None and (code := self._launcher.exit_code) is not None:
+                fault = self._launcher_ended(code)
+                if fault is not None:
+                    return fault
+            self._say_what_is_silent()
+
+    def _take(self, timeout_s: float = 0.2) -> None:
+        try:
+            report = self._reports.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        for note in report.notes:
+            logger.warning("%s", note)
+        self.sight.see(report)
+        self._peaks.see(report.ranks)
+        if (sample := self._sampler.see(report)) is not None:
+            self._journal.event(sample)
+        for event in report.events:
+            self._take_event(event, report.pod.address)
+
+    def _take_event(self, event: Event, address: str) -> None:
+        self._journal.event(event)
+        self._peaks.see_event(event, address)
+        if self.sight.see_event(event):
+            self._journal.state(RunState.RUNNING, "training")
+        elif event.kind == "phase" and event.rank == 0:
+            state = RunState.RUNNING if self.sight.training else RunState.STARTING
+            self._journal.state(state, str(event.data.get("name", "")))
+
+    def _settle(self) -> None:
+        """Wait for the record of whoever failed first; longer while that may be a pod that does not answer."""
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < _SETTLE_S or (waited_s < _PATIENCE_S and self._unexplained()):
+            self._take(timeout_s=0.05)
+
+    def _unexplained(self) -> bool:
+        silent = bool(self.sight.silent(_UNANSWERED_S)) and not self.sight.lost
+        return silent and only_echoes(self.sight.ranks.values())
+
+    def _blame(self) -> RunFault | None:
+        ranks = self.sight.ranks.values()
+        return self._lost_pod() if self.sight.lost and only_echoes(ranks) else first_cause(ranks)
+
+    def _lost_pod(self) -> RunFault:
+        name, why = next(iter(self.sight.lost.items()))
+        fault = RunFault(pod=name, host=self._address(name), kind="pod", message=why)
+        return replace(fault, others=fold_failures(self.sight.ranks.values()))
+
+    def _stopped_by_others(self) -> RunFault:
+        stopped = next(rank for rank in self.sight.ranks.values() if not rank.done)
+        said = "was ended together with the agent of its pod, and not by this run's keeper"
+        return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=said)
+
+    def _address(self, name: str) -> str:
+        return next(link.pod.address for link in self._context.links if link.pod.name == name)
+
+    def _launcher_ended(self, code: int) -> RunFault | None:
+        """Judge a launcher that ended: fine once every rank ended too, a fault while ranks wait or run."""
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < _LAUNCHER_S or (
+            waited_s < _PATIENCE_S and self.sight.silent(_UNANSWERED_S)
+        ):
+            self._take(timeout_s=0.1)
+            if first_cause(self.sight.ranks.values()) or self.sight.lost or self.sight.all_exited:
+                return None
+        assert self._launcher is not None
+        name = self._context.spec.job.launcher
+        said = f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its ranks did"
+        return RunFault(kind="launcher", message=f"the launcher {name} {said}", traceback=self._launcher.tail())
+
+    def _say_what_is_silent(self) -> None:
+        silent = self.sight.silent(_SILENCE_SHOWN_S)
+        alone = [rank for rank, seconds in self.sight.ended_alone.items() if seconds >= _STUCK_SHOWN_S]
+        if silent:
+            said = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
+            hint = f"no sign from {said}; training goes on there until its lease ends"
+        elif alone:
+            hint = f"ranks {sorted(alone)} have ended; the others run on"
+        elif self.sight.stuck_s >= _STUCK_SHOWN_S:
+            hint = f"no step for {self.sight.stuck_s:.0f} s"
+        elif self._wishes.stop.is_set():
+            hint = "stopping after a checkpoint"
+        else:
+            hint = (
+                "the disk is full: logs here are incomplete" if self.sight.cut else "; ".join(self.sight.warnings[:1])
+            )
+        self._journal.hint(hint)
+
+    def _end_ranks(self) -> None:
+        """Stop what still runs on every pod and wait until nothing is left there."""
+        if not self.sight.over or self.sight.lost:
+            self._journal.hint("stopping ranks")
+            self._everywhere(self._stop)
+        if self._launcher is not None:
+            self._launcher.end()
+        deadline = time.monotonic() + _SWEEP_S
+        while time.monotonic() < deadline and not self.sight.gone_from(self._awaited()):
+            self._take(timeout_s=0.1)
+
+    def _awaited(self) -> list[str]:
+        given_up = {*self.sight.lost, *self.sight.silent(_GIVEN_UP_S)}
+        return [name for name in self.sight.pods if name not in given_up]
+
+    def _stop(self, link: AgentLink) -> None:
+        try:
+            if link.pod.name not in self.sight.lost:
+                link.call("stop", run=self._context.run_id, grace_s=_GRACE_S)
+        except WorkbenchError as error:
+            logger.warning("%s", error)
+
+    def _everywhere(self, action: Callable[[AgentLink], object]) -> None:
+        with ThreadPoolExecutor(max_workers=len(self._context.links)) as pool:
+            list(pool.map(action, self._context.links))

@@ -1,0 +1,124 @@
+"""Have what a run is predicted to need worked out beside it, and written into its directory.
+
+The notebook leaves an inquiry there when it does not know. The run's first pod answers it in a second of CPU, by a fork
+of its warm server; where it has none, a process of the lowest priority here does. Nothing of it can fail a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.base import entries
+from workbench.base.child import child_environment
+from workbench.base.errors import WorkbenchError
+from workbench.keeper.link.agent import AgentLink
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import read_json, write_json
+
+__all__ = ["Foreteller"]
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 0.2
+_LIMIT_S = 120.0
+
+
+class Foreteller:
+    """The inquiry of one run."""
+
+    def __init__(self, link: AgentLink, run_id: str, paths: RunPaths):
+        """Prepare; `start` begins.
+
+        Args:
+            link: The line to the run's first pod.
+            run_id: Id of the run.
+            paths: Its directory.
+        """
+        self._link = link
+        self._run_id = run_id
+        self._paths = paths
+        self._thread = threading.Thread(target=self._work, name="foretelling", daemon=True)
+
+    def start(self) -> None:
+        """Begin, where something was left to ask."""
+        if self._paths.inquiry.exists():
+            self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the answer, no longer than that; one that comes later is written all the same."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _work(self) -> None:
+        inquiry = read_json(self._paths.inquiry)
+        try:
+            answer = self._from_pod(inquiry)
+            if answer is None and not self._paths.prediction.exists():
+                answer = _from_here(inquiry)
+            if answer is not None:
+                write_json(self._paths.prediction, _mapping(answer["prediction"]))
+                _keep(inquiry, answer)
+        except Exception as error:  # the border of a thread that no run may fail of
+            logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
+        with contextlib.suppress(OSError):
+            self._paths.inquiry.unlink()
+
+    def _from_pod(self, inquiry: Mapping[str, object]) -> Mapping[str, object] | None:
+        deadline = time.monotonic() + _LIMIT_S
+        while time.monotonic() < deadline:
+            try:
+                said = self._link.call("foretell", run=self._run_id, inquiry=inquiry)
+            except WorkbenchError:  # whoever runs the run opens the line again
+                said = {"state": "busy"}
+            if said.get("state") != "busy":
+                answer = said.get("answer")
+                return answer if isinstance(answer, Mapping) else None
+            time.sleep(_LOOK_S)
+        return None
+
+
+def _from_here(inquiry: Mapping[str, object]) -> Mapping[str, object] | None:
+    argv = [sys.executable, "-W", "ignore", "-m", entries.PREDICTION]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=child_environment(),
+        start_new_session=True,
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        # The pipe stays open: its end, the keeper's own among the causes, ends the child.
+        child.stdin.write(json.dumps(inquiry).encode() + b"\n")
+        child.stdin.flush()
+        line = child.stdout.readline()
+    return _mapping(json.loads(line)) if line else None
+
+
+def _keep(inquiry: Mapping[str, object], answer: Mapping[str, object]) -> None:
+    """Remember a pod's trace where the planner looks for it."""
+    trace, keep = answer.get("trace"), inquiry.get("keep")
+    if not isinstance(trace, Mapping) or not isinstance(keep, Mapping):
+        return
+    points = _mapping(trace["points"])
+    for arithmetic, place in keep.items():
+        path = Path(str(place))
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+                json.dump({**trace, "points": {arithmetic: points[arithmetic]}}, file)
+            Path(file.name).replace(path)
+
+
+def _mapping(value: object) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ValueError(f"an answer has {value!r:.80} in it")
+    return value

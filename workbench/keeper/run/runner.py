@@ -1,0 +1,207 @@
+"""One run from its start to its result: an attempt, one more where a port was snatched, what came of it, and the files.
+
+It runs in a thread of the keeper. The result is written last and its presence means that the run is over. How an
+attempt goes is in `attempt.py`, how the judging works in `outcome.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from workbench.base.errors import WorkbenchError
+from workbench.keeper.checkpoints.collect import Returned
+from workbench.keeper.checkpoints.collector import Courier
+from workbench.keeper.checkpoints.on_pods import bring_held
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.link.transfer_progress import Telling
+from workbench.keeper.run.attempt import Attempt
+from workbench.keeper.run.prediction import Foreteller
+from workbench.keeper.run.stage import clear, fetch, pod_paths, resumed_from
+from workbench.rundir.journal import Journal
+from workbench.rundir.outcome import MemoryPeaks
+from workbench.rundir.result import RunFault
+from workbench.rundir.state import RunState, read_json
+
+__all__ = ["RunContext", "Runner"]
+
+logger = logging.getLogger(__name__)
+_FORETOLD_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
+_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+
+
+class Runner:
+    """Carry one run through; `run` blocks until its result is on disk."""
+
+    def __init__(self, context: RunContext):
+        """Prepare; nothing starts yet."""
+        self._context = context
+        self._journal = Journal(context.paths)
+        self._peaks = MemoryPeaks()
+        self._wishes = Wishes()
+        self._returned = Returned()
+        self._attempt = self._new_attempt()
+        self._started_s = time.time()
+
+    @property
+    def links(self) -> Sequence[AgentLink]:
+        """The lines to the pods that it uses."""
+        return self._context.links
+
+    def enqueue(self) -> None:
+        """Say that it waits for its turn, and keep room on the disk for its result.
+
+        Raises:
+            OSError: There is no room.
+        """
+        self._journal.reserve()
+        self._journal.state(RunState.QUEUED, "waiting for its turn")
+
+    def cancel(self) -> None:
+        """Ask the run to stop; it ends as cancelled. Idempotent."""
+        self._wishes.cancel.set()
+
+    def stop(self) -> None:
+        """Ask the run to stop after the step in progress and to leave its model; it ends as cancelled. Idempotent.
+
+        Raises:
+            WorkbenchError: The first rank's pod does not answer.
+        """
+        self._wishes.stop.set()
+        self._attempt.stop()
+
+    def stacks(self) -> dict[int, str]:
+        """Give the Python stacks of every rank; "" for one that cannot tell.
+
+        Raises:
+            RunError: Its ranks have not been started yet.
+        """
+        return self._attempt.stacks()
+
+    def run(self) -> RunState:
+        """Do all of it.
+
+        Returns:
+            How the run ended. No error leaves: what went wrong is in the result.
+        """
+        self._started_s = time.time()
+        courier = Courier(self._context, lambda: self._attempt.sight.saved)
+        courier.start()
+        foreteller = Foreteller(self._context.links[0], self._context.run_id, self._context.paths)
+        foreteller.start()
+        fault = self._attempt.run()
+        if fault is not None and self._port_was_taken(fault):
+            logger.warning("another process took port %d; once more with another", self._attempt.master_port)
+            self._attempt = self._new_attempt()
+            fault = self._attempt.run()
+        with Telling(self.links, self._journal.hint, "bringing results back"):
+            self._returned = courier.finish(self._attempt.sight.lost)
+            fault = self._bring_back(fault)
+        state, message = self._verdict(fault)
+        foreteller.wait(_FORETOLD_S)
+        self._write_result(state, message, fault)
+        return state
+
+    def dry(self) -> dict[str, object]:
+        """Send the job to the pods and give the JSON form of the command that would start it; nothing starts."""
+        self._attempt.prepare()
+        assert self._attempt.command is not None
+        return self._attempt.command.to_dict()
+
+    @property
+    def holds(self) -> bool:
+        """Whether checkpoints of it are on its pods alone."""
+        return self._context.paths.held.exists()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, and not well."""
+        return read_json(self._context.paths.result).get("state") in (RunState.FAILED, RunState.CANCELLED)
+
+    def bring(self) -> Returned:
+        """Bring its last checkpoint back from its pods, and say so in its result; blocks."""
+        c = self._context
+        pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
+        returned = bring_held(c.links, c.places, pods, c.paths)
+        said = [f"its checkpoint of step {step} came back" for step in returned.steps] + list(returned.notes)
+        self._journal.amend("; ".join(said))
+        return returned
+
+    def abandon(self, why: str) -> None:
+        """End a run that never started as cancelled, with a result."""
+        self._write_result(RunState.CANCELLED, why, None)
+
+    def _new_attempt(self) -> Attempt:
+        return Attempt(self._context, self._journal, self._peaks, self._wishes)
+
+    def _port_was_taken(self, fault: RunFault) -> bool:
+        """Tell whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
+        said = fault.message + fault.traceback
+        named = re.search(rf"\b{self._attempt.master_port}\b", said) is not None
+        return named and bool(_PORT_TAKEN.search(said)) and not self._attempt.sight.training
+
+    def _bring_back(self, fault: RunFault | None) -> RunFault | None:
+        c = self._context
+        try:
+            fetch(c.links[0], c.run_id, c.paths)
+            if fault is None and self._attempt.sight.all_done and not self._attempt.sight.cut:
+                self._clear()
+        except Exception as error:  # the run's own outcome must be written whatever happens to its files
+            logger.exception("bringing back %s", c.run_id)
+            said = f"the results could not be brought back: {error}"
+            return fault or RunFault(kind=type(error).__name__, message=said)
+        return fault
+
+    def _clear(self) -> None:
+        for link in self._context.links:
+            try:
+                clear(link, self._context.run_id, all_but_checkpoints=self.holds)
+            except WorkbenchError as error:
+                logger.warning("clearing %s: %s", link.pod.name, error)
+
+    def _verdict(self, fault: RunFault | None) -> tuple[RunState, str]:
+        sight = self._attempt.sight
+        resumed = resumed_from(self._context.paths)
+        notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
+        notes += [f"ranks {sight.forced} did not end when asked and were killed"] if sight.forced else []
+        notes += [*sight.warnings, *self._returned.notes]
+        succeeded = fault is None and sight.all_done and sight.stopped_at is None
+        if self._returned.steps and not succeeded:
+            where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""
+            notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}{where}"]
+        notes += ["the disk was full: logs here are incomplete"] if sight.cut else []
+        if self._attempt.left_processes is None:
+            notes += ["a pod does not answer; what is left there ends with its agent's lease"]
+        if fault is not None:
+            return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
+        if not sight.all_done:
+            state, said = RunState.CANCELLED, "stopped when asked"
+        elif sight.stopped_at is not None:
+            state, said = RunState.CANCELLED, f"stopped after a checkpoint at step {sight.stopped_at}"
+        else:
+            state, said = RunState.SUCCEEDED, "every rank is done"
+        return state, "; ".join([said, *notes])
+
+    def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
+        self._journal.finish(
+            state,
+            message=message,
+            fault=fault,
+            context_facts={
+                "command": str(self._attempt.command or ""),
+                "started_s": self._started_s,
+                "peak_memory_gib": self._peaks.gib,
+                "memory_kind": self._peaks.kind,
+                "host_memory_gib": self._peaks.resident_gib,
+                "package": PurePosixPath(self._context.links[0].package).name,
+                "left_processes": self._attempt.left_processes,
+            },
+            spec=self._context.spec,
+            pods=[link.pod for link in self._context.links],
+            world_size=len(self._context.places),
+        )

@@ -1,0 +1,214 @@
+"""Send to the pods what a run needs, and bring back what it left.
+
+Inputs travel once by content; each pod gets a `job.json` with its own paths. Nothing here starts a rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from workbench.base import entries
+from workbench.base.errors import RemoteError, RunError
+from workbench.base.package import file_digest
+from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.keeper.checkpoints.collect import Checkpoint, send_checkpoint
+from workbench.keeper.launch.command import RankPlace
+from workbench.keeper.link.agent import AgentLink
+from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.ssh.bulk.transfer import LARGE
+from workbench.rundir.make.script import files_of, zip_script
+from workbench.rundir.paths import PodRunPaths, RunPaths
+from workbench.rundir.state import read_json, write_json
+
+__all__ = ["clear", "fetch", "pod_paths", "rank_request", "resumed_from", "send_inputs"]
+
+_FETCHES = 3  # times that a small file is fetched when it arrives as another
+# Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def pod_paths(pod: Pod, run_id: str) -> PodRunPaths:
+    """Give the paths of a run on a pod."""
+    return PodRunPaths(PurePosixPath(pod.root) / "runs" / run_id)
+
+
+def rank_request(
+    *, run_id: str, job: Job, spec: PodSpec, link: AgentLink, places: Sequence[RankPlace], master: tuple[str, int]
+) -> dict[str, object]:
+    """Make the request by which a pod's agent starts its ranks.
+
+    Args:
+        run_id: Id of the run.
+        job: What runs.
+        spec: What each pod is.
+        link: The pod's link.
+        places: All ranks of the run.
+        master: Address and port of torch's rendezvous.
+
+    Returns:
+        The request; it holds the environment's secrets and must not be written to a disk.
+    """
+    pod = link.pod
+    entry = entries.TRAINER
+    module, _, function = entry.partition(":")
+    script = isinstance(job, Script)
+    argv = [pod.python, "-u", *([Path(job.path).name, *job.args] if isinstance(job, Script) else [])]
+    argv += [] if script else ["-c", f"from {module} import {function}; {function}()"]
+    network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
+    package = {} if script else {"PYTHONPATH": link.package}
+    return {
+        "run": run_id,
+        "kind": job.kind,
+        "ranks": [place.to_dict() for place in places],
+        "world_size": len(places),
+        "master_addr": master[0],
+        "master_port": master[1],
+        "env": {**_QUIET, **network, **package, **spec.env, **job.env},
+        "cwd": str(pod_paths(pod, run_id).root / "script") if script else None,
+        "argv": argv,
+        "entry": None if script else entry,
+        "threads": max(1, int(spec.cpus // pod.slots)),
+    }
+
+
+def send_inputs(
+    link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: int, places: Sequence[RankPlace]
+) -> None:
+    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks.
+
+    Raises:
+        RemoteError: The pod cannot be written to.
+    """
+    target = pod_paths(link.pod, run_id)
+    link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
+    if link.sees(paths.root):  # results are then written where they belong
+        paths.arrivals.mkdir(exist_ok=True)
+        link.run(["rm", "-rf", "--", str(target.out)])
+        link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
+    if isinstance(job, Script):
+        archive = link.put(zip_script(Path(job.path)), ".zip")
+        link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
+        return
+    _send_finetune(link, job, paths, target, gpus)
+    if resume := resumed_from(paths):
+        here = {place.rank for place in places if place.pod == link.pod.name}
+        send_checkpoint(link, resume, here, target.resume)
+
+
+def resumed_from(paths: RunPaths) -> Checkpoint | None:
+    """Give the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
+    chosen = read_json(paths.job).get("resume")
+    return Checkpoint.from_dict(chosen) if isinstance(chosen, dict) else None
+
+
+def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodRunPaths, gpus: int) -> None:
+    resolved = json.loads(paths.job.read_text(encoding="utf-8"))
+    for name in ("train", "eval"):
+        local = resolved.get(name)
+        if local:
+            path = paths.inputs / local
+            resolved[name] = str(path) if link.sees(path) else link.put(path.read_bytes(), ".jsonl")
+    if (folder := Path(job.model)).is_dir():
+        resolved["base"] = job.model
+        resolved["job"]["model"] = job.model if link.sees(folder) else _send_model(link, folder)
+    resolved["gpus"] = gpus
+    link.write(json.dumps(resolved).encode(), str(target.job))
+
+
+def _send_model(link: AgentLink, folder: Path) -> str:
+    """Send a model's folder, each file once per content whatever its size, and give the folder's path on the pod."""
+    digests = {path.relative_to(folder).as_posix(): _digest_of(path) for path in files_of(folder)}
+    listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+    target = link.store / f"model-{listing[:32]}.{link.pod.name}"
+    for name, digest in digests.items():
+        stored = link.put_once(folder / name, digest)
+        link.run(["mkdir", "-p", "-m", "700", "--", str((target / name).parent)])
+        # A symbolic one: another pod that shares the store may just be putting the same content in its place.
+        link.run(["ln", "-sf", "--", stored, str(target / name)])
+    return str(target)
+
+
+def _digest_of(path: Path) -> str:
+    seen = path.stat()
+    return _digest(path, seen.st_size, seen.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
+    return file_digest(path)  # read once for all pods
+
+
+def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
+    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256.
+
+    The model arrives under another name and gets its own when it is whole; `manifest.json` is written last.
+
+    Returns:
+        SHA-256 by file name.
+
+    Raises:
+        RemoteError: The pod cannot be read.
+        RunError: A file arrived with another content, or has a name that leads out of the run directory.
+    """
+    out = pod_paths(link.pod, run_id).out
+    listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
+    sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
+    shared = link.sees(paths.arrivals)
+    small = [source for source, size in sizes.items() if shared or size < LARGE]  # others are checked on their way
+    sums = link.run(["sha256sum", "-z", "--", *map(str, small)], again=True).split("\0") if small else []
+    digests = {line[66:]: line[:64] for line in sums if line}
+    manifest: dict[str, str] = {}
+    for source in sizes:
+        relative = source.relative_to(out)
+        if ".." in relative.parts:
+            raise RunError(f"{link.pod.name} names a file outside its run: {source}")
+        target, digest = paths.root / relative, digests.get(str(source))
+        if not (shared and _taken(paths.arrivals / relative, target, digest)):
+            digest = _fetch_one(link, source, target, digest)
+        manifest[str(relative)] = str(digest)
+    shutil.rmtree(paths.arrivals, ignore_errors=True)
+    if manifest:
+        write_json(paths.manifest, manifest)
+    return manifest
+
+
+def clear(link: AgentLink, run_id: str, *, all_but_checkpoints: bool) -> None:
+    """Remove a run's folder from a pod; only for a run whose files are all back."""
+    pod = pod_paths(link.pod, run_id)
+    if all_but_checkpoints:
+        others = ["-mindepth", "1", "-maxdepth", "1", "-not", "-name", pod.checkpoints.name]
+        link.run(["find", str(pod.root), *others, "-exec", "rm", "-rf", "--", "{}", "+"])
+    else:
+        link.run(["rm", "-rf", "--", str(pod.root)])
+
+
+def _taken(here: Path, target: Path, digest: str | None) -> bool:
+    """Move what a pod wrote into a shared folder to its place; False where this machine sees something else there."""
+    if not here.is_file() or here.is_symlink() or file_digest(here) != digest:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    here.replace(target)
+    return True
+
+
+def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str | None) -> str:
+    if digest is None:
+        return link.get(str(source), target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    for _ in range(_FETCHES):
+        link.get(str(source), part)
+        if file_digest(part) == digest:
+            part.replace(target)
+            return digest
+    part.unlink()
+    raise RemoteError(
+        f"{source.name} came back from {link.pod.name} {_FETCHES} times with another checksum than it has there; look "
+        "for a failing disk or memory on either side, and run again",
+        host=link.pod.address,
+    )

@@ -1,0 +1,1 @@
+"""Follow the ranks of a run."""

@@ -1,0 +1,139 @@
+"""What is known of a run so far: a record that grows as reports of its pods come in, and the questions to it.
+
+It decides nothing; `runner.py` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from workbench.keeper.watch.pod import PodReport
+from workbench.rundir.events import Event
+from workbench.rundir.outcome import RankStatus
+
+__all__ = ["Sight"]
+
+_UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
+
+
+@dataclass(slots=True)
+class Sight:
+    """The sum of all reports of a run's pods."""
+
+    pods: Sequence[str]
+    """Names of the pods of the run."""
+    world_size: int
+    """Number of its ranks."""
+    ranks: dict[int, RankStatus] = field(default_factory=dict)
+    """The last status of each rank, by number."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Why a pod will not answer again, by its name."""
+    left: dict[str, int] = field(default_factory=dict)
+    """Processes of the run that were alive on a pod, by its name."""
+    training: bool = False
+    """Whether the first optimizer step is done."""
+    stopped_at: int | None = None
+    """The optimizer step after which the trainer stopped because it was asked to; None where it did not."""
+    saved: int = 0
+    """The step of the last checkpoint that its ranks spoke of; 0 before the first."""
+    warnings: list[str] = field(default_factory=list)
+    """What its ranks want said of the run, whatever becomes of it."""
+    cut: bool = False
+    """Whether logs here are incomplete, because the disk was full."""
+    _drained: dict[str, bool] = field(default_factory=dict)
+    _heard_at: dict[str, float] = field(default_factory=dict)
+    _begun_at: float = field(default_factory=time.monotonic)
+    _progress_at: float = field(default_factory=time.monotonic)
+
+    def see(self, report: PodReport) -> None:
+        """Take in a report; one of a pod that did not answer keeps what was known of its ranks."""
+        name = report.pod.name
+        if report.lost:
+            self.lost[name] = report.lost
+        if not report.answered:
+            return
+        self._heard_at[name] = time.monotonic()
+        self.cut = self.cut or report.cut
+        self.left[name], self._drained[name] = report.left, report.drained
+        self.ranks.update({rank.rank: rank for rank in report.ranks})
+
+    def see_event(self, event: Event) -> bool:
+        """Take in an event; tell whether it was the first optimizer step."""
+        self._progress_at = time.monotonic()
+        first = event.kind == "first_step" and not self.training
+        if event.kind == "stopped":
+            self.stopped_at = int(str(event.data.get("step", 0)))
+        elif event.kind == "checkpoint":
+            self.saved = int(str(event.data.get("step", 0)))
+        elif event.kind == "checkpoint_failed":
+            where = self.ranks[event.rank].pod.name if event.rank in self.ranks else f"rank {event.rank}"
+            step, said = event.data.get("step"), event.data.get("message")
+            self.warnings.append(f"no checkpoint of step {step}: on {where} {said}")
+        self.training = self.training or first
+        return first
+
+    @property
+    def over(self) -> bool:
+        """Tell whether every rank has ended, is swept after, and all that it wrote has been read."""
+        return self.gone and (bool(self.lost) or len(self.ranks) == self.world_size) and self._all_in("exited")
+
+    @property
+    def gone(self) -> bool:
+        """Tell whether nothing of the run is left on any pod, lost ones aside."""
+        return self.gone_from([name for name in self.pods if name not in self.lost])
+
+    def gone_from(self, pods: Sequence[str]) -> bool:
+        """Tell whether nothing of the run is left on these pods, and all that it wrote there has been read."""
+        quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in pods)
+        return quiet and all(r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods)
+
+    @property
+    def left_processes(self) -> int | None:
+        """Count the processes of the run that are alive; None where a pod does not answer. Lost pods have none."""
+        if self.over:  # it was seen that nothing is left, however long ago the pods were asked
+            return 0
+        answering = [name for name in self.pods if name not in self.lost]
+        known = [self.left[name] for name in answering if name in self.left]
+        return sum(known) if len(known) == len(answering) and not self.silent(_UNKNOWN_S) else None
+
+    @property
+    def all_exited(self) -> bool:
+        """Tell whether every rank has ended."""
+        return len(self.ranks) == self.world_size and self._all_in("exited")
+
+    @property
+    def all_done(self) -> bool:
+        """Tell whether every rank left its done-record: the one meaning of success."""
+        return len(self.ranks) == self.world_size and all(rank.done for rank in self.ranks.values())
+
+    @property
+    def forced(self) -> list[int]:
+        """Ranks that did not end when asked and were killed."""
+        return sorted(rank.rank for rank in self.ranks.values() if rank.forced)
+
+    def silent(self, least_s: float) -> dict[str, float]:
+        """Give the pods that have not answered for some time, with the seconds; lost ones aside."""
+        now = time.monotonic()
+        silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
+        return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
+
+    @property
+    def ended_alone(self) -> dict[int, float]:
+        """Give the ranks that ended well while others run on, with the seconds since (by this machine's clock)."""
+        if not self._any_in("running"):
+            return {}
+        now = time.time()
+        return {r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None}
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds since a rank last said anything, once training; 0 before."""
+        return time.monotonic() - self._progress_at if self.training else 0.0
+
+    def _any_in(self, *phases: str) -> bool:
+        return any(rank.phase in phases for rank in self.ranks.values())
+
+    def _all_in(self, *phases: str) -> bool:
+        return all(rank.phase in phases for rank in self.ranks.values() if rank.pod.name not in self.lost)

@@ -1,0 +1,167 @@
+"""Follow the ranks of one pod: a thread that polls the agent, copies logs, and hands on what it learns.
+
+A broken line is opened again while training goes on; only an agent that died, or silence longer than the lease, ends
+the watch with a fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from workbench.base.errors import PodError, RemoteError
+from workbench.keeper.link.agent import AgentLink
+from workbench.pods.pod import Pod
+from workbench.rundir.collect import Collector
+from workbench.rundir.events import Event
+from workbench.rundir.outcome import RankStatus, rank_statuses
+from workbench.rundir.paths import RunPaths
+
+__all__ = ["PodReport", "PodWatch"]
+
+logger = logging.getLogger(__name__)
+_POLL_S = 0.15
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodReport:
+    """What one look at a pod gave."""
+
+    pod: Pod
+    """The pod."""
+    ranks: Sequence[RankStatus] = ()
+    """Its ranks."""
+    events: Sequence[Event] = ()
+    """New events, with times on this machine's clock."""
+    left: int = 0
+    """Processes of the run that are still alive there."""
+    cut: bool = False
+    """Whether the copy of its logs here is incomplete, because the disk was full."""
+    drained: bool = False
+    """Whether everything that its ranks wrote has been read."""
+    answered: bool = True
+    """Whether the agent answered; if not, ranks and processes are not known."""
+    gpus: Sequence[Mapping[str, float]] = ()
+    """Its GPUs, where it has any that can be watched: index, percent, used_gib, total_gib."""
+    lost: str = ""
+    """Why it will not answer again; empty while it may."""
+    notes: Sequence[str] = field(default_factory=tuple)
+    """Lines for the keeper's log."""
+
+
+class PodWatch:
+    """Poll one pod until told to end; every look goes into a queue."""
+
+    def __init__(
+        self,
+        link: AgentLink,
+        run_id: str,
+        ranks: list[int],
+        paths: RunPaths,
+        reports: queue.Queue[PodReport],
+        lease_s: float,
+        look: Callable[[], Sequence[Pod]],
+    ):
+        """Prepare; `start` begins.
+
+        Args:
+            link: The open link of the pod.
+            run_id: The run to follow.
+            ranks: Its ranks on this pod.
+            paths: The run directory, for the logs.
+            reports: Where reports go.
+            lease_s: Silence after which the agent will have ended its ranks.
+            look: Asks the backend for the pods as they are now.
+        """
+        self._link = link
+        self._run_id = run_id
+        self._collector = Collector(paths, ranks)
+        self._reports = reports
+        self._lease_s = lease_s
+        self._look_at_pods = look
+        self._end = threading.Event()
+        self._agent_pid = link.agent_pid
+        self._thread = threading.Thread(target=self._loop, name=f"watch-{link.pod.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to poll."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and wait for it; idempotent."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    def _loop(self) -> None:
+        heard = time.monotonic()
+        while not self._end.is_set():
+            try:
+                more = self._look()
+                heard = time.monotonic()
+                if not more:
+                    self._end.wait(_POLL_S)
+            except (RemoteError, PodError) as error:
+                silent_s = time.monotonic() - heard
+                lost = self._why_lost(silent_s)
+                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=[str(error)]))
+                if lost or self._reconnect():
+                    return
+            except Exception as error:  # a thread's border: what went wrong must reach the run's result
+                logger.exception("watching %s", self._link.pod.name)
+                lost = f"watching {self._link.pod.name} failed: {error}"
+                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
+                return
+
+    def _why_lost(self, silent_s: float) -> str:
+        name = self._link.pod.name
+        now = next((pod for pod in self._look_at_pods() if pod.name == name), self._link.pod)
+        if now.phase.is_terminal:
+            return f"{name} is {now.phase}: {now.message or 'the place it came from says no more'}"
+        return "" if silent_s < self._lease_s else f"no sign from {name} for {silent_s:.0f} s"
+
+    def _look(self) -> bool:
+        answer = self._link.call("poll", run=self._run_id, offsets=self._collector.offsets, max_bytes=_CHUNK_BYTES)
+        chunks = answer.get("chunks")
+        chunks = chunks if isinstance(chunks, dict) else {}
+        offset_s = self._link.clock_offset_s
+        events = [
+            Event(time_s=e.time_s - offset_s, rank=e.rank, kind=e.kind, data=e.data)
+            for e in self._collector.take(chunks)
+        ]
+        self._reports.put(
+            PodReport(
+                pod=self._link.pod,
+                ranks=rank_statuses(self._link.pod, answer, offset_s),
+                events=events,
+                left=int(str(answer.get("left") or 0)),
+                cut=bool(self._collector.cut),
+                drained=not chunks,
+                gpus=_gpus(answer.get("gpus")),
+            )
+        )
+        return bool(chunks)
+
+    def _reconnect(self) -> bool:
+        """Open the link again; tell whether the watch is over because the agent is another one."""
+        self._end.wait(0.5)
+        try:
+            self._link.open()
+        except (RemoteError, PodError, OSError) as error:
+            logger.info("%s is not back yet: %s", self._link.pod.name, error)
+            return False
+        if self._link.agent_pid == self._agent_pid:
+            return False
+        lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
+        self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
+        return True
+
+
+def _gpus(told: object) -> list[dict[str, float]]:
+    raws = [raw for raw in told if isinstance(raw, dict)] if isinstance(told, list) else []
+    return [{str(name): float(x) for name, x in raw.items() if isinstance(x, int | float)} for raw in raws]

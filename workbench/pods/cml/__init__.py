@@ -1,0 +1,1 @@
+"""Workers of a Cloudera ML session."""

@@ -1,0 +1,72 @@
+"""Cloudera ML's `cml.workers_v1`, its refusals made into our errors. The module exists only inside a session there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.base.errors import BackendError, ConfigError
+from workbench.pods.cml.worker import ADDRESS, own_address
+
+__all__ = ["WorkersApi", "has_ended", "words_of"]
+
+_ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "finished", "exited", "killed"}
+
+
+class WorkersApi:
+    """The platform's calls.
+
+    https://docs.cloudera.com/machine-learning/cloud/distributed-computing/topics/ml-workers-api.html
+    """
+
+    def find(self) -> Any:
+        """Give the module.
+
+        Raises:
+            ConfigError: This is no session of Cloudera ML.
+        """
+        try:
+            from cml import workers_v1  # type: ignore[import-not-found]
+
+            own_address()
+        except (ImportError, KeyError) as error:
+            why = f"{ADDRESS} is not set" if isinstance(error, KeyError) else "there is no module cml.workers_v1"
+            raise ConfigError(
+                f"CMLPods works only inside a session of Cloudera ML, and this is none ({why}); open the notebook"
+                " there, or take LocalPods, SSHPods or KubernetesPods"
+            ) from error
+        return workers_v1
+
+    def call(self, verb: str, *args: object, **options: object) -> Any:
+        """Call the platform.
+
+        Args:
+            verb: The function of the module.
+            args: Its arguments.
+            options: Its named arguments.
+
+        Raises:
+            BackendError: It refused; its words are in the message.
+            ConfigError: This is no session of Cloudera ML.
+        """
+        module = self.find()
+        try:
+            return getattr(module, verb)(*args, **options)
+        except Exception as error:  # the module documents no errors of its own; these are the platform's words
+            raise BackendError(f"Cloudera ML refused {verb}: {error}") from error
+
+
+def has_ended(worker: Mapping[str, object]) -> bool:
+    """Tell whether the platform says of a worker that it will never run again."""
+    return str(worker.get("status", "")).lower() in _ENDED
+
+
+def words_of(worker: Mapping[str, object]) -> str:
+    """Say what the platform tells of a worker, but for what may be secret.
+
+    Example:
+        >>> words_of({"id": 7, "status": "failed", "reason": "no such image", "env": {"TOKEN": "x"}})
+        'status failed, reason no such image'
+    """
+    told = {key: value for key, value in worker.items() if key not in ("id", "app_url", "env", "code") and value}
+    return ", ".join(f"{key} {value}" for key, value in told.items()) or "it gives no reason"

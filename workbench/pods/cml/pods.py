@@ -1,0 +1,289 @@
+"""`CMLPods`: pods that are workers of a Cloudera ML session, through `cml.workers_v1`.
+
+That module exists only inside a session of Cloudera ML. A session and its workers share the project's folder, so what
+a worker is to be travels in a file there that only its owner may read; each worker reports to the session and runs an
+SSH daemon of its own, with the cluster's key. Workers are stopped by their ids, never all of the project.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from workbench.base import entries
+from workbench.base.child import HOME
+from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.pods.cml.api import WorkersApi, has_ended, words_of
+from workbench.pods.cml.worker import own_address
+from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.hostfile import check_port
+from workbench.pods.local.process import tail_of
+from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.rendezvous.listener import Rendezvous
+from workbench.pods.ssh.identity import check_key_line, write_private
+
+__all__ = ["CMLPods"]
+
+logger = logging.getLogger(__name__)
+
+
+class CMLPods:
+    """Pods that are workers of this Cloudera ML session."""
+
+    kind = "cml"
+
+    def __init__(
+        self,
+        cpu: float | None = None,
+        memory_gib: float | None = None,
+        nvidia_gpu: int | None = None,
+        *,
+        port: int = 2222,
+        project: str = "/home/cdsw",
+        root: str = "/tmp",
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Say what each worker gets; starts nothing.
+
+        Args:
+            cpu: Processor cores. Default: what the `PodSpec` says.
+            memory_gib: Memory in GiB. Default: what the `PodSpec` says, or 8.
+            nvidia_gpu: GPUs. Default: what the `PodSpec` says.
+            port: Port of the workers' SSH daemons; a free one is taken where something else holds it.
+            project: The project's folder, which session and workers share.
+            root: The folder on the workers, not shared, below which each pod has its own.
+            options: More arguments for `launch_workers`, such as `accelerator_label_id` or `resource_profile_id`.
+
+        Raises:
+            ConfigError: A value that cannot be.
+        """
+        if nvidia_gpu is not None and (not isinstance(nvidia_gpu, int) or nvidia_gpu < 0):
+            raise ConfigError(f"CMLPods.nvidia_gpu is {nvidia_gpu!r}; it must be a whole number, 0 or more")
+        for name, value in (("cpu", cpu), ("memory_gib", memory_gib)):
+            if value is not None and not value > 0:
+                raise ConfigError(f"CMLPods.{name} is {value!r}; it must be more than 0")
+        taken = sorted({"n", "cpu", "memory", "nvidia_gpu", "code", "script", "env"} & set(options or {}))
+        if taken:
+            raise ConfigError(f"CMLPods.options may not hold {', '.join(taken)}; the workbench sets these itself")
+        self.cpu, self.memory_gib, self.nvidia_gpu = cpu, memory_gib, nvidia_gpu
+        self.port = check_port(port)
+        if not isinstance(root, str) or not PurePosixPath(root).is_absolute() or ".." in PurePosixPath(root).parts:
+            raise ConfigError(f"CMLPods.root is {root!r}; it must be an absolute path on the workers")
+        self.project, self.root = project, root
+        self.options = dict(options or {})
+        self._api = WorkersApi()
+        self._ids: dict[str, object] = {}
+        self._pods: list[Pod] = []
+        self._logs: dict[str, Path] = {}
+        self._files: list[Path] = []
+        self._failed: list[str] = []
+        self._stopped = False
+        self._starting = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Show it as it is written."""
+        return f"CMLPods({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items() if key != 'kind')})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form."""
+        plain: dict[str, object] = {"cpu": None, "memory_gib": None, "nvidia_gpu": None}
+        plain |= {"port": 2222, "project": "/home/cdsw", "root": "/tmp", "options": {}}
+        return {"kind": self.kind} | {
+            name: value for name, default in plain.items() if (value := getattr(self, name)) != default
+        }
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
+        """Launch one worker for each pod and wait until all have reported; see `PodBackend.launch`."""
+        if self._ids:
+            raise BackendError(f"these workers are launched already ({len(self._ids)}); stop them first")
+        if count < 1:
+            raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        self._api.find()
+        self._check_shared(context.directory)
+        check_key_line(context.public_key)
+        self._stopped, self._failed = False, []
+        folder = context.directory / "pods"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = [f"pod-{i}" for i in range(count)]
+        own = f"{self.root.rstrip('/')}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
+        try:
+            with Rendezvous(names, host=own_address()) as rendezvous:
+                for name in names:
+                    self._launch_one(self._configure(name, own, spec, context, rendezvous), spec)
+                context.report(f"asked Cloudera ML for {count} workers")
+                threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
+                came = rendezvous.wait(
+                    context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
+                )
+            self._watch()
+            self._pods = self._placed(came)
+            return list(self._pods)
+        except BaseException:
+            with contextlib.suppress(BackendError):  # the first error is the one to tell
+                self.stop()
+            raise
+
+    def refresh(self) -> list[Pod]:
+        """Ask the platform; a worker that it no longer runs has failed."""
+        if self._pods:
+            known = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
+            self._pods = [self._seen(pod, known.get(str(self._ids[pod.name]))) for pod in self._pods]
+        return list(self._pods)
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Give the last lines of a worker's pod and its SSH daemon; also after `stop`.
+
+        Raises:
+            ConfigError: No pod of this name was launched.
+        """
+        if name not in self._logs:
+            raise ConfigError(f"no worker {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+        return tail_of(self._logs[name], tail)
+
+    def stop(self) -> None:
+        """Stop the workers that `launch` started, by their ids, and no others. Idempotent; the logs stay.
+
+        Raises:
+            BackendError: The platform refused; carries its words. What is left ends by its lease.
+        """
+        with self._starting:
+            self._stopped = True
+        ids, self._ids, self._pods = list(self._ids.values()), {}, []
+        for file in self._files:
+            file.unlink(missing_ok=True)
+        self._files = []
+        if ids:  # without any, stop_workers would stop every worker of the project
+            self._api.call("stop_workers", *ids)
+
+    def remove_left(self, directory: Path) -> None:
+        """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory.
+
+        Raises:
+            BackendError: The platform refused.
+        """
+        files = sorted((directory / "pods").glob("*.id"))
+        if files:
+            self._ids = {file.stem: json.loads(file.read_text()) for file in files}
+            self._files = [*files, *(directory / "pods").glob("pod-*.json")]
+            self.stop()
+
+    def _check_shared(self, directory: Path) -> None:
+        project = Path(self.project).resolve()
+        if not directory.resolve().is_relative_to(project):
+            raise ConfigError(
+                f"the cluster's directory {directory} is not in the project's folder {project}, which is all that the"
+                " workers share with this session; give Cluster(…, path=…) one there"
+            )
+
+    def _configure(
+        self, name: str, own: str, spec: PodSpec, context: LaunchContext, rendezvous: Rendezvous
+    ) -> WorkerConfig:
+        """Make the configuration of one worker; its address and port it fills in itself."""
+        log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
+        gpus = spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu
+        return WorkerConfig(
+            name=name,
+            address="",
+            port=self.port,
+            slots=max(1, gpus),
+            root=root,
+            log=str(log),
+            public_key=context.public_key,
+            environment={"WORKBENCH_POD": root},
+            lease_s=context.lease_s,
+            timeout_s=context.timeout_s,
+            rendezvous=(rendezvous.host, rendezvous.port),
+            token=rendezvous.token.hex(),
+            allowed_from=rendezvous.host,
+        )
+
+    def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
+        """Ask for one worker, so that each has a name of ours.
+
+        Raises:
+            BackendError: The platform refused.
+            PodError: `stop` was called meanwhile.
+        """
+        file = Path(config.log).with_suffix(".json")
+        argv = [sys.executable, "-m", entries.CML_WORKER, str(file)]
+        asked = {
+            "n": 1,
+            "cpu": self.cpu if self.cpu is not None else spec.cpus,
+            "memory": self.memory_gib or spec.memory_gib or 8.0,
+            "nvidia_gpu": spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu,
+            "code": _code(argv),
+            "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
+        }
+        with self._starting:
+            if self._stopped:
+                raise PodError("the workers were given up before all of them were launched")
+            self._files.append(file)
+            self._logs[config.name] = Path(config.log)
+            write_private(file, config.to_line().decode())
+            (worker,) = self._api.call("launch_workers", **asked, **self.options)
+            self._ids[config.name] = worker["id"]
+            self._files.append(file.with_suffix(".id"))
+            write_private(self._files[-1], json.dumps(worker["id"]))
+
+    def _await(self, timeout_s: float) -> None:
+        """Have the platform say which workers failed to start, while others report."""
+        ids = list(self._ids.values())
+        names = {str(worker): name for name, worker in self._ids.items()}
+        try:
+            said = self._api.call("await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
+        except BackendError as error:  # the workers' own reports decide
+            logger.warning("%s", error)
+            return
+        for worker in said.get("failures", []):
+            name = names.get(str(worker.get("id")), "a worker")
+            self._failed.append(f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}")
+
+    def _watch(self) -> None:
+        """Give up at once when a worker failed or `stop` was called meanwhile."""
+        if self._stopped:
+            raise PodError("the workers were stopped before all of them had come")
+        if self._failed:
+            raise PodError("; ".join(self._failed))
+
+    def _last_words(self, name: str) -> str:
+        """Say which worker it is and what it last wrote."""
+        line = tail_of(self._logs[name], 1) or "none"
+        return f"worker {self._ids.get(name)}, last log line: {line}"
+
+    def _placed(self, came: Sequence[Pod]) -> list[Pod]:
+        """Compare what workers say of their address with what the platform says; it need not say anything.
+
+        Raises:
+            PodError: They contradict each other.
+        """
+        told = {str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._api.call("list_workers")}
+        for pod in came:
+            address = told.get(str(self._ids[pod.name]), "")
+            if address not in ("", pod.address):
+                raise PodError(
+                    f"{pod.name} reports the address {pod.address}, and Cloudera ML says that worker"
+                    f" {self._ids[pod.name]} has {address}; one of them is wrong, nothing was sent there"
+                )
+        return list(came)
+
+    def _seen(self, pod: Pod, worker: Mapping[str, object] | None) -> Pod:
+        """Say how a worker stands now."""
+        if pod.phase.is_terminal:
+            return pod
+        if worker is None:
+            return replace(pod, phase=Phase.FAILED, message="Cloudera ML no longer lists its worker")
+        if has_ended(worker):
+            return replace(pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}")
+        return pod
+
+
+def _code(argv: Sequence[str]) -> str:
+    """Write the Python that a worker runs: start our process and wait for it, in the worker's own environment."""
+    return f"import subprocess\nsubprocess.run({list(argv)!r}, check=True)\n"

@@ -1,0 +1,126 @@
+"""What a Cloudera ML worker runs: it holds the process that is the pod (`worker.py`) for as long as it is wanted.
+
+Started as `python -m workbench.pods.cml.worker FILE`, where FILE, in the project's folder and for its owner alone, says
+what the pod is to be. Fills in what only the worker knows: its address and a free port. It ends the pod when nobody
+has been logged in for the lease: the keeper, which always is, died. Nothing of the pod is left then, and the worker,
+whose code has ended, goes too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from workbench.base import entries
+from workbench.base.errors import WorkbenchError
+from workbench.base.processes import descendants
+from workbench.pods.guest.addresses import check_free, free_port
+from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
+from workbench.pods.local.process import session_environment
+
+__all__ = ["ADDRESS", "main", "own_address"]
+
+ADDRESS = "CDSW_IP_ADDRESS"
+"""The variable in which Cloudera ML tells each session and worker its own address."""
+
+_LOOK_S = 1.0
+_END_S = 5.0
+_PORTS_TRIED = 5  # another process may take a port between the look and the daemon's start
+
+
+class _Stop(BaseException):
+    """Unwinds from wherever SIGTERM found us."""
+
+
+def main(path: Path) -> int:
+    """Be the pod's guardian until the pod ends or nobody wants it any more; give the exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    config = WorkerConfig.from_line(path.read_bytes())
+    root = Path(config.root)
+    try:
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(_PORTS_TRIED):
+            if (code := _hold(_completed(config))) != PORT_IN_USE:
+                break
+            shutil.rmtree(root, ignore_errors=True)
+        return code
+    except _Stop:
+        return 0
+    except (WorkbenchError, OSError) as error:
+        with Path(config.log).open("a") as log_text:
+            log_text.write(f"worker: {error}\n")
+        return 1
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+        if not list(root.parent.glob("pod-*")):
+            shutil.rmtree(root.parent, ignore_errors=True)
+
+
+def _hold(config: WorkerConfig) -> int:
+    """Run the process that is the pod until it ends or nobody wants it any more; give its exit code."""
+    with Path(config.log).open("ab") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", entries.GUARDIAN], stdin=subprocess.PIPE, stdout=log, stderr=log
+        )
+    assert worker.stdin is not None
+    try:
+        worker.stdin.write(config.to_line())
+        worker.stdin.flush()
+        return _guard(worker, config)
+    finally:
+        worker.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(_END_S)
+        worker.kill()
+        worker.stdin.close()
+
+
+def own_address() -> str:
+    """Give the address of this session or worker, in the platform's own variable.
+
+    Raises:
+        KeyError: This is no session of Cloudera ML.
+    """
+    return os.environ[ADDRESS]
+
+
+def _completed(config: WorkerConfig) -> WorkerConfig:
+    """Fill in what only the worker knows."""
+    address = own_address()
+    try:
+        check_free([address], config.port)
+        port = config.port
+    except WorkbenchError:  # the platform's own sshd may be there
+        port = free_port([address])
+    environment = {**session_environment(), **config.environment}
+    return replace(config, address=address, port=port, environment=environment)
+
+
+def _guard(worker: subprocess.Popen[bytes], config: WorkerConfig) -> int:
+    """Wait until the pod ends, or nobody was logged in for the lease."""
+    deadline = time.monotonic() + config.timeout_s + config.lease_s
+    while worker.poll() is None:
+        if len(descendants(worker.pid)) > 1:  # the daemon, and a child of its for each login
+            deadline = time.monotonic() + config.lease_s
+        elif time.monotonic() > deadline:
+            with Path(config.log).open("a") as log:
+                log.write(f"worker: nobody was logged in for {config.lease_s:.0f} s; this pod ends\n")
+            return 0
+        time.sleep(_LOOK_S)
+    return worker.returncode
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise _Stop
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

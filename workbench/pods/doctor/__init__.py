@@ -1,0 +1,1 @@
+"""Examine pods and judge what was found."""

@@ -1,0 +1,222 @@
+"""The doctor: look at every pod from outside, all at once, and say of each check how it stands and what mends it.
+
+It goes over the OpenSSH client, past keeper and agents, and changes nothing on any pod. How what it finds is judged is
+in `verdicts.py`, the all-reduce between the pods in `exchange.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from workbench.base import entries
+from workbench.base.versions import installed_versions
+from workbench.pods.doctor.exchange import Exchange
+from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, judge_facts
+from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.ssh.command import NO_CLIENT, Visit, visit
+from workbench.pods.ssh.identity import Identity, fingerprint
+
+__all__ = ["Diagnosis", "HostReport", "examine_pods", "judge_visit"]
+
+_HOST_S = 4.5
+_AT_ONCE = 32
+_CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED|Host key verification failed|No \S+ host key is known")
+_SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostReport:
+    """What was found on one pod."""
+
+    pod: str
+    """Its name."""
+    address: str
+    """Its address."""
+    findings: tuple[Finding, ...]
+    """One a check, in the order of `CHECKS`; a check that does not apply (memory of no GPU) is left out."""
+    interface: str = ""
+    """Network interface of its address; empty where it is not known."""
+    gpu_gib: float | None = None
+    """GiB of its smallest GPU; None where none was found."""
+    memory_limit_gib: float | None = None
+    """GiB of memory that its processes may have together; None where it is not known."""
+
+    @property
+    def reached(self) -> bool:
+        """Tell whether somebody could look around there."""
+        return self.findings[0].verdict is Verdict.GOOD
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether nothing is bad."""
+        return not any(finding.verdict is Verdict.BAD for finding in self.findings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What the doctor found: every host, every check, each one that is wrong with what mends it."""
+
+    hosts: tuple[HostReport, ...]
+    """The pods, in rank order."""
+    exchange: Exchange | None = None
+    """The all-reduce between them; None where none was measured."""
+    note: str = ""
+    """Why none was measured."""
+    hosts_s: float
+    """Seconds that looking at the hosts took."""
+
+    @property
+    def ok(self) -> bool:
+        """Tell whether nothing is bad; a warning is not."""
+        return all(host.ok for host in self.hosts) and not (self.exchange and self.exchange.problem)
+
+    @property
+    def problems(self) -> list[tuple[HostReport, Finding]]:
+        """Give what is bad and what deserves a look, host by host."""
+        wrong = (Verdict.BAD, Verdict.WARNING)
+        return [(host, finding) for host in self.hosts for finding in host.findings if finding.verdict in wrong]
+
+    def __repr__(self) -> str:
+        """Say in a line how the cluster is."""
+        return f"Diagnosis({len(self.hosts)} hosts, {'well' if self.ok else f'{len(self.problems)} to look at'})"
+
+    def __str__(self) -> str:
+        """Give it as text."""
+        from workbench.display.records.doctor import diagnosis_text
+
+        return diagnosis_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.records.doctor import diagnosis_html
+
+        return diagnosis_html(self)
+
+    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
+        return {"text/plain": str(self), "text/html": self._repr_html_()}
+
+
+def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec) -> tuple[HostReport, ...]:
+    """Look at all pods at once; takes at most some five seconds, however many do not answer.
+
+    Args:
+        pods: The pods.
+        identity: The cluster's key and pinned host keys.
+        package: Path of this package on the pods.
+        spec: What each pod was asked to be.
+    """
+    here = installed_versions()
+
+    def examine(pod: Pod) -> HostReport:
+        command = ["env", f"PYTHONPATH={package}", pod.python, "-m", entries.EXAMINE, pod.address, pod.root]
+        seen = visit(pod, identity, command, timeout_s=_HOST_S)
+        return judge_visit(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
+
+    with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(pods)))) as pool:
+        return tuple(pool.map(examine, pods))
+
+
+def judge_visit(
+    seen: Visit, pod: Pod, spec: PodSpec, here: Mapping[str, str], pinned: Sequence[str] = ()
+) -> HostReport:
+    """Judge a visit. Pure.
+
+    Args:
+        seen: What came of it.
+        pod: Whom it was paid.
+        spec: What the pod was asked to be.
+        here: Versions of the notebook's own process, by package.
+        pinned: The host keys that are trusted, as `type base64`.
+    """
+    facts = _facts(seen.out)
+    if facts is None:
+        findings = [*_unreached(seen, pod, pinned)]
+    else:
+        login = Finding(check="ssh", verdict=Verdict.GOOD, found=f"{seen.ended_s - seen.began_s:.1f} s")
+        key = Finding(check="host key", verdict=Verdict.GOOD, found="as pinned")
+        skew_s = _skew(float(str(facts["time_s"])), seen.began_s, seen.ended_s)
+        findings = [login, key, *judge_facts(facts, pod, spec, here, skew_s)]
+    facts = facts or {}
+    return HostReport(
+        pod=pod.name,
+        address=pod.address,
+        findings=tuple(findings),
+        interface=str(facts.get("interface", "")),
+        gpu_gib=_number(facts.get("gpu_gib")),
+        memory_limit_gib=_number(facts.get("memory_limit_gib")),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _facts(out: str) -> Mapping[str, object] | None:
+    """Find the JSON object; a login shell may print words of its own before it."""
+    for line in reversed(out.splitlines()):
+        try:
+            facts = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(facts, dict) and "time_s" in facts:
+            return facts
+    return None
+
+
+def _skew(there_s: float, began_s: float, ended_s: float) -> float:
+    """Give the seconds by which a clock is certainly off: its reading lay between two of ours if it agrees.
+
+    Example:
+        >>> _skew(10.5, 10.0, 11.0), _skew(14.0, 10.0, 11.0), _skew(9.0, 10.0, 11.0)
+        (0.0, 3.0, -1.0)
+    """
+    return max(0.0, there_s - ended_s) - max(0.0, began_s - there_s)
+
+
+def _unreached(seen: Visit, pod: Pod, pinned: Sequence[str]) -> Sequence[Finding]:
+    words = " ".join(seen.words.split()) or f"it ended with {seen.exit_code}"
+    changed = _CHANGED.search(seen.words) is not None
+    ssh, fix = Verdict.BAD, _ssh_fix(seen, pod)
+    key = Finding(check="host key", verdict=Verdict.UNKNOWN, found="not seen")
+    if changed:
+        words, fix = "stopped at the host key", "see host key"
+        key = Finding(check="host key", verdict=Verdict.BAD, found=_keys(seen.words, pinned), fix=_KEY_FIX)
+    elif seen.reached:
+        key = Finding(check="host key", verdict=Verdict.GOOD, found="as pinned")
+    unknown = [Finding(check=name, verdict=Verdict.UNKNOWN, found="not seen") for name in CHECKS[2:]]
+    return [Finding(check="ssh", verdict=ssh, found=words, fix=fix), key, *unknown]
+
+
+_KEY_FIX = "another machine answers there, or the pod was made anew: close the cluster and start it again"
+
+
+def _keys(words: str, pinned: Sequence[str]) -> str:
+    shown = _SHOWN.search(words)
+    expected = " or ".join(fingerprint(key) for key in pinned) or "none"
+    return f"expected {expected}, got {shown[0] if shown else 'another one'}"
+
+
+def _ssh_fix(seen: Visit, pod: Pod) -> str:
+    """Say what mends a login that failed, by ssh's own words."""
+    for said, fix in _SSH_FIXES.items():
+        if said in seen.words:
+            return fix.format(pod=pod.name, address=pod.address, port=pod.ssh_port, python=pod.python)
+    if seen.reached:
+        return f"ssh works, but {pod.python} there cannot look around: run it by hand on {pod.name}"
+    return f"look at the log of {pod.name}, or close the cluster and start it again"
+
+
+_SSH_FIXES = {
+    NO_CLIENT: "install the OpenSSH client here: sudo apt-get install openssh-client",
+    "refused": "nothing listens on {address}:{port}: {pod} or its sshd has ended; close the cluster and start it again",
+    "timed out": "no way to {address}:{port}: is {pod} up, and does a firewall or network policy let the port through?",
+    "No route": "no way to {address}: is {pod} up and in a network that this machine reaches?",
+    "no answer": "{pod} accepts the connection and says nothing: it hangs or is overloaded",
+    "Permission denied": "{pod} does not know the cluster's key: close the cluster and start it again",
+    "Could not resolve": "the name {address} is not known here: look at the DNS, or use the address",
+    "No module named": "the cluster's package is gone from {pod}: close the cluster and start it again",
+    "No such file": "{python} is not there any more: close the cluster and start it again",
+}

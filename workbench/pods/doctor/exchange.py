@@ -1,0 +1,187 @@
+"""How fast the pods speak to each other: an all-reduce over torch's own backend, one process a pod, over SSH.
+
+What runs on the pods is `jobs/allreduce.py`. Every process there ends with its stdin, so nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from subprocess import Popen, TimeoutExpired
+
+from workbench.base import entries
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.command import NO_CLIENT, knock
+from workbench.pods.ssh.identity import Identity
+
+__all__ = ["Exchange", "bus_bytes_per_s", "measure_exchange"]
+
+_LIMIT_S = 60.0
+_END_S = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """What was measured between the pods, one process on each."""
+
+    pods: int
+    """Number of pods that took part."""
+    backend: str = ""
+    """nccl or gloo; empty where it did not come to that."""
+    latency_s: float | None = None
+    """Median seconds of an all-reduce of four bytes."""
+    sizes: tuple[tuple[int, float], ...] = ()
+    """Median seconds of an all-reduce by its size in bytes, the sizes growing; none beyond one that took 0.5 s."""
+    problem: str = ""
+    """Why something is missing; empty where all went well."""
+
+    @property
+    def bandwidth_gb_per_s(self) -> float | None:
+        """Give the bus bandwidth of the largest all-reduce, in 10^9 bytes per second; see `bus_bytes_per_s`."""
+        return bus_bytes_per_s(*self.sizes[-1], self.pods) / 1e9 if self.sizes else None
+
+
+def bus_bytes_per_s(size: int, took_s: float, ranks: int) -> float:
+    """Give the bytes a second that a link carries in an all-reduce.
+
+    A ring moves every byte 2 (n - 1) / n times over each link: nccl-tests, doc/PERFORMANCE.md.
+
+    Args:
+        size: Bytes of the tensor.
+        took_s: Seconds that its all-reduce took.
+        ranks: Number of processes.
+
+    Example:
+        >>> bus_bytes_per_s(3_000_000, 0.5, 3)
+        8000000.0
+    """
+    return 2 * (ranks - 1) / ranks * size / took_s
+
+
+def measure_exchange(
+    pods: Sequence[Pod], identity: Identity, package: str, interfaces: Mapping[str, str], env: Mapping[str, str]
+) -> Exchange:
+    """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods.
+
+    Args:
+        pods: The pods, two or more.
+        identity: The cluster's key.
+        package: Path of this package on the pods.
+        interfaces: Network interface of each pod's address, by the pod's name.
+        env: Environment of the cluster's ranks; it travels on stdin.
+
+    Returns:
+        What was measured; with a `problem` where not all of it could be.
+    """
+    command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-m", entries.ALLREDUCE]
+    processes: list[Popen[str]] = []
+    try:
+        processes += [knock(pod, identity, [*command[:3], pod.python, *command[4:]]) for pod in pods]
+    except FileNotFoundError:
+        return Exchange(pods=len(pods), problem=NO_CLIENT)
+    alarm = threading.Timer(_LIMIT_S, _kill, [processes])
+    alarm.start()
+    said = [_LastWords(process) for process in processes]
+    try:
+        lines = _converse(pods, processes, interfaces, env)
+    except (OSError, ValueError, KeyError) as error:
+        lines = [{"problem": f"{type(error).__name__}: {error}"}]
+    finally:
+        alarm.cancel()
+        _end(processes)
+    exchange = _read(lines, len(pods))
+    if exchange.problem:
+        told = "; ".join(f"{pod.name}: {line}" for pod, words in zip(pods, said, strict=True) if (line := words.last))
+        return replace(exchange, problem=told or exchange.problem)
+    return exchange
+
+
+def _converse(
+    pods: Sequence[Pod], processes: Sequence[Popen[str]], interfaces: Mapping[str, str], env: Mapping[str, str]
+) -> list[Mapping[str, object]]:
+    for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
+        name = interfaces.get(pod.name, "")
+        network = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+        request = {"rank": rank, "world_size": len(pods), "address": pods[0].address, "env": {**network, **env}}
+        _tell(process, request)
+    first = processes[0].stdout
+    assert first is not None
+    opened = json.loads(first.readline() or "{}")
+    if "port" not in opened:
+        return [{"problem": f"{pods[0].name} did not open a store"}]
+    for process in processes[1:]:
+        _tell(process, opened)
+    found: list[Mapping[str, object]] = []
+    for line in first:
+        found.append(json.loads(line))
+        if found[-1].get("over"):
+            break
+    return found
+
+
+def _tell(process: Popen[str], message: Mapping[str, object]) -> None:
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(message) + "\n")
+    process.stdin.flush()
+
+
+def _read(lines: Sequence[Mapping[str, object]], pods: int) -> Exchange:
+    fields: dict[str, object] = {}
+    sizes = []
+    for line in lines:
+        if "latency_s" in line:
+            fields |= {"backend": str(line["backend"]), "latency_s": float(str(line["latency_s"]))}
+        elif "bytes" in line:
+            sizes.append((int(str(line["bytes"])), float(str(line["took_s"]))))
+        elif "problem" in line:
+            fields["problem"] = str(line["problem"])
+    if not any(line.get("over") for line in lines):
+        fields.setdefault("problem", "the measurement broke off")
+    return Exchange(pods=pods, sizes=tuple(sizes), **fields)  # type: ignore[arg-type]
+
+
+def _kill(processes: Sequence[Popen[str]]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _end(processes: Sequence[Popen[str]]) -> None:
+    """Let the far ends go by closing their stdin, then make sure of the near ones."""
+    for process in processes:
+        if process.stdin is not None:
+            try:
+                process.stdin.close()
+            except OSError:
+                continue  # the far end is gone already
+    for process in processes:
+        try:
+            process.wait(_END_S)
+        except TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+class _LastWords:
+    """Read what a process writes to standard error, so that it never waits for us, and keep the last line."""
+
+    def __init__(self, process: Popen[str]):
+        self._process = process
+        self._line = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def last(self) -> str:
+        """Give the last line, once the process has ended."""
+        self._reader.join(_END_S)
+        return self._line
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                self._line = line.strip() or self._line

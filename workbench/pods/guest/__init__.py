@@ -1,0 +1,1 @@
+"""Our side inside a pod that we start: its SSH daemon, guardian, addresses and memory limit."""

@@ -1,0 +1,36 @@
+"""The GPUs of this machine that a local pod may be given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from workbench.base.errors import ConfigError
+
+__all__ = ["visible_gpus"]
+
+
+def visible_gpus(count: int) -> list[str]:
+    """Give the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+        ConfigError: There are not that many.
+    """
+    if count == 0:
+        return []
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = _installed() if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
+    if len(found) < count:
+        raise ConfigError(
+            f"the local pods need {count} GPUs together and this machine offers {len(found)}; ask for fewer"
+        )
+    return found[:count]
+
+
+def _installed() -> list[str]:
+    """Count the GPUs that NVIDIA's driver lists."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    return [str(i) for i, _ in enumerate(line for line in done.stdout.splitlines() if line.startswith("GPU "))]

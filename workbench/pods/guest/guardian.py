@@ -1,0 +1,239 @@
+"""The process that is one local pod: it runs the pod's SSH daemon, reports it, and ends all that ran there.
+
+Started as `python -m workbench.pods.guest.guardian`, its configuration one JSON line on stdin, its stderr the pod's
+log. It is the reaper of every process that is started on the pod, daemonised ones too, so that nothing outlives it:
+
+- SIGTERM: TERM to all of them, KILL after two seconds, then it exits.
+- Its stdin ends without a SIGTERM: the keeper is dead. It waits the lease and then does the same.
+- It is killed itself: the kernel kills its SSH daemon; the agents end by their own lease.
+
+It starts no training and knows nothing of runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from workbench.base.errors import PodError, WorkbenchError
+from workbench.base.processes import Process, adopt_orphans, descendants, die_with_parent, end_all
+from workbench.base.versions import installed_versions
+from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
+from workbench.pods.pod import Phase, Pod
+from workbench.pods.rendezvous.report import register
+
+__all__ = ["PORT_IN_USE", "WorkerConfig", "main"]
+
+PORT_IN_USE = 98
+"""Exit code when another process has the port (EADDRINUSE)."""
+
+_GRACE_S = 2.0
+_SSHD_START_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerConfig:
+    """What a worker reads from stdin. Holds the token: never print it."""
+
+    name: str
+    """The pod's name."""
+    address: str
+    """The loopback address that is its own."""
+    port: int
+    """The port of its SSH daemon."""
+    slots: int
+    """Ranks that it carries."""
+    root: str
+    """The pod's folder; the worker makes it."""
+    log: str
+    """The file that is its stderr and its daemon's."""
+    public_key: str
+    """The key that may log in."""
+    environment: Mapping[str, str]
+    """Variables of every session."""
+    lease_s: float
+    """Seconds to live on without the keeper."""
+    timeout_s: float
+    """Seconds to try to report."""
+    rendezvous: tuple[str, int]
+    """Where to report."""
+    token: str
+    """The cluster's secret in hexadecimal."""
+    allowed_from: str = "127.0.0.0/8"
+    """The addresses that may log in."""
+
+    def __repr__(self) -> str:
+        """Show the pod; never the token."""
+        return f"WorkerConfig({self.name} at {self.address}:{self.port})"
+
+    def to_line(self) -> bytes:
+        """Write it as one line of JSON."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> WorkerConfig:
+        """Read what `to_line` wrote."""
+        data = json.loads(line)
+        return cls(**{**data, "rendezvous": (data["rendezvous"][0], data["rendezvous"][1])})
+
+
+class _Stop(BaseException):
+    """Unwinds from wherever SIGTERM found us."""
+
+
+class _PortInUse(Exception):
+    """The daemon could not listen."""
+
+
+def main() -> int:
+    """Be the pod until told to stop; give the exit code."""
+    os.umask(0o077)
+    config = WorkerConfig.from_line(sys.stdin.buffer.readline())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _stop)
+    adopt_orphans()
+    try:
+        sshd = _start(config)
+        _supervise(sshd, config.lease_s)
+    except _Stop:
+        return 0
+    except _PortInUse:
+        return PORT_IN_USE
+    except WorkbenchError as error:
+        _log(str(error))
+        return 1
+    finally:
+        _end(config)
+    return 0
+
+
+def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
+    """Make the pod's folder, start its daemon and report it."""
+    root, user, sshd = Path(config.root), login_user(), find_sshd()
+    root.mkdir(mode=0o700)
+    daemon = Daemon(
+        folder=root / "sshd",
+        address=config.address,
+        port=config.port,
+        user=user,
+        public_key=config.public_key,
+        environment=config.environment,
+        allowed_from=config.allowed_from,
+    )
+    daemon.prepare(sshd)
+    seen = Path(config.log).stat().st_size
+    process = subprocess.Popen(daemon.command(sshd), stdin=subprocess.DEVNULL, preexec_fn=die_with_parent())
+    _await_listening(process, Path(config.log), seen)
+    pod = Pod(
+        name=config.name,
+        phase=Phase.RUNNING,
+        address=config.address,
+        ssh_port=config.port,
+        user=user,
+        slots=config.slots,
+        host_key=daemon.host_key,
+        root=config.root,
+        python=sys.executable,
+        versions=installed_versions(),
+    )
+    host, port = config.rendezvous
+    register(host, port, bytes.fromhex(config.token), pod, timeout_s=config.timeout_s)
+    return process
+
+
+def _await_listening(process: subprocess.Popen[bytes], log: Path, seen: int) -> None:
+    """Wait until the daemon says in its log that it listens."""
+    deadline = time.monotonic() + _SSHD_START_S
+    while time.monotonic() < deadline:
+        ended = process.poll()
+        with log.open("rb") as file:
+            file.seek(seen)
+            text = file.read()
+        if b"Server listening on" in text:
+            return
+        if ended is not None and b"already in use" in text:
+            raise _PortInUse
+        if ended is not None:
+            raise PodError(f"sshd ended with {ended} instead of listening")
+        time.sleep(0.005)
+    raise PodError(f"sshd did not listen within {_SSHD_START_S:.0f} s")
+
+
+def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
+    """Reap the pod's orphans until the keeper has been dead for a lease.
+
+    Raises:
+        PodError: The daemon ended.
+    """
+    waker, wakened = socket.socketpair()
+    waker.setblocking(False)
+    wakened.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    stdin = sys.stdin.fileno()
+    watched = [stdin, wakened.fileno()]
+    deadline: float | None = None
+    while deadline is None or time.monotonic() < deadline:
+        ended = _reap().get(sshd.pid)
+        if ended is not None:
+            raise PodError(f"sshd of this pod ended with {ended}")
+        ready = select.select(watched, [], [], 1.0)[0]
+        if wakened.fileno() in ready:
+            wakened.recv(4096)
+        if stdin in ready and not os.read(stdin, 4096):
+            watched, deadline = [wakened.fileno()], time.monotonic() + lease_s
+            _log(f"the keeper is gone; this pod ends in {lease_s:.0f} s")
+
+
+def _end(config: WorkerConfig) -> None:
+    """End every process of the pod and remove its host key; the data stays."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+    def left() -> list[Process]:
+        _reap()
+        return descendants(os.getpid())
+
+    for process in end_all(left, grace_s=_GRACE_S):
+        _log(f"process {process.pid} could not be ended")
+    shutil.rmtree(Path(config.root) / "sshd", ignore_errors=True)
+
+
+def _reap() -> dict[int, int]:
+    """Collect children that ended; give their exit codes (a signal as a negative number)."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    """Unwind."""
+    raise _Stop
+
+
+def _log(line: str) -> None:
+    """Write a line to the pod's log."""
+    sys.stderr.write(f"worker: {line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Pods on hosts that are reached over SSH."""

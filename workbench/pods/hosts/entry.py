@@ -1,0 +1,248 @@
+"""What happens between this machine and existing hosts: all met at once, entered, judged, and left again.
+
+Nothing is made on any host before all have let us in. Every trouble is said with the host's name, those of all hosts
+together. `hosts.py` keeps what comes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from time import monotonic
+from typing import TYPE_CHECKING, TypeVar
+
+from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
+from workbench.base.versions import PACKAGES
+from workbench.pods.hosts import far_end as hostscript
+from workbench.pods.hosts.names import Host
+from workbench.pods.pod import Pod, PodSpec
+
+if TYPE_CHECKING:
+    from workbench.pods.ssh.connection import SSHConnection
+
+__all__ = ["Arrival", "check_arrivals", "enter_host", "everywhere", "leave_host", "meet_all"]
+
+_MEET_S = 4.5  # one step of meeting a host
+_NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
+_ENTER_S = 60.0  # a Python on a cold network file system takes its time
+_LEAVE_S = 4.0
+_AT_ONCE = 32
+_AT_ONCE_THROUGH = 6  # sshd drops some of more than ten connections that are not logged in yet (MaxStartups)
+_OLDEST_PYTHON = (3, 11)
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """What a host said of itself when its pod's folder was made."""
+
+    root: str
+    """The pod's folder there."""
+    python: str
+    """The Python that answered."""
+    versions: Mapping[str, str]
+    """Versions of what is installed beside it."""
+    gpus: int
+    """GPUs that this login may use."""
+    cores: int
+    """Processor cores that this login may use."""
+    memory_gib: float
+    """Memory of the machine."""
+    daemon: Sequence[str]
+    """Address and port of its SSH daemon and the boot id of its machine: two names of one host give the same."""
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return (
+            f"{self.cores} cores, {self.memory_gib:.0f} GiB, {self.gpus} GPUs; {self.python}: {versions}; {self.root}"
+        )
+
+
+def meet_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Meet all hosts at once; see `hostkeys.meet`.
+
+    Returns:
+        For each host its key, and that of the host on the way to it or nothing.
+
+    Raises:
+        WorkbenchError: Some would not do: each is named with its reason, within five seconds.
+    """
+    from workbench.pods.hosts.keys import meet
+
+    pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
+    try:
+        futures = [pool.submit(meet, host, trust, _MEET_S) for host in hosts]
+        began_s = monotonic()
+        while not all(future.done() for future in futures):
+            wait(futures, timeout=0.05)
+            if any(f.done() and f.exception() for f in futures) and monotonic() - began_s > _NAMED_S:
+                break
+        _raise_all(futures, [f"{host}: no answer in {_NAMED_S:g} s" for host in hosts])
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a silent host's thread ends by its own limits
+
+
+def everywhere(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
+    """Do something for each item at once; the items stand for these pods.
+
+    Raises:
+        WorkbenchError: It failed for some; each is named.
+    """
+    with ThreadPoolExecutor(max_workers=_at_once([pod.jump for pod in pods])) as pool:
+        futures = [pool.submit(action, item) for item in items]
+        wait(futures)
+    _raise_all(futures, [""] * len(futures))
+    return [future.result() for future in futures]
+
+
+def enter_host(connection: SSHConnection, *, root: str, folder: str, python: str) -> Arrival:
+    """Make the pod's folder on a host and ask what the host is.
+
+    Raises:
+        ConfigError: The Python is not there, too old or without torch, or the folder cannot be made; says what to do.
+        PodError: The host broke off.
+    """
+    pod = connection.pod
+    where = f"{pod.address} ({pod.name})"
+    request = {"root": root, "folder": folder, "pod": pod.name, "packages": list(PACKAGES)}
+    try:
+        said = _ask(connection.open(), python, {"enter": request}, _ENTER_S)
+    except _NoAnswer as error:
+        raise ConfigError(
+            f"{where}: {python} does not run there as it should; give python=PATH of the one that has torch and"
+            f" DeepSpeed. It said: {error}"
+        ) from error
+    except RemoteError as error:
+        raise PodError(f"{where}: {error}") from error
+    if "error" in said:
+        raise ConfigError(f"{where}: no folder for the pod below {root}: {said['error']}; give another root=")
+    found = Arrival(**said)  # type: ignore[arg-type]
+    if tuple(int(part) for part in found.versions["python"].split(".")[:2]) < _OLDEST_PYTHON:
+        raise ConfigError(
+            f"{where}: {found.python} is {found.versions['python']}; 3.11 or newer is needed, see python="
+        )
+    if "torch" not in found.versions:
+        raise ConfigError(
+            f"{where}: torch is not installed for {found.python}; a login that is no terminal's activates no"
+            " environment: give python=PATH, such as python='~/venv/bin/python'"
+        )
+    return found
+
+
+def leave_host(connection: SSHConnection, *, root: str, folder: str, python: str) -> list[str]:
+    """End what bears the pod's mark there and remove its folder.
+
+    Returns:
+        The last lines of the agent's log.
+
+    Raises:
+        WorkbenchError: The host does not answer, or something could not be ended.
+    """
+    pod = connection.pod
+    request = {"root": root, "folder": folder, "pod": pod.name}
+    try:
+        said = _ask(connection.open(), python, {"leave": request}, _LEAVE_S)
+    except _NoAnswer as error:
+        raise PodError(f"{pod.name}: {python} on {pod.address} said: {error}") from error
+    if said.get("left") or said.get("there") or "error" in said:
+        raise PodError(f"{pod.name} on {pod.address} is not quite gone: {json.dumps(said)[:500]}")
+    log = said.get("log")
+    return [str(line) for line in log] if isinstance(log, list) else []
+
+
+def check_arrivals(pods: Sequence[Pod], arrivals: Sequence[Arrival], spec: PodSpec) -> None:
+    """Refuse hosts that are not what is asked for, or not as many as they have names.
+
+    Raises:
+        ConfigError: Names each host and what it lacks.
+    """
+    troubles = [
+        f"{pod.address}: {lack}"
+        for pod, arrival in zip(pods, arrivals, strict=True)
+        for lack in _lacks(pod, arrival, spec)
+    ]
+    if troubles:
+        raise ConfigError("hosts that are less than was asked for:\n" + "\n".join(troubles))
+    seen: dict[tuple[str, ...], str] = {}
+    for pod, arrival in zip(pods, arrivals, strict=True):
+        if (daemon := tuple(arrival.daemon)) in seen:
+            raise ConfigError(f"{seen[daemon]} and {pod.address} are one host under two names; name it once")
+        seen[daemon] = pod.address
+    above = {str(PurePosixPath(arrival.root).parent): pod.address for pod, arrival in zip(pods, arrivals, strict=True)}
+    if len(above) > 1:
+        places = "; ".join(f"{folder} on {address}" for folder, address in above.items())
+        raise ConfigError(
+            f"the cluster's folder must have the same path on all hosts, and it would be {places}; give root="
+            "PATH, an absolute one that can be made on all"
+        )
+
+
+def _lacks(pod: Pod, arrival: Arrival, spec: PodSpec) -> list[str]:
+    lacks = []
+    wanted = max(spec.gpus, pod.slots if spec.gpus else 0)
+    if arrival.gpus < wanted:
+        lacks.append(f"{arrival.gpus} GPUs, {wanted} are asked for")
+    if arrival.cores < spec.cpus:
+        lacks.append(f"{arrival.cores} cores, {spec.cpus:g} are asked for")
+    if spec.memory_gib is not None and arrival.memory_gib < spec.memory_gib:
+        lacks.append(f"{arrival.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")
+    return lacks
+
+
+class _NoAnswer(Exception):
+    """Carries what came in place of an answer."""
+
+
+def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float) -> dict[str, object]:
+    """Have the host's Python run our script.
+
+    Raises:
+        RemoteError: The line broke, or no end in time.
+        _NoAnswer: It ended without an answer.
+    """
+    # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
+    start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
+    argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
+    script = Path(hostscript.__file__).read_bytes()
+    done = connection.run(argv, stdin=script, timeout_s=timeout_s)
+    for line in done.stdout.splitlines():
+        if line.startswith(hostscript.ANSWER):
+            answer: dict[str, object] = json.loads(line.removeprefix(hostscript.ANSWER))
+            return answer
+    words = (done.stderr or done.stdout).strip()[-500:]
+    raise _NoAnswer(words or f"nothing, and ended with exit code {done.exit_code} ({shlex.quote(python)})")
+
+
+def _at_once(jumps: Sequence[object]) -> int:
+    return _AT_ONCE_THROUGH if any(jumps) else _AT_ONCE
+
+
+def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
+    """Raise one error that says what all that failed say.
+
+    Raises:
+        WorkbenchError: Of their own kind where they are of one, else a PodError.
+    """
+    errors: list[WorkbenchError] = []
+    for future, words in zip(futures, unfinished, strict=True):
+        error = future.exception() if future.done() else PodTimeout(words)
+        if error is not None and not isinstance(error, WorkbenchError):
+            raise error
+        if error is not None:
+            errors.append(error)
+    if not errors:
+        return
+    kinds = {type(error) for error in errors}
+    kind = kinds.pop() if len(kinds) == 1 else PodError
+    kind = kind if kind in (ConfigError, PodTimeout) else PodError
+    lines = [str(error) for error in errors]
+    head = "" if len(lines) == 1 else f"{len(lines)} of {len(futures)} hosts will not do:\n"
+    raise kind(head + "\n".join(lines)) from errors[0]

@@ -1,0 +1,149 @@
+"""Whether a host that answers is the one that is meant: its key against known_hosts files and vouched fingerprints.
+
+The first meeting with a host, before anything is pinned: connect, hear its key, judge it, log in, part. An unknown
+key is refused with its fingerprint and the ways to trust it; nothing is ever added by itself. Imports paramiko.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import paramiko
+
+from workbench.base.errors import ConfigError, PodError
+from workbench.pods.hosts.names import Host
+from workbench.pods.ssh.identity import check_key_file, check_key_line, fingerprint, known_hosts_name
+from workbench.pods.ssh.transport import Destination, check_host_key, connect, handshake, log_in, proven_key, reach
+
+__all__ = ["known_keys", "meet", "vouched"]
+
+_KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+
+
+def meet(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
+    """Meet a host: judge its key, see that it lets us in, and leave.
+
+    Args:
+        host: The host, complete.
+        trust: Fingerprints that the user vouches for, by host.
+        timeout_s: Seconds that one step may take.
+
+    Returns:
+        The host's key, and that of the host on the way to it (empty without one), `type base64`.
+
+    Raises:
+        PodError: No way there, another key than the known one, an unknown key, or no entry with our key.
+        PodTimeout: No answer in time.
+        ConfigError: The private key cannot be used.
+    """
+    if host.jump is None:
+        return _enter(host, trust, timeout_s, None), ""
+    hop_key = _enter(host.jump, trust, timeout_s, None)
+    hop = reach(_destination(host.jump, [hop_key]), timeout_s)
+    try:
+        return _enter(host, trust, timeout_s, hop), hop_key
+    finally:
+        hop.close()
+
+
+def known_keys(host: Host) -> list[str]:
+    """Give the keys (`type base64`) that the host's known_hosts files hold for it; ssh-keygen reads them.
+
+    Raises:
+        ConfigError: One of its keys is marked as revoked.
+    """
+    name = host.known_as or known_hosts_name(host.reached or host.address, host.port)
+    found = []
+    for file in host.known_hosts:
+        if not Path(file).is_file():
+            continue
+        argv = ["ssh-keygen", "-F", name, "-f", file]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
+        for words in (line.split() for line in done.stdout.splitlines() if line and not line.startswith("#")):
+            if words[0] == "@revoked":
+                raise ConfigError(f"{file} marks a host key of {host} as revoked; nothing was sent there")
+            if not words[0].startswith("@") and words[1] in _KINDS:
+                found.append(check_key_line(" ".join(words[1:3])))
+    return found
+
+
+def vouched(host: Host, trust: Mapping[str, str]) -> str:
+    """Give the fingerprint that the user vouches for, under the host's name or its address and port."""
+    names = (host.address, f"{host.address}:{host.port}", host.where, host.reached)
+    return next((trust[name] for name in names if name in trust), "")
+
+
+def _enter(host: Host, trust: Mapping[str, str], timeout_s: float, hop: paramiko.Transport | None) -> str:
+    """Hear and judge a host's key, log in, part; give the key."""
+    check_key_file(Path(host.key))
+    expected = vouched(host, trust)
+    pinned = [] if expected else known_keys(host)
+    transport = _listen(host, pinned, expected, timeout_s, hop)
+    try:
+        shown = proven_key(transport)
+        _judge(host, shown, pinned, expected, transport)
+        log_in(transport, _destination(host, pinned))
+        return shown
+    finally:
+        transport.close()
+
+
+def _listen(
+    host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: paramiko.Transport | None
+) -> paramiko.Transport:
+    """Have the host prove a key: of a known type if there is one, else the one with the vouched fingerprint."""
+    destination = _destination(host, pinned)
+    kinds = [line.split(" ")[0] for line in pinned] or _KINDS[:1]
+    first = handshake(connect(destination, timeout_s, hop), destination, kinds, timeout_s)
+    if not expected or fingerprint(proven_key(first)) == expected:
+        return first
+    for kind in _KINDS:  # the fingerprint may be that of a key of another type
+        if kind == proven_key(first).split(" ")[0]:
+            continue
+        try:
+            other = handshake(connect(destination, timeout_s, hop), destination, [kind], timeout_s, only=True)
+        except PodError:
+            continue
+        if fingerprint(proven_key(other)) == expected:
+            first.close()
+            return other
+        other.close()
+    return first
+
+
+def _judge(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: paramiko.Transport) -> None:
+    """Refuse a key that is not the known or vouched one.
+
+    Raises:
+        PodError: It is another one, or nobody vouches for it.
+    """
+    mark = fingerprint(shown)
+    if expected:
+        if mark != expected:
+            raise PodError(
+                f"host key of {host} is not the one that `trust` names: expected {expected}, got {mark};"
+                " another machine answers there, nothing was sent"
+            )
+    elif pinned:
+        check_host_key(transport, _destination(host, pinned))
+    else:
+        kind = shown.split(" ")[0].removeprefix("ssh-").partition("-")[0]
+        raise PodError(
+            f"the host key of {host} is unknown: {mark}. Compare it with what `ssh-keygen -lf"
+            f" /etc/ssh/ssh_host_{kind}_key.pub` prints on {host.address} itself; if they are equal, either give"
+            f' SSHPods(…, trust={{"{host.address}": "{mark}"}}), or log in there once with ssh, which notes the key,'
+            ' and give known_hosts="~/.ssh/known_hosts"'
+        )
+
+
+def _destination(host: Host, pinned: Sequence[str]) -> Destination:
+    return Destination(
+        name=host.address,
+        address=host.reached or host.address,
+        port=host.port,
+        user=host.user,
+        key=Path(host.key),
+        pinned=pinned,
+    )

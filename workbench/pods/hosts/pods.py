@@ -1,0 +1,312 @@
+"""`SSHPods`: pods on machines that exist, reached through their own SSH daemons with the user's own key.
+
+Owns nothing there but the folders that it makes and the agents that are started in them, and stops nothing else.
+`~/.ssh` is read only when asked, and never written; a host key that nobody vouches for is refused. `hostlist.py` reads
+how hosts are named, `hostkeys.py` judges who answers, `hostscript.py` is what runs there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import workbench
+from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.pods.hostfile import check_port, check_user
+from workbench.pods.hosts.entry import Arrival, check_arrivals, enter_host, everywhere, leave_host, meet_all
+from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
+from workbench.pods.pod import Jump, LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.ssh.identity import Identity, write_private
+
+if TYPE_CHECKING:
+    from workbench.pods.ssh.connection import SSHConnection
+
+__all__ = ["SSHPods"]
+
+logger = logging.getLogger(__name__)
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_AGAIN_S = 15.0  # between attempts to reach a host whose connection broke
+_AGAIN_TAKES_S = 2.0
+_LOG_S = 4.0
+_NOTE = "left.json"
+_DEFAULTS: dict[str, object] = {
+    **{"user": "", "port": 22, "key": "", "known_hosts": "", "trust": {}, "ssh_config": False},
+    **{"python": "python3", "root": "~/.cache/deepspeed-workbench"},
+}
+
+
+class SSHPods:
+    """Pods on machines that exist. `PodSpec.image` means nothing here."""
+
+    kind = "ssh"
+
+    def __init__(
+        self,
+        hosts: Sequence[object] = (),
+        *,
+        hostfile: str | Path = "",
+        user: str = "",
+        port: int = 22,
+        key: str | Path = "",
+        known_hosts: str | Path = "",
+        trust: Mapping[str, str] | None = None,
+        jump: object = "",
+        ssh_config: bool | str | Path = False,
+        python: str = "python3",
+        root: str = "~/.cache/deepspeed-workbench",
+    ) -> None:
+        """Say which hosts, and how to get in; connects to none.
+
+        Args:
+            hosts: Each "name", "user@name:port", or an object with address, user, port, key, slots.
+            hostfile: A DeepSpeed or MPI hostfile to take the hosts and their slots from instead.
+            user: User to log in as where a host names none. Default: the calling user's name.
+            port: Port of the SSH daemons where a host names none. Default 22.
+            key: Private key to log in with where a host names none; without a passphrase.
+            known_hosts: A file of host keys to believe, such as `~/.ssh/known_hosts`.
+            trust: Fingerprints (`SHA256:…`) of host keys to believe, by host.
+            jump: A host to go through, written like one of `hosts`; it must allow forwarding.
+            ssh_config: True to take user, port, key, jump host and known hosts from your ssh configuration where
+                nothing is said here; or the path of such a file. Default: it is not read.
+            python: The Python on the hosts that has torch and DeepSpeed; `~/` stands for the home folder there.
+            root: The folder on the hosts below which each cluster makes one of its own.
+
+        Raises:
+            ConfigError: A value that cannot be; names the host where it is one's.
+        """
+        if isinstance(hosts, str) or bool(hosts) == bool(hostfile):
+            raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
+        self.user = check_user(user) if user else ""
+        self.port = check_port(port)
+        self.key = _path(key)
+        self.known_hosts = _path(known_hosts)
+        self.trust = dict(trust or {})
+        self.ssh_config = ssh_config if isinstance(ssh_config, bool) else _path(ssh_config)
+        self.python = python
+        self.root = root
+        self.hosts = [_kept(host) for host in hosts] if hosts else from_hostfile(Path(_path(hostfile)))
+        self.jump = _kept(jump) if jump else None
+        self._check()
+        self._identity: Identity | None = None
+        self._pods: list[Pod] = []
+        self._connections: dict[str, SSHConnection] = {}
+        self._tried_s: dict[str, float] = {}
+        self._logs: dict[str, list[str]] = {}
+        self._folder = ""  # the cluster's own on the hosts, once it may be there
+        self._stopped = False
+        self._working = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Show it as it is written."""
+        said = {**self.to_dict(), "hosts": [host.written for host in self.hosts]}
+        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in said.items() if key != 'kind')})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form; a hostfile's hosts and slots stand in it, not its path."""
+        given = {name: getattr(self, name) for name, value in _DEFAULTS.items() if getattr(self, name) != value}
+        jump = {"jump": self.jump.to_dict()} if self.jump else {}
+        return {"kind": self.kind, "hosts": [host.to_dict() for host in self.hosts], **jump, **given}
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
+        """Meet the first `count` hosts, check that they are what is asked, and make a folder on each.
+
+        See `PodBackend.launch`. A host that cannot be reached or is not believed is named, with all others like it,
+        within five seconds, before anything is made anywhere.
+        """
+        if self._pods:
+            raise BackendError(f"these hosts are in use already ({len(self._pods)} pods); stop them first")
+        if count < 1:
+            raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        if count > len(self.hosts):
+            raise ConfigError(f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name more")
+        self._stopped = False
+        hosts = [self._complete(host) for host in self.hosts[:count]]
+        try:
+            with self._working:
+                keys = meet_all(hosts, self.trust)
+                self._pods = [_pod(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))]
+            context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
+            with self._working:
+                self._enter(spec, context)
+            return list(self._pods)
+        except BaseException:
+            self.stop()
+            raise
+
+    def refresh(self) -> list[Pod]:
+        """Give the pods; a host whose connection broke is Unknown until it answers again."""
+        self._pods = [self._look(pod) for pod in self._pods]
+        return list(self._pods)
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Give what is known of a host, and the end of its agent's log; also after `stop`.
+
+        Raises:
+            ConfigError: No pod of this name was launched.
+        """
+        if name not in self._logs:
+            raise ConfigError(f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+        lines = list(self._logs[name])
+        connection, pod = self._connections.get(name), next((pod for pod in self._pods if pod.name == name), None)
+        if connection is not None and pod is not None and connection.is_open:
+            with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
+                said = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
+                lines += said.stdout.splitlines()
+        return "\n".join(lines[-tail:])
+
+    def stop(self) -> None:
+        """End what we started on the hosts and remove our folders; the hosts and their daemons go on. Idempotent.
+
+        A host that cannot be reached keeps its folder; its agent ends when its lease runs out.
+        """
+        self._stopped = True
+        if self._working.locked():  # a launch that waits for a host gives up when its connection goes
+            for connection in list(self._connections.values()):
+                connection.close()
+        with self._working:
+            everywhere(self._leave, self._pods, self._pods)
+            for connection in self._connections.values():
+                connection.close()
+            self._pods, self._connections, self._folder = [], {}, ""
+            if self._identity is not None:
+                self._identity.destroy()
+
+    def remove_left(self, directory: Path) -> None:
+        """Tidy up the hosts after a keeper that was killed, by what it noted in the cluster's directory. Idempotent."""
+        from workbench.pods.ssh.connection import SSHConnection
+
+        note = directory / "hosts" / _NOTE
+        if not note.is_file():
+            return
+        said = json.loads(note.read_text())
+        self._folder, self._identity = str(said["folder"]), Identity(note.parent)
+        self._pods = [Pod.from_dict(pod) for pod in said["pods"]]
+        self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
+        self.stop()
+
+    def _check(self) -> None:
+        """Refuse what cannot be."""
+        if self.known_hosts and not Path(self.known_hosts).is_file():
+            raise ConfigError(f"the known_hosts file {self.known_hosts} is not there")
+        for host, mark in self.trust.items():
+            if not isinstance(mark, str) or not _FINGERPRINT.fullmatch(mark):
+                raise ConfigError(f"trust of {host} is {mark!r}; it must be a fingerprint as ssh shows it, SHA256:…")
+        for name in ("python", "root"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
+                raise ConfigError(f"SSHPods.{name} is {value!r}; it must be a path on the hosts")
+        seen: set[str] = set()
+        for named in self.hosts:
+            place = named.address.lower()
+            if place in seen:
+                raise ConfigError(f"host {named.address} is named twice; its slots say how many ranks it carries")
+            seen.add(place)
+
+    def _complete(self, host: Host) -> Host:
+        """Fill in what the ssh configuration, if asked, and the defaults say."""
+        asked = replace(host, jump=host.jump or self.jump)
+        port = self.port if self.port != 22 else 0  # what is said here goes before what the configuration says
+        asked = replace(asked, user=host.user or self.user, port=host.port or port, key=host.key or self.key)
+        if self.ssh_config is not False:
+            asked = configured(asked, "" if self.ssh_config is True else str(self.ssh_config))
+        return completed(asked, user=self.user, port=self.port, key=self.key, known_hosts=self.known_hosts)
+
+    def _enter(self, spec: PodSpec, context: LaunchContext) -> None:
+        """Make a folder on each host and complete the pods with what the hosts say."""
+        from workbench.pods.ssh.connection import SSHConnection
+
+        if self._stopped:
+            raise PodError("the hosts were given up before their pods were made")
+        folder = context.directory / "hosts"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._identity = Identity(folder)  # a key of its own is not needed: each pod names the user's
+        self._identity.pin(self._pods)
+        self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
+        # Nobody can have made it before us: the name is told to nobody.
+        self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
+        noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
+        write_private(folder / _NOTE, json.dumps(noted))
+        enter = partial(enter_host, root=self.root, folder=self._folder, python=self.python)
+
+        def arrive(number: int) -> Arrival:
+            arrival = enter(self._connections[self._pods[number].name])
+            self._pods[number] = _arrived(self._pods[number], arrival)
+            self._connections[self._pods[number].name].pod = self._pods[number]
+            self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {arrival}"]
+            return arrival
+
+        arrivals = everywhere(arrive, range(len(self._pods)), self._pods)
+        check_arrivals(self._pods, arrivals, spec)
+        self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
+
+    def _look(self, pod: Pod) -> Pod:
+        """See whether the connection to a host stands, and try now and then to open a broken one."""
+        connection = self._connections[pod.name]
+        if not connection.is_open:
+            if time.monotonic() - self._tried_s.get(pod.name, -_AGAIN_S) < _AGAIN_S:
+                return pod
+            self._tried_s[pod.name] = time.monotonic()
+            connection.timeout_s = _AGAIN_TAKES_S
+            try:
+                connection.open()
+            except WorkbenchError as error:
+                since = f"{time.strftime('%H:%M:%S')}: {error}"
+                return pod if pod.phase is Phase.UNKNOWN else replace(pod, phase=Phase.UNKNOWN, message=since)
+        return replace(pod, phase=Phase.RUNNING, message="")
+
+    def _leave(self, pod: Pod) -> None:
+        """Tidy up on one host; one that does not answer is noted."""
+        connection = self._connections.get(pod.name)
+        if connection is None or not self._folder:
+            return
+        connection.timeout_s = _AGAIN_TAKES_S
+        log = self._logs.setdefault(pod.name, [])
+        try:
+            log += leave_host(connection, root=self.root, folder=self._folder, python=self.python)
+        except WorkbenchError as error:
+            words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
+            logger.warning("%s", words)
+            log.append(words)
+
+
+def _pod(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -> Pod:
+    """Make the pod that a host which let us in will be."""
+    via, jump = host.jump, None
+    if via is not None:
+        jump = Jump(address=via.reached or via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key)
+    return Pod(
+        name=f"pod-{number}",
+        address=host.reached or host.address,
+        ssh_port=host.port,
+        user=host.user,
+        key=host.key,
+        slots=host.slots or spec.slots,
+        host_key=host_key,
+        jump=jump,
+    )
+
+
+def _arrived(pod: Pod, arrival: Arrival) -> Pod:
+    """Complete a pod; the version of this package is ours, which the keeper sends."""
+    versions = {**arrival.versions, "workbench": workbench.__version__}
+    return replace(pod, root=arrival.root, python=arrival.python, versions=versions)
+
+
+def _kept(given: object) -> Host:
+    host = read_host(given)
+    return replace(host, key=_path(host.key))
+
+
+def _path(path: str | Path) -> str:
+    """Make a path of this machine absolute; the keeper runs in another folder."""
+    return str(Path(path).expanduser().absolute()) if str(path) else ""

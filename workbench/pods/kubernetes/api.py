@@ -1,0 +1,299 @@
+"""The calls to a Kubernetes API server, through the official client: made again where that can help.
+
+What is refused is refused in the server's own words. It knows no cluster of ours; `kubernetes.py` says what is made
+and watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from workbench.base.errors import BackendError, ConfigError
+from workbench.pods.kubernetes.config import account_namespace, find_access, need_client
+from workbench.pods.kubernetes.objects import Manifest, Owner
+from workbench.pods.kubernetes.options import KubernetesOptions
+
+__all__ = ["ApiRefusal", "EventStream", "Kind", "KubeApi"]
+
+Kind = Literal["pod", "event", "secret", "service"]
+
+_TIMEOUT_S = (5.0, 20.0)
+_PATIENCE_S = 15.0
+_AGAIN = (429, 500, 502, 503, 504)
+_WATCH_S = 240
+_ROLE = "docker/kubernetes/rbac.yaml has the Role that is needed"
+
+
+class ApiRefusal(BackendError):
+    """Report what the API server answered."""
+
+    def __init__(self, message: str, status: int, retry_after_s: float | None = None):
+        """Keep the HTTP status, 0 where there was no answer, and how long the server wants us to wait."""
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class EventStream:
+    """The lines of one watch, until the server ends it or `close` is called from another thread."""
+
+    def __init__(self, response: Any):
+        """Take the response whose body is being sent."""
+        self._response = response
+
+    def __iter__(self) -> Iterator[Manifest]:
+        """Give the events as they come."""
+        try:
+            for line in self._response:
+                if line.strip():
+                    yield json.loads(line)
+        finally:
+            self._response.close()
+            self._response.release_conn()
+
+    def close(self) -> None:
+        """Wake whoever reads: only shutting the socket does."""
+        connection = getattr(self._response, "connection", None)
+        with contextlib.suppress(OSError, AttributeError):
+            connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Verbs:
+    """The client's functions for one kind of object."""
+
+    create: Callable[..., Any]
+    delete: Callable[..., Any]
+    list: Callable[..., Any]
+
+
+class KubeApi:
+    """One API server and one namespace. Several threads may use it."""
+
+    def __init__(self, options: KubernetesOptions):
+        """Read the configuration; nothing is sent yet.
+
+        Raises:
+            ConfigError: There is none, or it cannot be used.
+        """
+        client = need_client()
+        access = find_access(options)
+        self.in_cluster, self.namespace = access.in_cluster, access.namespace
+        self.giving_up = threading.Event()
+        """Once set, nothing more is tried again for the sake of making something."""
+        self._configuration = access.configuration
+        self._client = client
+        core = client.CoreV1Api(client.ApiClient(self._configuration))
+        self._core = core
+        self._verbs: dict[str, _Verbs] = {
+            kind: _Verbs(
+                create=getattr(core, f"create_namespaced_{kind}"),
+                delete=getattr(core, f"delete_namespaced_{kind}"),
+                list=getattr(core, f"list_namespaced_{kind}"),
+            )
+            for kind in ("pod", "event", "secret", "service")
+        }
+
+    @property
+    def host(self) -> str:
+        """Where the API server is."""
+        return str(self._configuration.host)
+
+    def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        """Make an object, and give it as the server has it.
+
+        Raises:
+            ApiRefusal: The server refused, or could not be reached.
+        """
+        try:
+            return self._call("create", kind, self._verbs[kind].create, self.namespace, manifest)
+        except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names
+            return self.read_pod(_name(manifest)) if kind == "pod" else manifest
+
+    def delete(self, kind: Kind, name: str, uid: str = "", *, grace_s: int | None = None) -> None:
+        """Delete an object if it is there, and if it is still the one with this uid."""
+        body: Manifest = {"preconditions": {"uid": uid}} if uid else {}
+        body |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
+        try:
+            self._call("delete", kind, self._verbs[kind].delete, name, self.namespace, body=body)
+        except ApiRefusal as error:
+            if error.status not in (404, 409):  # gone, or another of the same name
+                raise
+
+    def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
+        """Give the objects and the version of the list, from which a watch goes on.
+
+        Raises:
+            ApiRefusal: The server refused, or could not be reached.
+        """
+        found: Any = self._call("list", kind, self._verbs[kind].list, self.namespace, **selector)
+        return list(found["items"]), str(found.get("metadata", {}).get("resourceVersion", ""))
+
+    def watch(self, kind: Kind, version: str, **selector: str) -> EventStream:
+        """Open a watch that goes on from a version.
+
+        Raises:
+            ApiRefusal: The server refused, or could not be reached; status 410 where the version is too old.
+        """
+        timeouts = (_TIMEOUT_S[0], _WATCH_S + 30.0)
+        response = self._once(
+            ("watch", kind),
+            self._verbs[kind].list,
+            self.namespace,
+            watch=True,
+            resource_version=version,
+            allow_watch_bookmarks=True,
+            timeout_seconds=_WATCH_S,
+            _request_timeout=timeouts,
+            **selector,
+        )
+        return EventStream(response)
+
+    def read_pod(self, name: str) -> Manifest:
+        """Give a pod.
+
+        Raises:
+            ApiRefusal: There is none, or the server refused.
+        """
+        return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
+
+    def own_pod(self) -> Owner | None:
+        """Give the pod that this process runs in, None outside a cluster or in another namespace."""
+        if not self.in_cluster or account_namespace() != self.namespace:
+            return None
+        name = socket.gethostname()
+        try:
+            metadata: Any = self.read_pod(name)["metadata"]
+        except ApiRefusal as error:
+            if error.status == 404:  # a pod on its node's network has the node's name
+                return None
+            raise
+        return Owner(name=name, uid=str(metadata["uid"]))
+
+    def log(self, name: str, tail: int) -> str:
+        """Give the last lines of a pod's log.
+
+        Raises:
+            ApiRefusal: There is none, or the server refused.
+        """
+        what, read = ("get", "pod/log"), self._core.read_namespaced_pod_log
+        if self.giving_up.is_set():
+            response = self._once(what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S)
+        else:
+            response = self._again(what, read, name, self.namespace, tail_lines=tail)
+        return bytes(response.data).decode(errors="backslashreplace")
+
+    def forward(self, name: str, port: int) -> Any:
+        """Open a WebSocket to a port of a pod; `portforward.py` speaks its protocol.
+
+        Raises:
+            ApiRefusal: The server refused, or could not be reached.
+        """
+        from kubernetes.stream import stream
+
+        # A client of its own: while `stream` opens the socket, it changes the client that it is given.
+        own = self._client.CoreV1Api(self._client.ApiClient(self._configuration))
+        try:
+            opened = stream(
+                own.connect_get_namespaced_pod_portforward,
+                name,
+                self.namespace,
+                ports=str(port),
+                binary=True,
+                _preload_content=False,
+            )
+        except self._client.ApiException as error:
+            raise self._refusal("forward a port of", "pod", error) from error
+        return opened.sock
+
+    def _call(self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
+        answer: Manifest = json.loads(self._again((verb, kind), function, *args, **kwargs).data)
+        return answer
+
+    def _again(self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call until it is answered: an overloaded server says when, a failing one is asked again for a while."""
+        deadline, tries = time.monotonic() + _PATIENCE_S, 0
+        while True:
+            try:
+                return self._once(what, function, *args, _request_timeout=_TIMEOUT_S, **kwargs)
+            except ApiRefusal as error:
+                if error.status == 409 and what[0] == "create" and tries:
+                    raise _MadeBefore from error
+                pause_s = _pause_s(error, tries)
+                if error.status not in (0, *_AGAIN) or time.monotonic() + pause_s > deadline:
+                    raise
+                if what[0] == "create" and self.giving_up.is_set():
+                    raise
+            tries += 1
+            if what[0] == "create":
+                self.giving_up.wait(pause_s)
+            else:
+                time.sleep(pause_s)
+
+    def _once(self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return function(*args, _preload_content=False, **kwargs)
+        except self._client.ApiException as error:
+            raise self._refusal(*what, error) from error
+        except (HTTPError, OSError) as error:
+            raise ApiRefusal(f"the Kubernetes API server {self.host} does not answer: {error}", 0) from error
+        except ValueError as error:  # the client holds manifests against its models
+            raise ConfigError(f"the {what[1]}'s manifest is not valid: {_mistakes(error)}") from error
+
+    def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:
+        """Say what was refused, in the server's words."""
+        status = int(error.status or 0)
+        words = _message(error)
+        advice = ""
+        if status == 401:
+            advice = "; the credentials are not valid (any more): log in to the cluster again"
+        elif status == 403 and "exceeded quota" in words:
+            advice = "; ask for fewer or smaller pods, or for a larger quota"
+        elif status == 403 and " cannot " in words:
+            advice = f"; {_ROLE}"
+        seconds = str((error.headers or {}).get("Retry-After", ""))
+        return ApiRefusal(
+            f"Kubernetes did not {verb} the {kind} in namespace {self.namespace} ({status}): {words}{advice}",
+            status,
+            float(seconds) if seconds.isdigit() else None,
+        )
+
+
+class _MadeBefore(Exception):
+    """An object that we asked for is there already."""
+
+
+def _pause_s(error: ApiRefusal, tries: int) -> float:
+    """Give the seconds until the next try: what the server said, or 0.2 s doubling, with a fifth of chance."""
+    asked_s = error.retry_after_s if error.retry_after_s is not None else min(5.0, 0.2 * 2**tries)
+    return asked_s * random.uniform(1.0, 1.2)
+
+
+def _message(error: Any) -> str:
+    """Give the server's own words."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.body or error.reason or "no answer")[:500]
+
+
+def _mistakes(error: ValueError) -> str:
+    """Say where a manifest is wrong, without its values."""
+    found: list[Any] = getattr(error, "errors", list)()
+    return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in found[:5]) or str(error)[:500]
+
+
+def _name(manifest: Manifest) -> str:
+    metadata = manifest["metadata"]
+    assert isinstance(metadata, Mapping)
+    return str(metadata["name"])

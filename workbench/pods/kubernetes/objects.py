@@ -1,0 +1,277 @@
+"""The Kubernetes objects of one cluster, as plain manifests: a Secret, a headless Service and the pods.
+
+Pure: the same inputs give the same manifests; `kubeapi.py` sends them.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.pods.guest.sshd import SSHD_OPTIONS
+from workbench.pods.kubernetes import pod_main as podmain
+from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.kubernetes.podspec import (
+    CONTAINER_SECURITY,
+    placement,
+    pod_security,
+    resources,
+    secret_env,
+    shm_volume,
+)
+from workbench.pods.pod import PodSpec
+from workbench.pods.ssh.identity import check_key_line
+
+__all__ = ["CLUSTER_LABEL", "MANAGED_BY", "MARK", "ClusterObjects", "HostKey", "Manifest", "Owner", "base_name"]
+
+Manifest = dict[str, object]
+
+CLUSTER_LABEL = "deepspeed-workbench/cluster"
+"""The label that all objects of one cluster carry; its value is their common name."""
+MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
+"""The label that all objects of ours carry."""
+MARK = "WORKBENCH_POD"
+"""The variable, in every process of a pod, that holds the pod's folder."""
+
+_SECRET_PATH = "/etc/workbench"
+_WORK_PATH = "/workbench"
+_GRACE_S = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostKey:
+    """The key by which one pod proves itself. Never print it."""
+
+    private: str
+    """In OpenSSH's form."""
+    public: str
+    """`type base64`."""
+
+    def __repr__(self) -> str:
+        """Show the public part only."""
+        return f"HostKey({self.public})"
+
+    @classmethod
+    def generate(cls) -> HostKey:
+        """Make a new ed25519 key."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        key = Ed25519PrivateKey.generate()
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        return cls(private=private.decode(), public=check_key_line(public.decode()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """A pod whose end takes our objects with it: Kubernetes' own garbage collection."""
+
+    name: str
+    """Its name."""
+    uid: str
+    """Its unique id."""
+
+    def references(self) -> list[Manifest]:
+        """Give the owner references of what it owns."""
+        return [{"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}]
+
+
+def base_name(cluster_id: str, suffix: str) -> str:
+    """Give the name that the objects of a cluster share: a DNS label of at most 48 characters.
+
+    Example:
+        >>> base_name("My_Cluster 7", "0a1b2c")
+        'wb-my-cluster-7-0a1b2c'
+    """
+    words = re.sub(r"[^a-z0-9]+", "-", cluster_id.lower()).strip("-")[:36].strip("-")
+    return "-".join(filter(None, ["wb", words, suffix]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterObjects:
+    """All that the manifests of one cluster are made from."""
+
+    base: str
+    """The name that all objects share; see `base_name`."""
+    namespace: str
+    """Where they live."""
+    options: KubernetesOptions
+    """What the user asks of the place."""
+    spec: PodSpec
+    """What the user asks of each pod. Its `env` is not in any manifest: ranks get it over SSH."""
+    count: int
+    """Number of pods."""
+    lease_s: float
+    """Seconds that a pod outlives a keeper that fell silent."""
+    wait_s: float
+    """Seconds that a pod waits for the first login."""
+
+    def __post_init__(self) -> None:
+        """Refuse pods without an image.
+
+        Raises:
+            ConfigError: Neither the backend nor `PodSpec` names one.
+        """
+        if not self.image:
+            raise ConfigError(
+                "Kubernetes pods need an image with sshd and the pinned requirements: KubernetesPods(image=…), or"
+                " PodSpec(image=…)"
+            )
+
+    @property
+    def image(self) -> str:
+        """The image of the pods."""
+        return self.spec.image or self.options.image
+
+    @property
+    def names(self) -> list[str]:
+        """The objects' names of the pods, in rank order."""
+        return [f"{self.base}-{i}" for i in range(self.count)]
+
+    @property
+    def selector(self) -> str:
+        """The label selector that finds them."""
+        return f"{CLUSTER_LABEL}={self.base}"
+
+    def root(self, index: int) -> str:
+        """Give the folder of a pod within it."""
+        return f"{_WORK_PATH}/{self.base}/pod-{index}"
+
+    def secret(self, public_key: str, host_keys: Sequence[HostKey], owner: Owner) -> Manifest:
+        """Give the Secret: the key that may log in, a host key for each pod, and the program they start."""
+        files = {
+            "start.py": Path(podmain.__file__).read_text(encoding="utf-8"),
+            "authorized_keys": f"restrict {check_key_line(public_key)}\n",
+            "sshd_options": SSHD_OPTIONS,
+        }
+        for index, key in enumerate(host_keys):
+            files |= {f"pod-{index}": key.private, f"pod-{index}.pub": key.public + "\n"}
+        data = {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
+        return {
+            **_head("v1", "Secret", self._metadata(self.base, owner)),
+            "type": "Opaque",
+            "immutable": True,
+            "data": data,
+        }
+
+    def service(self, owner: Owner) -> Manifest:
+        """Give the headless Service, by which pods have names: `pod-0.<base>.<namespace>.svc`."""
+        ports = [{"name": "ssh", "port": self.options.port}]
+        spec = {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {CLUSTER_LABEL: self.base},
+            "ports": ports,
+        }
+        return {**_head("v1", "Service", self._metadata(self.base, owner)), "spec": spec}
+
+    def pod(self, index: int, owner: Owner | None) -> Manifest:
+        """Give one pod."""
+        options = self.options
+        metadata = self._metadata(self.names[index], owner)
+        labels, annotations = self._gang()
+        metadata["labels"] = {**self._labels(), **labels, "deepspeed-workbench/pod": f"pod-{index}"}
+        metadata |= (
+            {"annotations": {**options.annotations, **annotations}} if options.annotations or annotations else {}
+        )
+        spec: Manifest = {
+            "hostname": f"pod-{index}",
+            "subdomain": self.base,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(options.deadline_s),
+            "terminationGracePeriodSeconds": _GRACE_S,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pod_security(options),
+            "containers": [self._container(index)],
+            "volumes": self._volumes(index),
+            **placement(options),
+        }
+        return {**_head("v1", "Pod", metadata), "spec": spec}
+
+    def _container(self, index: int) -> Manifest:
+        options, root = self.options, self.root(index)
+        command = [options.python, "-u", f"{_SECRET_PATH}/start.py"]
+        flags = {
+            "--name": f"pod-{index}",
+            "--root": root,
+            "--secret": _SECRET_PATH,
+            "--port": options.port,
+            "--slots": self.spec.slots,
+            "--lease-s": self.lease_s,
+            "--wait-s": self.wait_s,
+        }
+        mounts: list[Manifest] = [
+            {"name": "secret", "mountPath": _SECRET_PATH, "readOnly": True},
+            {"name": "work", "mountPath": _WORK_PATH},
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ]
+        wanted = resources(self.spec, options.gpu_resource)
+        return {
+            "name": "worker",
+            "image": self.image,
+            "command": command,
+            "args": [str(word) for pair in flags.items() for word in pair],
+            "env": self._env(root),
+            "ports": [{"name": "ssh", "containerPort": options.port}],
+            "resources": {"requests": wanted, "limits": wanted},
+            "securityContext": CONTAINER_SECURITY,
+            # Only until it has succeeded once: a probe of the port for ever would fill sshd's log.
+            "startupProbe": {
+                "exec": {"command": ["test", "-f", f"{root}/sshd/listening"]},
+                "periodSeconds": 1,
+                "failureThreshold": 600,
+            },
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": mounts,
+        }
+
+    def _env(self, root: str) -> list[Manifest]:
+        env: list[Manifest] = [
+            {"name": MARK, "value": root},
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ]
+        return [*env, *secret_env(self.options)]
+
+    def _volumes(self, index: int) -> list[Manifest]:
+        own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
+        same = {name: name for name in ("start.py", "authorized_keys", "sshd_options")}
+        items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
+        claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
+        mode = (
+            0o444 if self.options.run_as_user is None else 0o440
+        )  # the files are root's, and fsGroup's if there is one
+        return [
+            {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
+            {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
+            shm_volume(self.options),
+        ]
+
+    def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Give the labels and annotations by which the pods are admitted together.
+
+        Kueue's are those of its plain pod groups: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
+        """
+        labels = {self.options.pod_group_label: self.base} if self.options.pod_group_label else {}
+        if not self.options.queue:
+            return labels, {}
+        labels |= {"kueue.x-k8s.io/queue-name": self.options.queue, "kueue.x-k8s.io/pod-group-name": self.base}
+        return labels, {"kueue.x-k8s.io/pod-group-total-count": str(self.count)}
+
+    def _labels(self) -> dict[str, str]:
+        return {**self.options.labels, MANAGED_BY[0]: MANAGED_BY[1], CLUSTER_LABEL: self.base}
+
+    def _metadata(self, name: str, owner: Owner | None) -> Manifest:
+        metadata: Manifest = {"name": name, "namespace": self.namespace, "labels": self._labels()}
+        return {**metadata, "ownerReferences": owner.references()} if owner is not None else metadata
+
+
+def _head(api_version: str, kind: str, metadata: Mapping[str, object]) -> Manifest:
+    return {"apiVersion": api_version, "kind": kind, "metadata": dict(metadata)}

@@ -1,0 +1,164 @@
+"""`KubernetesPods`: pods of a Kubernetes cluster, each with an SSH daemon, made for one cluster of ours and removed.
+
+A Secret, a headless Service and the pods are all that is made. From inside the cluster the pods are reached at their
+addresses, from outside through the API server's port-forward. `import` of the official client waits for the launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import BackendError, ConfigError, WorkbenchError
+from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.pod import LaunchContext, Pod, PodSpec
+from workbench.pods.ssh.identity import check_key_line, write_private
+
+if TYPE_CHECKING:
+    from workbench.pods.kubernetes.api import KubeApi
+    from workbench.pods.kubernetes.session import Session
+
+__all__ = ["KubernetesPods"]
+
+_LOG = logging.getLogger(__name__)
+_RECORD = "kubernetes.json"
+_MARGIN_S = 60.0  # the agent ends its ranks at the end of the lease; the pod stays a little, for a keeper to see
+
+
+class KubernetesPods(KubernetesOptions):
+    """Pods of a Kubernetes cluster. Takes what `KubernetesOptions` lists; starts nothing when made."""
+
+    kind = "kubernetes"
+
+    def __post_init__(self) -> None:
+        """Check the options, and that the client is installed.
+
+        Raises:
+            ConfigError: An option cannot be, or the client is missing; the message says what to do.
+        """
+        super().__post_init__()
+        if importlib.util.find_spec("kubernetes") is None:
+            raise ConfigError(
+                "KubernetesPods needs the kubernetes package; run: pip install 'deepspeed-workbench[kubernetes]'"
+            )
+        self._session: Session | None = None
+        self._record: Path | None = None
+        self._launched = False
+        self._stopped = False
+        self._turn = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Show it as it is written."""
+        given = ", ".join(f"{name}={value!r}" for name, value in super().to_dict().items())
+        return f"KubernetesPods({given})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form."""
+        return {"kind": self.kind, **super().to_dict()}
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
+        """Make the pods and wait until each can be reached; see `PodBackend.launch`."""
+        if self._launched:
+            raise BackendError("these Kubernetes pods are launched already; stop them first")
+        if count < 1:
+            raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        check_key_line(context.public_key)
+        self._stopped = False
+        session = self._prepare(spec, count, context)
+        try:
+            with self._turn:
+                self._session, self._launched = session, True
+                stopped = self._stopped
+            if stopped:
+                raise BackendError("the Kubernetes pods were stopped before the first was made")
+            return session.open()
+        except BaseException:
+            with contextlib.suppress(WorkbenchError):
+                self.stop()
+            raise
+
+    def refresh(self) -> list[Pod]:
+        """Give the pods as the watch last saw them."""
+        return self._session.look() if self._session is not None and self._launched else []
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Give the last lines of a pod's log; also after `stop`.
+
+        Raises:
+            ConfigError: No pod of this name was launched.
+        """
+        if self._session is None:
+            raise ConfigError(f"no Kubernetes pod {name!r} was launched")
+        return self._session.log(name, tail)
+
+    def stop(self) -> None:
+        """Delete the pods, the Service and the Secret, and wait until the pods are gone. Idempotent.
+
+        Raises:
+            BackendError: Something could not be deleted; it ends by itself at the pods' deadline.
+        """
+        with self._turn:
+            session, launched = self._session, self._launched
+            self._stopped, self._launched = True, False
+        if session is not None and launched:
+            session.close()
+        if self._record is not None:
+            self._record.unlink(missing_ok=True)
+
+    def remove_left(self, directory: Path) -> None:
+        """Delete what a keeper that was killed has left of the cluster of this directory. Idempotent.
+
+        Raises:
+            BackendError: Something could not be deleted.
+        """
+        try:
+            base = str(json.loads((directory / _RECORD).read_text())["base"])
+        except (OSError, ValueError, KeyError):
+            return  # it made nothing, or has removed it
+        from workbench.pods.kubernetes.api import KubeApi
+        from workbench.pods.kubernetes.objects import CLUSTER_LABEL
+        from workbench.pods.kubernetes.remove import remove
+
+        remove(KubeApi(self), base, f"{CLUSTER_LABEL}={base}")
+        (directory / _RECORD).unlink()
+
+    def _prepare(self, spec: PodSpec, count: int, context: LaunchContext) -> Session:
+        """Read the configuration and make the manifests' maker; nothing is made at the platform."""
+        from workbench.pods.kubernetes.api import KubeApi
+        from workbench.pods.kubernetes.objects import ClusterObjects, base_name
+        from workbench.pods.kubernetes.session import Session
+
+        base = base_name(context.cluster_id, secrets.token_hex(3))
+        api = KubeApi(self)
+        objects = ClusterObjects(
+            base=base,
+            namespace=api.namespace,
+            options=self,
+            spec=spec,
+            count=count,
+            lease_s=context.lease_s + _MARGIN_S,
+            wait_s=context.timeout_s + _MARGIN_S,
+        )
+        record = {"base": base, "namespace": api.namespace, "server": api.host}
+        self._record = context.directory / _RECORD
+        write_private(self._record, json.dumps(record, indent=1) + "\n")
+        self._sweep(api)
+        forward = self.reach == "port-forward" or (self.reach == "auto" and not api.in_cluster)
+        return Session(api, objects, context, forward)
+
+    def _sweep(self, api: KubeApi) -> None:
+        """Delete the pods of keepers that died, once they have ended by themselves."""
+        from workbench.pods.kubernetes.objects import MANAGED_BY
+        from workbench.pods.kubernetes.status import leftovers
+
+        pods, _ = api.list("pod", label_selector="=".join(MANAGED_BY))
+        for name, uid in leftovers(pods, time.time()):
+            _LOG.info("deleting %s, which an earlier cluster left", name)
+            api.delete("pod", name, uid)

@@ -1,0 +1,126 @@
+"""A port of a pod, on a loopback port of this machine: each connection travels through the API server's WebSocket.
+
+Speaks `v4.channel.k8s.io`: the first byte of a message is its channel, 0 for data and 1 for the kubelet's complaints,
+and the first message of each channel is the port's number. What travels is SSH, so this sees only ciphertext.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from workbench.base.errors import WorkbenchError
+
+__all__ = ["PortForward"]
+
+_LOG = logging.getLogger(__name__)
+_CHUNK = 128 * 1024
+_DATA, _ERROR = 0, 1
+
+
+class PortForward:
+    """Listen on 127.0.0.1 for as long as it is open, and carry what comes."""
+
+    def __init__(self, dial: Callable[[], Any], port: int):
+        """Listen on a free port.
+
+        Args:
+            dial: Opens a WebSocket to the pod's port.
+            port: The pod's port.
+        """
+        self._dial, self._remote_port = dial, port
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=32)
+        self.port: int = self._listener.getsockname()[1]
+        """The port on this machine."""
+        self._live: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        threading.Thread(target=self._accept, name=f"port-forward {self.port}", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening and break all connections. Idempotent."""
+        with self._lock:
+            self._closed = True
+            live = list(self._live)
+        for one in [self._listener, *live]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                self._live.add(connection)
+                closed = self._closed
+            if closed:
+                connection.close()
+                return
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Carry one connection to its end; whatever happens, both sides of it are closed."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            channel = self._dial()
+            try:
+                _carry(connection, channel)
+            finally:
+                with contextlib.suppress(Exception):  # the peer may be gone in the middle of its farewell
+                    channel.close(timeout=1)
+        except WorkbenchError as error:
+            _LOG.warning("port-forward to port %d: %s", self._remote_port, error)
+        except Exception as error:  # the border of a thread; websocket-client has a tree of errors of its own
+            _LOG.info("port-forward to port %d ended: %s", self._remote_port, error)
+        finally:
+            with self._lock:
+                self._live.discard(connection)
+            connection.close()
+
+
+def _carry(connection: socket.socket, channel: Any) -> None:
+    """Copy both ways until one side ends.
+
+    One thread does both: OpenSSL's connections are not for two at once.
+    """
+    opened: set[int] = set()
+    while True:
+        pending = getattr(channel.sock, "pending", lambda: 0)()
+        readable = [channel.sock] if pending else select.select([connection, channel.sock], [], [])[0]
+        if channel.sock in readable:
+            data = _receive(channel, opened)
+            if data is None:
+                return
+            connection.sendall(data)
+        if connection in readable:
+            data = connection.recv(_CHUNK)
+            if not data:
+                return
+            channel.send_binary(bytes([_DATA]) + data)
+
+
+def _receive(channel: Any, opened: set[int]) -> bytes | None:
+    """Give what a message brings; None when the far side closed."""
+    from websocket import ABNF
+
+    opcode, frame = channel.recv_data_frame()
+    if opcode == ABNF.OPCODE_CLOSE:
+        return None
+    number, data = frame.data[0], bytes(frame.data[1:])
+    if number not in opened:
+        opened.add(number)
+        if len(data) != struct.calcsize("<H"):
+            raise ValueError(f"the API server speaks another protocol: {data[:20]!r}")
+        return b""
+    if number == _ERROR:
+        raise ConnectionError(f"the kubelet says: {data.decode(errors='replace').strip()}")
+    return data

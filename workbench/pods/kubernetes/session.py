@@ -1,0 +1,312 @@
+"""The pods of one cluster in Kubernetes: made, awaited, looked at, removed.
+
+Everything that is made is remembered before it is asked for, so that `close` finds it whatever happened meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import workbench
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
+from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest, Owner
+from workbench.pods.kubernetes.pod_main import REPORT
+from workbench.pods.kubernetes.portforward import PortForward
+from workbench.pods.kubernetes.remove import delete
+from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
+from workbench.pods.kubernetes.watch import Picture
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.rendezvous.report import decode_report
+
+__all__ = ["Session"]
+
+_LOG = logging.getLogger(__name__)
+_AT_ONCE = 16
+_LOG_LINES = 200
+_LAST_LINES = 20
+_GONE_S = 15.0
+_REPORT_S = 5.0
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One pod in the picture."""
+
+    seen: Mapping[str, Any] | None
+    """As it is; None before it is there, and after."""
+    gone: str
+    """What is to be said of it once it was deleted by others."""
+
+
+class Session:
+    """One launch, from its first object to the removal of the last."""
+
+    def __init__(self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool):
+        """Prepare; `open` makes the objects.
+
+        Args:
+            api: Where.
+            objects: The manifests.
+            context: The cluster.
+            forward: Whether SSH goes through the API server.
+        """
+        self._api, self._objects, self._context, self._forward = api, objects, context, forward
+        self._host_keys = [HostKey.generate() for _ in range(objects.count)]
+        self._made: list[tuple[Kind, str, str]] = []
+        self._making = threading.Lock()
+        self._closed = threading.Event()
+        self._changed = threading.Condition()
+        self._pods: dict[int, Pod] = {}
+        self._forwards: list[PortForward] = []
+        self._said = ""
+        self._logs: dict[str, str] = {}
+        self._picture: Picture | None = None
+        self._events: Picture | None = None
+
+    def open(self) -> list[Pod]:
+        """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
+        selector = self._objects.selector
+        self._picture = Picture(self._api, "pod", self._changed, label_selector=selector)
+        self._events = Picture(self._api, "event", self._changed, field_selector="involvedObject.kind=Pod,type=Warning")
+        try:
+            self._make_all()
+            return self._await_all()
+        finally:
+            self._events.close()
+
+    def look(self) -> list[Pod]:
+        """Give the pods as the watch last saw them."""
+        with self._changed:
+            looks = list(self._looks())
+        return [_with_look(pod, looks[index]) for index, pod in sorted(self._pods.items())]
+
+    def log(self, name: str, tail: int) -> str:
+        """Give the last lines of a pod's log; of one that is gone, those that were read last.
+
+        Raises:
+            ConfigError: There is no pod of this name.
+        """
+        names = [f"pod-{index}" for index in range(self._objects.count)]
+        if name not in names:
+            raise ConfigError(f"no Kubernetes pod {name!r} was launched; there are: {', '.join(names)}")
+        with suppress(ApiRefusal):
+            if not self._closed.is_set():
+                self._logs[name] = self._api.log(self._objects.names[names.index(name)], max(tail, _LOG_LINES))
+        return "\n".join(self._logs.get(name, "").splitlines()[-tail:])
+
+    def close(self) -> None:
+        """Delete all that was made and wait until the pods are gone. Idempotent.
+
+        Raises:
+            BackendError: Something could not be deleted; says what, and how to.
+        """
+        self._closed.set()
+        self._api.giving_up.set()
+        with self._changed:
+            self._changed.notify_all()
+        with self._making:
+            made = list(self._made)
+        for forward in self._forwards:
+            forward.close()
+        with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+            list(pool.map(self._keep_log, self._pods))
+            left = [words for words in pool.map(partial(delete, self._api), made) if words]
+        if self._picture is not None:
+            if made and not left:
+                with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
+                    self._await_gone(self._picture, {name for kind, name, _ in made if kind == "pod"})
+            self._picture.close()
+        self._made = []
+        if left:
+            raise BackendError(
+                f"not all could be removed from namespace {self._api.namespace}: {'; '.join(left)}; remove the rest"
+                f" with: kubectl -n {self._api.namespace} delete pod,service,secret -l {self._objects.selector}"
+            )
+
+    def _make_all(self) -> None:
+        """Make the first pod, which owns what comes after it: with it, all goes, whoever deletes it."""
+        objects, notebook = self._objects, self._api.own_pod()
+        first = self._make("pod", objects.pod(0, notebook))
+        metadata: Any = first["metadata"]
+        owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
+        self._make("secret", objects.secret(self._context.public_key, self._host_keys, owner))
+        self._make("service", objects.service(owner))
+        for index in range(1, objects.count):
+            self._make("pod", objects.pod(index, owner))
+
+    def _make(self, kind: Kind, manifest: Manifest) -> Manifest:
+        metadata: Any = manifest["metadata"]
+        with self._making:
+            self._check_open()
+            self._made.append((kind, metadata["name"], ""))
+            made = self._api.create(kind, manifest)
+            uid: Any = made["metadata"]
+            self._made[-1] = (kind, metadata["name"], str(uid.get("uid", "")))
+            return made
+
+    def _await_all(self) -> list[Pod]:
+        """Meet each pod as it comes up."""
+        deadline = time.monotonic() + self._context.timeout_s
+        while True:
+            self._check_open()
+            self._check_allowed()
+            with self._changed:
+                seen = self._changes()
+                looks = list(self._looks())
+                lost = self._lost(looks)
+                waits = self._waits(looks)
+            if lost:
+                raise PodError(self._obituary(*lost))
+            up = [i for i, look in enumerate(looks) if look.seen and is_ready(look.seen) and i not in self._pods]
+            for index in up:
+                self._meet(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
+            self._tell([words for i, words in waits.items() if i not in self._pods])
+            if len(self._pods) == self._objects.count:
+                return [self._pods[index] for index in range(self._objects.count)]
+            if time.monotonic() >= deadline:
+                raise PodTimeout(self._absence(list(waits.values())))
+            with self._changed:
+                self._changed.wait_for(lambda: self._changes() != seen, max(0.0, deadline - time.monotonic()))  # noqa: B023
+
+    def _changes(self) -> tuple[object, ...]:
+        """Give what differs whenever there is something new to look at."""
+        assert self._picture is not None and self._events is not None
+        return self._closed.is_set(), self._picture.changes, self._events.changes
+
+    def _looks(self) -> Iterator[_Look]:
+        """Give each pod as the picture has it, in rank order."""
+        assert self._picture is not None
+        by_name = {item["metadata"]["name"]: item for item in self._picture.objects.values()}
+        gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._picture.gone.values()}
+        for name in self._objects.names:
+            words = ""
+            if name not in by_name and name in gone:
+                item, when_s = gone[name]
+                words = as_gone(item, time.strftime("%H:%M:%S", time.localtime(when_s)))
+            yield _Look(by_name.get(name), words)
+
+    def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
+        """Give the first pod that will not come any more, and why."""
+        for index, look in enumerate(looks):
+            if look.gone or (look.seen and is_hopeless(look.seen)):
+                return index, look.gone or why(look.seen or {}, self._warnings()) or "it ended"
+        return None
+
+    def _waits(self, looks: Sequence[_Look]) -> dict[int, str]:
+        """Say of each pod that has not come what it waits for."""
+        words = {i: why(look.seen, self._warnings()) if look.seen else "" for i, look in enumerate(looks)}
+        return {i: f"pod-{i}" + (f" ({said})" if said else "") for i, said in words.items() if i not in self._pods}
+
+    def _warnings(self) -> list[Mapping[str, Any]]:
+        return list(self._events.objects.values()) if self._events is not None else []
+
+    def _tell(self, waits: Sequence[str]) -> None:
+        line = f"{len(self._pods)} of {self._objects.count} pods are up"
+        line += f"; waiting for {', '.join(waits)}" if waits else ""
+        if line != self._said:
+            self._said = line
+            self._context.report(line)
+
+    def _meet(self, index: int, address: str) -> None:
+        """Read in its log who a pod says it is, and hold that against what we know.
+
+        Raises:
+            PodError: It is not what we made.
+        """
+        name = self._objects.names[index]
+        report = self._report_of(index)
+        pod = decode_report(report)
+        expected = (f"pod-{index}", address, self._host_keys[index].public)
+        if (pod.name, pod.address, pod.host_key) != expected:
+            raise PodError(f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}")
+        if self._forward:
+            port = self._objects.options.port
+            forward = PortForward(partial(self._api.forward, name, port), port)
+            self._forwards.append(forward)
+            pod = replace(pod, ssh_address="127.0.0.1", ssh_port=forward.port)
+        self._pods[index] = replace(pod, versions={**pod.versions, "workbench": workbench.__version__})
+
+    def _report_of(self, index: int) -> str:
+        """Find who a pod says it is; its log may take a moment to be there."""
+        deadline = time.monotonic() + _REPORT_S
+        while True:
+            text, trouble = "", None
+            try:
+                text = self._api.log(self._objects.names[index], _LOG_LINES)
+            except ApiRefusal as error:
+                trouble = error
+            found = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
+            if found:
+                return found[-1]
+            self._check_open()
+            if trouble is not None and (trouble.status in (401, 403) or time.monotonic() > deadline):
+                raise trouble
+            if time.monotonic() > deadline:
+                lines = _tail(text.splitlines())
+                raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{lines}")
+            self._closed.wait(0.1)
+
+    def _obituary(self, index: int, words: str) -> str:
+        lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
+        last = f"\nLast lines of its log:\n{_tail(lines)}" if any(line not in words for line in lines) else ""
+        return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
+
+    def _absence(self, waits: Sequence[str]) -> str:
+        count, limit_s = self._objects.count, self._context.timeout_s
+        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {', '.join(waits)}"
+        error = self._picture.error if self._picture is not None else None
+        return f"{text}; {error}" if error is not None else text
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise PodError("the Kubernetes pods were stopped before all of them had come")
+
+    def _check_allowed(self) -> None:
+        """Give up where the server will not let us see our pods."""
+        error = self._picture.error if self._picture is not None else None
+        if isinstance(error, ApiRefusal) and error.status in (401, 403):
+            raise error
+
+    def _keep_log(self, index: int) -> None:
+        with suppress(WorkbenchError):
+            name = f"pod-{index}"
+            self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
+
+    def _await_gone(self, picture: Picture, names: Collection[str]) -> None:
+        """Wait until the kubelets have ended the pods; one whose node is lost is not waited for long."""
+        deadline = time.monotonic() + _GONE_S
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: not any(item["metadata"]["name"] in names for item in picture.objects.values()),
+                    max(0.0, deadline - time.monotonic()),
+                )
+            left, _ = self._api.list("pod", label_selector=self._objects.selector)  # a watch that broke sees nothing
+            if not left or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        if left:
+            _LOG.warning("%d pods are still being deleted; Kubernetes goes on with it", len(left))
+
+
+def _with_look(pod: Pod, look: _Look) -> Pod:
+    """Give a pod with the phase and the words of a look."""
+    if look.seen is None:
+        return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
+    phase = phase_of(look.seen)
+    words = why(look.seen)
+    return replace(pod, phase=phase, message=words or ("it ended" if phase.is_terminal else ""))
+
+
+def _tail(lines: Sequence[str]) -> str:
+    return "\n".join(lines[-_LAST_LINES:]) or "(nothing)"

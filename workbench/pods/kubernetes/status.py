@@ -1,0 +1,151 @@
+"""What Kubernetes says of a pod, read: its phase, whether it is up, and why it is not, in the platform's words.
+
+Pure: takes the JSON of pods and events, asks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from workbench.pods.kubernetes.objects import CLUSTER_LABEL
+from workbench.pods.pod import Phase
+
+__all__ = ["as_gone", "is_hopeless", "is_ready", "leftovers", "phase_of", "why"]
+
+_HOPELESS = {
+    *("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"),
+    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),
+}
+"""Reasons for waiting that no waiting mends: an image or a Secret that is not there, a command that cannot start."""
+
+_WARNINGS_SHOWN = 2
+_FORGOTTEN_S = 600.0
+
+
+def phase_of(pod: Mapping[str, Any]) -> Phase:
+    """Give the phase; Unknown also where the node stopped reporting."""
+    status = _status(pod)
+    phase = Phase(str(status.get("phase") or Phase.PENDING.value))
+    if phase is Phase.RUNNING and _condition(pod, "Ready").get("reason") == "NodeNotReady":
+        return Phase.UNKNOWN
+    return phase
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Tell whether the pod's SSH daemon listens."""
+    ready = _condition(pod, "Ready").get("status") == "True"
+    return ready and bool(_status(pod).get("podIP")) and not _metadata(pod).get("deletionTimestamp")
+
+
+def is_hopeless(pod: Mapping[str, Any]) -> bool:
+    """Tell whether waiting will not help: it ended, is being deleted, or lacks something that must be made first."""
+    if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
+        return True
+    if any(_waiting(container).get("reason") in _HOPELESS for container in _containers(pod)):
+        return True
+    words = str(_condition(pod, "PodScheduled").get("message", ""))
+    return "persistentvolumeclaim" in words and "not found" in words
+
+
+def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str:
+    """Say why a pod is as it is; empty where there is nothing to say.
+
+    Args:
+        pod: The pod.
+        events: Events of its namespace, oldest first; only this pod's count.
+
+    Example:
+        >>> why({"status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}})
+        'Evicted: The node was low on memory.'
+    """
+    status = _status(pod)
+    said = [_join(status)]
+    said += [_join(end) for container in _containers(pod) if (end := _ended(container))]
+    said.append(_join(_condition(pod, "DisruptionTarget", "True")))
+    if phase_of(pod) is Phase.UNKNOWN:
+        said.append(_join(_condition(pod, "Ready")))
+    if not any(said):
+        said += [_join(waiting) for container in _containers(pod) if (waiting := _waiting(container))]
+        said.append(_join(_condition(pod, "PodScheduled", "False")))
+        said += _warnings(pod, events)
+    return "; ".join(dict.fromkeys(words for words in said if words))
+
+
+def as_gone(pod: Mapping[str, Any], when: str) -> str:
+    """Say that a pod was deleted by somebody else, and why where that is known.
+
+    Args:
+        pod: The pod as it was last seen.
+        when: The time of day.
+    """
+    words = why(pod)
+    return f"it was deleted at {when}, not by this cluster" + (f"; {words}" if words else "")
+
+
+def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str, str]]:
+    """Give name and uid of pods that nobody looks after: ended for ten minutes, and all of their cluster with them.
+
+    Args:
+        pods: Pods of ours, of any cluster.
+        now_s: Seconds since the epoch.
+    """
+    clusters: dict[str, list[Mapping[str, Any]]] = {}
+    for pod in pods:
+        clusters.setdefault(_metadata(pod).get("labels", {}).get(CLUSTER_LABEL, ""), []).append(pod)
+    found = []
+    for members in clusters.values():
+        if all(phase_of(pod).is_terminal and _ended_s(pod) < now_s - _FORGOTTEN_S for pod in members):
+            found += [(str(_metadata(pod)["name"]), str(_metadata(pod)["uid"])) for pod in members]
+    return found
+
+
+def _ended_s(pod: Mapping[str, Any]) -> float:
+    """Give when the last container ended, in seconds since the epoch; when the pod was made where none started."""
+    ends = [container.get("state", {}).get("terminated", {}).get("finishedAt") for container in _containers(pod)]
+    times = [end for end in ends if end] or [_metadata(pod).get("creationTimestamp")]
+    return max(datetime.fromisoformat(str(text)).timestamp() for text in times)
+
+
+def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
+    uid = _metadata(pod).get("uid")
+    found = [_join(e) for e in events if e.get("involvedObject", {}).get("uid") == uid and e.get("type") == "Warning"]
+    return list(dict.fromkeys(found))[-_WARNINGS_SHOWN:]
+
+
+def _ended(container: Mapping[str, Any]) -> dict[str, str]:
+    """Give why a container ended, unless it is that it was done."""
+    ended = container.get("state", {}).get("terminated")
+    if not ended or (ended.get("reason") == "Completed" and not ended.get("message")):
+        return {}
+    code, number = ended.get("exitCode"), ended.get("signal")
+    how = f" (signal {number})" if number else f" (exit code {code})" if code else ""
+    return {"reason": f"{ended.get('reason') or 'Ended'}{how}", "message": str(ended.get("message") or "").strip()}
+
+
+def _waiting(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    waiting: Mapping[str, Any] = container.get("state", {}).get("waiting") or {}
+    return {} if waiting.get("reason") in ("ContainerCreating", "PodInitializing") else waiting
+
+
+def _join(words: Mapping[str, Any]) -> str:
+    return ": ".join(str(words[key]) for key in ("reason", "message") if words.get(key))
+
+
+def _condition(pod: Mapping[str, Any], kind: str, value: str = "") -> Mapping[str, Any]:
+    found: Iterable[Mapping[str, Any]] = _status(pod).get("conditions") or ()
+    return next((c for c in found if c.get("type") == kind and value in ("", c.get("status"))), {})
+
+
+def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    status = _status(pod)
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    return pod.get("status") or {}
+
+
+def _metadata(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    return pod.get("metadata") or {}

@@ -1,0 +1,141 @@
+"""A picture of some Kubernetes objects that keeps itself up to date: one list, then a watch, in a thread.
+
+Nothing is polled. A watch that the server ends goes on from where it was; one whose place is too old (410), and one
+that broke, begins again with a list, so that no deletion is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.base.errors import WorkbenchError
+from workbench.pods.kubernetes.api import ApiRefusal, EventStream, Kind, KubeApi
+
+__all__ = ["Picture"]
+
+_LOG = logging.getLogger(__name__)
+_BREAK_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+_BREATH_S = 0.02
+_GONE = 410
+
+
+class Picture:
+    """The objects of one kind that a selector finds, by uid."""
+
+    def __init__(self, api: KubeApi, kind: Kind, changed: threading.Condition, **selector: str):
+        """Begin to watch.
+
+        Args:
+            api: Where.
+            kind: What kind of object.
+            changed: Notified at every change; its lock guards the picture.
+            **selector: The client's `label_selector` or `field_selector`.
+        """
+        self.objects: dict[str, Mapping[str, Any]] = {}
+        """What is there, by uid, in the order in which it was seen. Read it with the lock held."""
+        self.gone: dict[str, tuple[Mapping[str, Any], float]] = {}
+        """What is no more: as it was last seen, and when it was missed in seconds since the epoch."""
+        self.error: WorkbenchError | None = None
+        """Why the watch stands still; None while it goes."""
+        self.changes = 0
+        """Grows whenever something above changes."""
+        self._api, self._kind, self._changed, self._selector = api, kind, changed, selector
+        self._stream: EventStream | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"watch of {kind}s", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching. Idempotent."""
+        self._closed.set()
+        stream = self._stream
+        if stream is not None:
+            stream.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2.0)
+
+    def _keep(self) -> None:
+        """Watch until closed."""
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                version = self._list()
+                failures = 0
+                while not self._closed.wait(_BREATH_S):  # no storm at a server that ends every watch at once
+                    version = self._follow(version)
+            except _Stale:
+                continue
+            except Exception as error:  # the border of a thread that must not end before it is closed
+                if self._closed.is_set():
+                    return
+                _LOG.info("the watch of %ss broke: %s", self._kind, error)
+                with self._changed:
+                    self.error = error if isinstance(error, WorkbenchError) else None
+                    self._notify()
+                self._closed.wait(_BREAK_S[min(failures, len(_BREAK_S) - 1)])
+                failures += 1
+
+    def _list(self) -> str:
+        """Take stock."""
+        items, version = self._api.list(self._kind, **self._selector)
+        found = {_uid(item): item for item in items}
+        with self._changed:
+            for uid in [uid for uid in self.objects if uid not in found]:
+                self._forget(uid)
+            self.objects.update(found)
+            self.error = None
+            self._notify()
+        return version
+
+    def _follow(self, version: str) -> str:
+        """Apply changes until the server ends the watch; give the version to go on from.
+
+        Raises:
+            _Stale: The version is too old.
+        """
+        try:
+            stream = self._stream = self._api.watch(self._kind, version, **self._selector)
+        except ApiRefusal as error:
+            if error.status == _GONE:
+                raise _Stale from error
+            raise
+        if self._closed.is_set():
+            stream.close()
+        for event in stream:
+            version = self._apply(event, version)
+        return version
+
+    def _apply(self, event: Mapping[str, Any], version: str) -> str:
+        item = event["object"]
+        if event["type"] == "ERROR":
+            if item.get("code") == _GONE:
+                raise _Stale
+            raise ApiRefusal(f"the watch of {self._kind}s broke: {item.get('message')}", int(item.get("code") or 0))
+        if event["type"] != "BOOKMARK":
+            with self._changed:
+                if event["type"] == "DELETED":
+                    self.objects[_uid(item)] = item
+                    self._forget(_uid(item))
+                else:
+                    self.objects[_uid(item)] = item
+                self._notify()
+        return str(item.get("metadata", {}).get("resourceVersion") or version)
+
+    def _notify(self) -> None:
+        self.changes += 1
+        self._changed.notify_all()
+
+    def _forget(self, uid: str) -> None:
+        self.gone[uid] = (self.objects.pop(uid), time.time())
+
+
+class _Stale(Exception):
+    """The place in the server's history from which to go on is gone."""
+
+
+def _uid(item: Mapping[str, Any]) -> str:
+    return str(item["metadata"].get("uid", ""))

@@ -1,0 +1,249 @@
+"""`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own.
+
+All run as the calling user, without root, on one port that is free on all the addresses. Each is one `worker.py`
+process that reports to a rendezvous as any other pod would. CPU is shared with all else that runs here: `PodSpec.cpus`
+says how many threads a rank gets. `memory_gib` is held to by a memory cgroup where this user may make one
+(`can_limit_memory`), elsewhere only the planner heeds it; `image` means nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.base.processes import end_all, with_mark
+from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
+from workbench.pods.guest.gpus import visible_gpus
+from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
+from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.sshd import find_sshd, login_user
+from workbench.pods.hostfile import check_port
+from workbench.pods.local.process import LocalWorker, session_environment, tail_of
+from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.rendezvous.listener import Rendezvous
+from workbench.pods.ssh.identity import check_key_line
+
+__all__ = ["MARK", "LocalPods"]
+
+MARK = "WORKBENCH_POD"
+"""The variable, in every process of a pod, that holds the pod's folder."""
+
+_ATTEMPTS = 5
+_STOP_S = 4.0
+
+
+class _PortTaken(Exception):
+    """Another process took the port between the look and the use."""
+
+
+class LocalPods:
+    """Pods on this machine."""
+
+    kind = "local"
+
+    def __init__(self, port: int | None = None) -> None:
+        """Say where the daemons listen; starts nothing.
+
+        Args:
+            port: The port of all daemons; None picks a free one at launch.
+
+        Raises:
+            ConfigError: It is no port.
+        """
+        self.port = None if port is None else check_port(port)
+        self._workers: list[LocalWorker] = []
+        self._pods: list[Pod] = []
+        self._logs: dict[str, Path] = {}
+        self._limits: list[MemoryLimit] = []
+        self._stopped = False
+        self._starting = threading.Lock()
+
+    def __repr__(self) -> str:
+        """Show it as it is written."""
+        return "LocalPods()" if self.port is None else f"LocalPods(port={self.port})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form."""
+        return {"kind": self.kind} if self.port is None else {"kind": self.kind, "port": self.port}
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
+        """Start the pods and wait until each has reported; see `PodBackend.launch`."""
+        if self._workers:
+            raise BackendError(f"these local pods are launched already ({len(self._workers)}); stop them first")
+        if count < 1:
+            raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        self._stopped = False
+        check_key_line(context.public_key)
+        login_user()
+        find_sshd()
+        addresses = loopback_addresses(count)
+        gpus = visible_gpus(spec.gpus * count)
+        (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(_ATTEMPTS):
+            port = self._choose_port(addresses)
+            try:
+                return self._launch_at(port, addresses, spec, gpus, context)
+            except _PortTaken:
+                context.report(f"port {port} was taken by another process; trying another")
+        raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
+
+    def refresh(self) -> list[Pod]:
+        """Give the pods, failed where their worker has ended."""
+        pods = []
+        for worker, pod in zip(self._workers, self._pods, strict=False):
+            if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
+                _sweep([worker.config.root])
+                pod = replace(pod, phase=Phase.FAILED, message=worker.obituary())
+            pods.append(pod)
+        self._pods = pods
+        return list(pods)
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Give the last lines of a pod's daemon and worker; also after `stop`.
+
+        Raises:
+            ConfigError: No pod of this name was launched.
+        """
+        if name not in self._logs:
+            raise ConfigError(f"no local pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
+        return tail_of(self._logs[name], tail)
+
+    def stop(self) -> None:
+        """End every process of every pod and remove the pods' folders. Idempotent; takes at most five seconds.
+
+        The logs stay beside them.
+        """
+        with self._starting:  # no worker may start unseen beside `_end`
+            self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
+        """Do what `stop` says, without telling a launch that is under way to give up."""
+        workers, roots = self._workers, [worker.config.root for worker in self._workers]
+        for worker in workers:
+            worker.process.terminate()
+        deadline = time.monotonic() + _STOP_S
+        for worker in workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+            if worker.process.stdin is not None:
+                worker.process.stdin.close()
+        _sweep(roots)
+        for root in roots:
+            shutil.rmtree(root, ignore_errors=True)
+        for limit in self._limits:
+            limit.remove()
+        self._workers, self._pods, self._limits = [], [], []
+
+    def _choose_port(self, addresses: Sequence[str]) -> int:
+        """Give the port that was asked for, or a free one."""
+        if self.port is None:
+            return free_port(addresses)
+        check_free(addresses, self.port)
+        return self.port
+
+    def _launch_at(
+        self, port: int, addresses: Sequence[str], spec: PodSpec, gpus: Sequence[str], context: LaunchContext
+    ) -> list[Pod]:
+        """Start one worker per address and wait for all; on any failure stop all again."""
+        names = [f"pod-{i}" for i in range(len(addresses))]
+        try:
+            with Rendezvous(names) as rendezvous:
+                for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
+                    devices = gpus[i * spec.gpus : (i + 1) * spec.gpus]
+                    config = _configure(name, address, port, spec, devices, context, rendezvous)
+                    self._start_worker(
+                        config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
+                    )
+                self._pods = rendezvous.wait(
+                    context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
+                )
+            self._watch()
+            return list(self._pods)
+        except BaseException:
+            self._end()
+            raise
+
+    def _limit(self, name: str, gib: float | None) -> MemoryLimit | None:
+        limit = MemoryLimit.make(name, gib) if gib is not None else None
+        self._limits += [limit] if limit is not None else []
+        return limit
+
+    def _start_worker(self, config: WorkerConfig, limit: MemoryLimit | None) -> None:
+        """Start one worker, under its limit, and hand it its configuration.
+
+        Raises:
+            ConfigError: The folder holds a pod already.
+            PodError: `stop` was called meanwhile.
+        """
+        if Path(config.root).exists():
+            raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
+        with self._starting:
+            self._check_not_stopped()
+            self._logs[config.name] = Path(config.log)
+            self._workers.append(LocalWorker.start(config, limit))
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise PodError("the local pods were stopped before all of them had come")
+
+    def _watch(self) -> None:
+        """Give up at once when a worker has died or `stop` was called meanwhile."""
+        self._check_not_stopped()
+        for worker in self._workers:
+            code = worker.process.poll()
+            if code == PORT_IN_USE:
+                if self.port is None:
+                    raise _PortTaken
+                check_free([worker.config.address], self.port)
+            if code is not None:
+                raise PodError(worker.obituary())
+
+    def _last_words(self, name: str) -> str:
+        """Say of a worker that has not come since when it runs and what it last wrote."""
+        worker = next(worker for worker in self._workers if worker.config.name == name)
+        return worker.last_words()
+
+
+def _configure(
+    name: str,
+    address: str,
+    port: int,
+    spec: PodSpec,
+    gpus: Sequence[str],
+    context: LaunchContext,
+    rendezvous: Rendezvous,
+) -> WorkerConfig:
+    """Make the configuration of one worker."""
+    root = context.directory.absolute() / "pods" / name
+    return WorkerConfig(
+        name=name,
+        address=address,
+        port=port,
+        slots=spec.slots,
+        root=str(root),
+        log=str(root.with_name(f"{name}.log")),
+        public_key=context.public_key,
+        environment={**session_environment(), MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+        lease_s=context.lease_s,
+        timeout_s=context.timeout_s,
+        rendezvous=(rendezvous.host, rendezvous.port),
+        token=rendezvous.token.hex(),
+    )
+
+
+def _sweep(roots: Sequence[str]) -> None:
+    """Kill what a worker that was killed itself has left of its pod."""
+    if roots:
+        end_all(lambda: with_mark(MARK, roots), grace_s=0.0)

@@ -1,0 +1,109 @@
+"""The keeper's side of one local pod's worker process: starting it, its log, its end, and the environments it gets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base import entries
+from workbench.base.child import HOME
+from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.guest.memory_limit import MemoryLimit
+
+__all__ = ["LocalWorker", "session_environment", "tail_of"]
+
+_OBITUARY_LINES = 20
+_WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_SESSION_VARIABLES = (
+    *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TORCH_HOME"),
+    *("TORCH_EXTENSIONS_DIR", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "SSL_CERT_FILE"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+
+
+@dataclass(slots=True)
+class LocalWorker:
+    """One started worker process."""
+
+    config: WorkerConfig
+    """What it was told."""
+    process: subprocess.Popen[bytes]
+    """The process; its stdin stays open for as long as the keeper lives."""
+    started_s: float
+    """When it was started, on the monotonic clock."""
+
+    @classmethod
+    def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
+        """Start the process, under a limit if there is one, and hand it its configuration on stdin, token and all."""
+        with open(config.log, "ab", opener=_private) as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", entries.GUARDIAN],
+                stdin=subprocess.PIPE,
+                bufsize=0,  # else closing the pipe to a dead worker would try to write once more
+                stdout=log,
+                stderr=log,
+                cwd=Path(config.root).parent,
+                env=_worker_environment(),
+                start_new_session=True,  # Ctrl-C is for the notebook
+            )
+        assert process.stdin is not None
+        if limit is not None:
+            with contextlib.suppress(ProcessLookupError):
+                limit.take(process.pid)  # it waits for its configuration and has started nothing yet
+        with contextlib.suppress(BrokenPipeError):  # it died already; whoever watches says how
+            process.stdin.write(config.to_line())
+        return cls(config, process, time.monotonic())
+
+    def last_words(self) -> str:
+        """Say since when it runs and what it last wrote."""
+        line = tail_of(Path(self.config.log), 1) or "none"
+        return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
+
+    def obituary(self) -> str:
+        """Say how it ended, with its last lines."""
+        code, lived_s = self.process.returncode, time.monotonic() - self.started_s
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        lines = tail_of(Path(self.config.log), _OBITUARY_LINES) or "(nothing)"
+        where = f"Last lines of {self.config.log}:"
+        return f"{self.config.name} {how}, {lived_s:.1f} s after its start. {where}\n{lines}"
+
+
+def session_environment() -> dict[str, str]:
+    """Give the sessions of a pod what a terminal on this machine has: search path, caches, proxies.
+
+    Values that sshd's configuration cannot hold are left out. SHLVL keeps a bash that sshd starts from reading
+    ~/.bashrc, which takes its time, may print into our protocol and may put another Python first.
+    """
+    found = _pick(_SESSION_VARIABLES)
+    found["PATH"] = str(Path(sys.executable).parent) + os.pathsep + found.get("PATH", os.defpath)
+    usable = {name: value for name, value in found.items() if value.isprintable() and not set(value) & set('"\\')}
+    return {**usable, "SHLVL": "1"}
+
+
+def tail_of(path: Path, lines: int) -> str:
+    """Read the last lines of a file; nothing if there is none."""
+    with contextlib.suppress(OSError):
+        return "\n".join(path.read_text(errors="backslashreplace").splitlines()[-lines:])
+    return ""
+
+
+def _worker_environment() -> dict[str, str]:
+    """Give the worker what Python needs, the way to this package, and no secrets."""
+    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
+
+
+def _pick(names: Sequence[str]) -> dict[str, str]:
+    """Take those variables of ours that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner reads."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

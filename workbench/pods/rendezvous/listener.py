@@ -1,0 +1,250 @@
+"""Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else.
+
+For places that do not tell addresses themselves, local pods among them. Listens on one interface, runs in the thread
+that waits, and is closed when the pods have come. `registration.py` is the worker's half and says how the exchange
+goes. Garbage, half messages, idle connections and wrong tokens are counted and logged, never raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import logging
+import secrets
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from workbench.base.errors import ConfigError, PodError, PodTimeout
+from workbench.pods.pod import Pod
+from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, decode_report, proof
+
+__all__ = ["Rendezvous"]
+
+_LOG = logging.getLogger(__name__)
+_READ_TIMEOUT_S = 5.0
+_MAX_CONNECTIONS = 128
+_TICK_S = 0.05
+
+
+@dataclass(slots=True)
+class _Guest:
+    """One connection that has not reported yet."""
+
+    connection: socket.socket
+    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    since_s: float = field(default_factory=time.monotonic)
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Rendezvous:
+    """The place where the workers of one cluster report.
+
+    Listens from the moment it is made, so that workers can be started before `wait` is called. Use it in a `with`.
+    """
+
+    def __init__(self, names: Sequence[str], *, host: str = "127.0.0.1", token: bytes | None = None) -> None:
+        """Listen on a free port.
+
+        Args:
+            names: The workers that are to come, in rank order.
+            host: The one interface to listen on.
+            token: The cluster's secret, 32 bytes; None makes a new one.
+
+        Raises:
+            ConfigError: This machine has no such interface.
+        """
+        self.token = token or secrets.token_bytes(32)
+        self.names = tuple(names)
+        self.refused: Counter[str] = Counter()
+        self._came: dict[str, Pod] = {}
+        self._guests: dict[socket.socket, _Guest] = {}
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._listener = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
+        except OSError as error:
+            self._selector.close()
+            raise ConfigError(f"the rendezvous cannot listen on {host!r}: {error.strerror or error}") from error
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self.host: str = host
+        self.port: int = self._listener.getsockname()[1]
+
+    def __repr__(self) -> str:
+        """Show where it listens and who came; never the token."""
+        return f"Rendezvous({self.host}:{self.port}, {len(self._came)} of {len(self.names)} workers reported)"
+
+    def __enter__(self) -> Rendezvous:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Close the listener."""
+        self.close()
+
+    def wait(
+        self,
+        timeout_s: float,
+        *,
+        watch: Callable[[], None] = lambda: None,
+        last_words: Callable[[str], str] = lambda _name: "",
+        report: Callable[[str], None] = lambda _line: None,
+    ) -> list[Pod]:
+        """Block until every worker has reported.
+
+        Args:
+            timeout_s: Seconds to wait.
+            watch: Called about twenty times a second; may raise to give up (a worker process that died).
+            last_words: Says of a missing worker what is known of it, for the error.
+            report: Takes one line of progress for each worker that comes.
+
+        Returns:
+            The pods in the order of `names`.
+
+        Raises:
+            PodTimeout: Names how many came and which did not.
+            PodError: A proven worker sent an impossible report, or two claim one address; names them.
+        """
+        started_s = time.monotonic()
+        while len(self._came) < len(self.names):
+            watch()
+            if time.monotonic() - started_s > timeout_s:
+                raise PodTimeout(self._absence(timeout_s, last_words))
+            for key, _ in self._selector.select(_TICK_S):
+                if key.fileobj is self._listener:
+                    self._welcome()
+                elif (guest := self._guests.get(key.data)) is not None:
+                    self._hear(guest, report)
+            self._drop_idle()
+        return [self._came[name] for name in self.names]
+
+    def close(self) -> None:
+        """Stop listening and drop every connection. Idempotent."""
+        for guest in list(self._guests.values()):
+            self._part(guest)
+        self._selector.close()
+        self._listener.close()
+
+    def _welcome(self) -> None:
+        """Take a connection and send it its nonce; with too many, the one that idled longest has to go."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        guest = _Guest(connection)
+        if len(self._guests) >= _MAX_CONNECTIONS:
+            self._refuse(next(iter(self._guests.values())), "crowded out")
+        self._guests[connection] = guest
+        self._selector.register(connection, selectors.EVENT_READ, connection)
+        self._say(guest, {"nonce": guest.nonce})
+
+    def _hear(self, guest: _Guest, report: Callable[[str], None]) -> None:
+        """Read what a connection sent; answer once there is a whole line."""
+        try:
+            data = guest.connection.recv(MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        guest.received += data
+        line, newline, _ = guest.received.partition(b"\n")
+        if len(line) > MAX_MESSAGE_BYTES:
+            self._refuse(guest, "too long")
+        elif newline:
+            self._judge(guest, bytes(line), report)
+        elif not data:
+            self._refuse(guest, "cut short")
+
+    def _judge(self, guest: _Guest, line: bytes, report: Callable[[str], None]) -> None:
+        """Check the proof, then the report; answer with a proof of our own and part."""
+        try:
+            message = json.loads(line)
+            text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
+            expected = proof(self.token, "worker", guest.nonce, nonce, text)
+            proven = hmac.compare_digest(given.encode(), expected.encode())
+        except (ValueError, RecursionError, TypeError, KeyError):
+            return self._refuse(guest, "garbage")
+        if not proven:
+            return self._refuse(guest, "wrong token")
+        try:
+            error = self._admit(decode_report(text), report)
+        except (ConfigError, PodError) as reason:
+            self._answer(guest, nonce, text, str(reason))
+            raise PodError(str(reason)) from reason
+        return self._answer(guest, nonce, text, error)
+
+    def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
+        """Take a proven worker in; give the reason if it is none of ours.
+
+        Raises:
+            PodError: It contradicts an earlier report.
+        """
+        if pod.name not in self.names:
+            self.refused["unknown worker"] += 1
+            _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
+            return f"no worker {pod.name} is expected"
+        before = self._came.get(pod.name)
+        if before is not None and before != pod:
+            raise PodError(
+                f"two different workers report as {pod.name}: {_where(before)} and {_where(pod)}; is one a clone?"
+            )
+        for other in self._came.values():
+            if other.name != pod.name and _where(other) == _where(pod):
+                raise PodError(
+                    f"workers {other.name} and {pod.name} both report {_where(pod)}: one host twice, or a clone?"
+                )
+        if before is None:
+            self._came[pod.name] = pod
+            missing = [name for name in self.names if name not in self._came]
+            waits = f"; waiting for {', '.join(missing)}" if missing else ""
+            report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
+        return ""
+
+    def _answer(self, guest: _Guest, nonce: str, text: str, error: str) -> None:
+        """Tell a proven worker how it went, proving that it is we who say so."""
+        said = error[:500]
+        self._say(guest, {"error": said, "proof": proof(self.token, "rendezvous", guest.nonce, nonce, text, said)})
+        self._part(guest)
+
+    def _say(self, guest: _Guest, message: dict[str, str]) -> None:
+        """Send one line; it is far smaller than an empty socket buffer, so it goes out whole or the peer is gone."""
+        with contextlib.suppress(OSError):
+            guest.connection.send(json.dumps(message).encode() + b"\n")
+
+    def _drop_idle(self) -> None:
+        """Part with connections that did not send a whole line in time; the oldest stand first."""
+        limit_s = time.monotonic() - _READ_TIMEOUT_S
+        while self._guests and (oldest := next(iter(self._guests.values()))).since_s < limit_s:
+            self._refuse(oldest, "idle")
+
+    def _refuse(self, guest: _Guest, reason: str) -> None:
+        """Count and part, without a word to the peer."""
+        self.refused[reason] += 1
+        _LOG.debug("the rendezvous on port %d refused a connection: %s", self.port, reason)
+        self._part(guest)
+
+    def _part(self, guest: _Guest) -> None:
+        """Close a connection."""
+        if self._guests.pop(guest.connection, None) is not None:
+            self._selector.unregister(guest.connection)
+            guest.connection.close()
+
+    def _absence(self, timeout_s: float, last_words: Callable[[str], str]) -> str:
+        """Say which workers did not come."""
+        missing = [name for name in self.names if name not in self._came]
+        known = [f"{name} ({words})" if (words := last_words(name)) else name for name in missing]
+        text = (
+            f"{len(self._came)} of {len(self.names)} workers reported in {timeout_s:.0f} s; missing: {', '.join(known)}"
+        )
+        wrong = self.refused["wrong token"]
+        return text + (f"; {wrong} reports came with a wrong token" if wrong and not self._came else "")
+
+
+def _where(pod: Pod) -> str:
+    """Give address and port as people write them."""
+    return f"{pod.address}:{pod.ssh_port}"

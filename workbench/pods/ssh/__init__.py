@@ -1,0 +1,1 @@
+"""SSH to a pod: connections, commands and files."""

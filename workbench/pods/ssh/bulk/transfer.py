@@ -1,0 +1,277 @@
+"""Large files between this machine and a pod: at the speed of the link, on from where a break left them, verified.
+
+Each file is one `ssh` with the pod's end of it (`porter.py`) at its other side. The bytes that have come lie in a part
+file beside the place; a line that breaks is opened again and goes on from there, and the file gets its name only when
+the SHA-256 that one side read is that of what the other wrote. Paramiko's ciphers cost two to three times the
+processor time of OpenSSH's. Small files are `sftp.py`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import RemoteError
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.bulk import far_end as porter
+from workbench.pods.ssh.bulk.pipe import Broken, Pipe
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import ssh_argv
+
+__all__ = ["LARGE", "Way", "fetch_file", "send_file", "way_to"]
+
+logger = logging.getLogger(__name__)
+LARGE = 8 << 20
+"""Bytes from which on a file is worth a connection of its own; opening one takes some tenths of a second."""
+_PIECE = 1 << 20
+_PAUSE_S = 0.5
+_AGAIN = 2  # times that a file is carried anew because it arrived as another
+# OpenSSH's own first choice, ChaCha20, takes more than twice the time of these where the processor has instructions
+# for AES. The rest are its other defaults.
+_CIPHERS = (
+    *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com"),
+    *("aes128-ctr", "aes192-ctr", "aes256-ctr"),
+)
+Tell = Callable[[int, int], None]
+"""Takes the bytes that are over and the bytes in all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """How a pod is reached for one command with its input and output as pipes."""
+
+    name: str
+    """The pod's name, for people."""
+    host: str
+    """Its address."""
+    python: str
+    """The Python there."""
+    command: Callable[[Sequence[str]], list[str]]
+    """Gives the argument list, on this machine, that runs a command there."""
+    by_hand: Callable[[str], str] = field(default=lambda _path: "")
+    """Gives the line by which a person can fetch a file there; empty where there is none."""
+    patience_s: float = 120.0
+    """Seconds without a new byte after which it is given up; a line that breaks is opened again until then."""
+
+
+def way_to(pod: Pod, identity: Identity, patience_s: float) -> Way:
+    """Give the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
+    options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
+
+    def command(argv: Sequence[str]) -> list[str]:
+        ssh, *rest = ssh_argv(pod, identity, argv)
+        return [ssh, *options, *rest]
+
+    def by_hand(path: str) -> str:
+        return shlex.join(["scp", "-F", str(identity.ssh_config), f"{pod.address}:{path}", "."])
+
+    python = pod.python or "python3"
+    return Way(name=pod.name, host=pod.address, python=python, command=command, by_hand=by_hand, patience_s=patience_s)
+
+
+def fetch_file(way: Way, remote: str, local: Path, tell: Tell = lambda _done, _size: None) -> str:
+    """Fetch a file of any size; what an earlier try left of it does not travel again.
+
+    Args:
+        way: The way to the pod.
+        remote: Its path there.
+        local: Where it goes; its folder is made. Until it is whole it is `.NAME.part` beside that.
+        tell: Hears how far it is, often.
+
+    Returns:
+        Its SHA-256 as hexadecimal text, which is that of the file on the pod.
+
+    Raises:
+        RemoteError: It cannot be read there, or written here; or no byte came for the way's patience. What has come
+            stays in the part, unless the disk here is full.
+    """
+    local.parent.mkdir(parents=True, exist_ok=True)
+    part = local.with_name(f".{local.name}.part")
+    tries = _Tries(way, f"{remote} on {way.name}", f"what has come is in {part}")
+
+    def once() -> str | None:
+        with Pipe(_porter(way, "send", remote, str(_size(part)))) as pipe, part.open("ab", buffering=0) as file:
+            header = _heard(pipe, way)
+            digest = _digest_of(part)
+            if header["offset"] != _size(part) or header["prefix"] != digest.hexdigest():
+                tries.damaged()
+                file.truncate(0)
+                return None
+            tries.size = header["size"]
+            tries.see(_size(part), tell)
+            while tries.done < tries.size:
+                piece = pipe.read(min(_PIECE, tries.size - tries.done))
+                file.write(piece)
+                digest.update(piece)
+                tries.see(tries.done + len(piece), tell)
+            if _heard(pipe, way)["sha256"] != digest.hexdigest():
+                tries.damaged()
+                file.truncate(0)
+                return None
+        part.replace(local)
+        return digest.hexdigest()
+
+    try:
+        return tries.until_whole(once)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
+        raise RemoteError(f"cannot write {local}: {error.strerror or error}", host=way.host) from error
+
+
+def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda _done, _size: None) -> str:
+    """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again.
+
+    Args:
+        way: The way to the pod.
+        local: The file.
+        remote: Where it goes; its folder is made.
+        part: Its path there until it is whole, in the same folder.
+        tell: Hears how far it is, often.
+
+    Returns:
+        Its SHA-256 as hexadecimal text, which is that of what was written there.
+
+    Raises:
+        RemoteError: It cannot be written there, or no byte was taken for the way's patience; what has arrived stays in
+            the part.
+        OSError: It cannot be read here.
+    """
+    tries = _Tries(way, f"{remote} on {way.name}", f"what has arrived is in {part} there")
+
+    def once() -> str | None:
+        with Pipe(_porter(way, "receive", remote, part)) as pipe, local.open("rb", buffering=0) as file:
+            header = _heard(pipe, way)
+            tries.size = _size(local)
+            digest, have = hashlib.sha256(), int(header["have"])
+            if have <= tries.size:
+                _take(file, have, digest)
+            if digest.hexdigest() != header["prefix"]:
+                file.seek(0)
+                digest, have = hashlib.sha256(), 0
+            _pass(pipe, json.dumps({"offset": have, "size": tries.size}).encode() + b"\n", way)
+            tries.see(have, tell)
+            while tries.done < tries.size:
+                piece = file.read(min(_PIECE, tries.size - tries.done))
+                if not piece:
+                    raise RemoteError(f"{local} became shorter while it was sent; submit the run again", host=way.host)
+                digest.update(piece)
+                _pass(pipe, piece, way)
+                tries.see(tries.done + len(piece), tell)
+            _pass(pipe, json.dumps({"sha256": digest.hexdigest()}).encode() + b"\n", way)
+            if _heard(pipe, way)["sha256"] != digest.hexdigest():
+                tries.damaged()
+                return None
+        return digest.hexdigest()
+
+    return tries.until_whole(once)
+
+
+@dataclass(slots=True)
+class _Tries:
+    """How often, how far, and when it is enough."""
+
+    way: Way
+    what: str
+    where: str
+    size: int = 0
+    done: int = 0
+    count: int = 0
+    spoilt: int = 0
+    moved_at: float = field(default_factory=time.monotonic)
+
+    def see(self, done: int, tell: Tell) -> None:
+        if done > self.done:
+            self.moved_at = time.monotonic()
+        self.done = done
+        tell(done, self.size)
+
+    def damaged(self) -> None:
+        self.spoilt += 1
+        logger.warning("%s arrived as another file; once more", self.what)
+        if self.spoilt > _AGAIN:
+            said = f"{self.what} arrived {self.spoilt} times with another SHA-256 than it has there"
+            raise RemoteError(f"{said}; look for a failing disk or memory on either side", host=self.way.host)
+        self.done = 0
+
+    def until_whole(self, once: Callable[[], str | None]) -> str:
+        while True:
+            self.count += 1
+            try:
+                if (digest := once()) is not None:
+                    return digest
+            except Broken as error:
+                logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
+                if time.monotonic() - self.moved_at > self.way.patience_s:
+                    raise self._given_up(error) from error
+                time.sleep(_PAUSE_S)
+
+    def _given_up(self, error: Broken) -> RemoteError:
+        path = self.what.partition(" on ")[0]
+        hand = f", or by hand while the pod is up: {line}" if (line := self.way.by_hand(path)) else ""
+        return RemoteError(
+            f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after {self.count} tries, and none "
+            f"came for {self.way.patience_s:.0f} s ({error}); {self.where}, and the next try goes on from there{hand}",
+            host=self.way.host,
+        )
+
+
+def _porter(way: Way, *words: str) -> list[str]:
+    return way.command([way.python, "-IS", "-c", _porter_text(), *words])
+
+
+@cache
+def _porter_text() -> str:
+    return Path(porter.__file__).read_text(encoding="utf-8")
+
+
+def _heard(pipe: Pipe, way: Way) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(pipe.readline())
+    if "error" in facts:
+        raise RemoteError(f"{way.name} ({way.host}) says: {facts['error']}", host=way.host)
+    return facts
+
+
+def _pass(pipe: Pipe, data: bytes, way: Way) -> None:
+    try:
+        pipe.write(data)
+    except Broken:
+        _heard(pipe, way)  # why the far side ended, where it said so
+        raise
+
+
+def _digest_of(path: Path) -> hashlib._Hash:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        _take(file, _size(path), digest)
+    return digest
+
+
+def _take(file: Any, count: int, digest: hashlib._Hash) -> None:
+    while count and (piece := file.read(min(count, _PIECE))):
+        digest.update(piece)
+        count -= len(piece)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+@cache
+def _has_aes() -> bool:
+    try:
+        return " aes" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False

@@ -1,0 +1,171 @@
+"""A command that runs on a pod: talk to it line by line, or feed it and wait for its end.
+
+Both streams are always drained, since one that is full blocks the other (faults.md, 10). Opens no connection.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from dataclasses import dataclass
+
+import paramiko
+
+from workbench.base.errors import RemoteError
+
+__all__ = ["Completed", "RemoteStream", "complete"]
+
+_AFTER_EXIT_S = 0.5
+_STDERR_KEPT_BYTES = 65_536
+_READ_BYTES = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completed:
+    """A command that has ended on a pod."""
+
+    exit_code: int
+    """What it returned; -1 if it was killed by a signal."""
+    stdout: str
+    """All it wrote; bytes that are no UTF-8 as backslash escapes."""
+    stderr: str
+    """All it wrote to the other stream, likewise."""
+
+
+class RemoteStream:
+    """A command that runs on a pod, to be talked to through stdin and stdout; one thread may read, another write."""
+
+    def __init__(self, channel: paramiko.Channel, host: str, command: str) -> None:
+        """Take over an open channel on which the command was started."""
+        self.host = host
+        self.command = command
+        self.channel = channel
+        self._received = bytearray()
+        self._stderr = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Send to its stdin; blocks while the pod takes no more.
+
+        Raises:
+            RemoteError: The connection or the command has ended.
+        """
+        try:
+            self.channel.sendall(data)
+        except OSError as error:
+            raise self.error(f"cannot be written to: {error}") from error
+
+    def readline(self, timeout_s: float | None = None) -> bytes:
+        """Give the next line of its stdout with its line end; the rest, or nothing, after the last.
+
+        Raises:
+            RemoteError: No whole line came in time; what came is kept for the next call.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        start = 0
+        while (end := self._received.find(b"\n", start)) < 0:
+            start = len(self._received)
+            if not self._receive(deadline):
+                end = len(self._received) - 1
+                break
+        line = bytes(self._received[: end + 1])
+        del self._received[: end + 1]
+        return line
+
+    def end_input(self) -> None:
+        """Close its stdin."""
+        self.channel.shutdown_write()
+
+    @property
+    def stderr(self) -> str:
+        """The tail of what it wrote to stderr so far."""
+        self._drain_stderr()
+        return self._stderr.decode(errors="backslashreplace")
+
+    @property
+    def exit_code(self) -> int | None:
+        """What it returned (-1: it was killed, or the connection was lost), None while it runs."""
+        return self.channel.recv_exit_status() if self.channel.exit_status_ready() else None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end and give what it returned; None if it still runs."""
+        self.channel.status_event.wait(timeout_s)
+        return self.exit_code
+
+    def close(self) -> None:
+        """Close the channel. The remote command sees the end of its stdin and is not killed. Idempotent."""
+        self.channel.close()
+
+    def _receive(self, deadline: float | None) -> bool:
+        """Wait for more of its stdout; False after its end."""
+        while True:
+            self._drain_stderr()
+            if self.channel.recv_ready() or self.channel.eof_received or self.channel.closed:
+                data = self.channel.recv(_READ_BYTES)
+                self._received += data
+                return bool(data)
+            left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
+            if left_s < 0:
+                raise self.error("sent no line in time")
+            _await(self.channel, left_s)
+
+    def _drain_stderr(self) -> None:
+        """Take what is there, or a full window would block stdout too (faults.md, 10)."""
+        while self.channel.recv_stderr_ready():
+            self._keep(self.channel.recv_stderr(_READ_BYTES))
+
+    def _keep(self, data: bytes) -> None:
+        """Keep the tail of its stderr."""
+        self._stderr += data
+        del self._stderr[:-_STDERR_KEPT_BYTES]
+
+    def error(self, what: str) -> RemoteError:
+        """Make the error for something that went wrong with it, with the tail of its stderr."""
+        words = self.stderr.strip()
+        text = f"{self.command!r} on {self.host} {what}" + (f"; it wrote: {words[-500:]}" if words else "")
+        return RemoteError(text, host=self.host, command=self.command, exit_code=self.exit_code, stderr=words)
+
+
+def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
+    """Feed and drain a command until it ends.
+
+    Raises:
+        TimeoutError: The deadline passed.
+    """
+    channel, pending, output, errors = stream.channel, memoryview(stdin), bytearray(), bytearray()
+    exited_s: float | None = None
+    if not pending:
+        channel.shutdown_write()
+    while True:
+        while channel.recv_stderr_ready():
+            errors += channel.recv_stderr(_READ_BYTES)
+        while channel.recv_ready():
+            output += channel.recv(_READ_BYTES)
+        if pending and channel.send_ready() and not channel.closed:
+            pending = pending[channel.send(bytes(pending[:_READ_BYTES])) :]
+            if not pending:
+                channel.shutdown_write()
+            continue
+        now = time.monotonic()
+        if channel.exit_status_ready():
+            exited_s = exited_s or now
+            if channel.eof_received or channel.closed or now - exited_s > _AFTER_EXIT_S:
+                break
+        if now > deadline:
+            stream._keep(bytes(errors))
+            raise TimeoutError
+        _await(channel, 0.02 if pending or exited_s else 0.25)
+    exit_code = channel.recv_exit_status()
+    if exit_code == -1 and not channel.get_transport().is_active():
+        raise ConnectionError("the connection was lost")
+    return Completed(
+        exit_code=exit_code,
+        stdout=output.decode(errors="backslashreplace"),
+        stderr=errors.decode(errors="backslashreplace"),
+    )
+
+
+def _await(channel: paramiko.Channel, limit_s: float) -> None:
+    """Sleep until the channel has something to read, or the time is over."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    poll.poll(max(0.0, limit_s) * 1000)

@@ -1,0 +1,93 @@
+"""Run a command on a pod through the OpenSSH client, as pdsh and mpirun do, and keep ssh's own words.
+
+For looking at pods from outside: it goes past the agent, so it works where the agent does not. Nothing stays behind:
+what was started reads its stdin to the end, and that ends with the visit.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.openssh import ssh_argv
+
+__all__ = ["NO_CLIENT", "Visit", "knock", "visit"]
+
+NO_CLIENT = "no ssh program here"
+_SSH_FAILED = 255
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """What came of a command on a pod."""
+
+    reached: bool
+    """Whether the command ran there at all."""
+    exit_code: int | None
+    """Its exit code; None where it did not end in time."""
+    out: str
+    """Its standard output."""
+    words: str
+    """What ssh, or the command, wrote to standard error."""
+    began_s: float
+    """When it was asked for, seconds since the epoch on this machine."""
+    ended_s: float
+    """When its end was seen."""
+
+
+def knock(
+    pod: Pod, identity: Identity, command: Sequence[str], *, connect_s: float | None = None
+) -> subprocess.Popen[str]:
+    """Start a command on a pod, with pipes on all three of its streams.
+
+    Args:
+        pod: The pod.
+        identity: The cluster's key.
+        command: The words of the command.
+        connect_s: Seconds until a host that does not answer is given up. Default: the identity's own.
+
+    Raises:
+        FileNotFoundError: This machine has no `ssh`.
+    """
+    argv = ssh_argv(pod, identity, command)
+    quick = [] if connect_s is None else ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
+    return subprocess.Popen(
+        [argv[0], *quick, *argv[1:]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # an interrupt meant for the notebook
+    )
+
+
+def visit(pod: Pod, identity: Identity, command: Sequence[str], *, timeout_s: float) -> Visit:
+    """Run a command on a pod to its end.
+
+    Args:
+        pod: The pod.
+        identity: The cluster's key.
+        command: The words of the command.
+        timeout_s: Seconds after which it is given up.
+    """
+    began_s = time.time()
+    try:
+        process = knock(pod, identity, command, connect_s=timeout_s - 1)
+    except FileNotFoundError:
+        return Visit(reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s)
+    try:
+        out, words = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, words = process.communicate()
+        words = words or f"no answer in {timeout_s:g} s"
+        return Visit(reached=False, exit_code=None, out=out, words=words, began_s=began_s, ended_s=time.time())
+    code = process.returncode
+    return Visit(
+        reached=code != _SSH_FAILED, exit_code=code, out=out, words=words.strip(), began_s=began_s, ended_s=time.time()
+    )

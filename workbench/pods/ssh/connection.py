@@ -1,0 +1,171 @@
+"""One SSH connection to one pod, over paramiko: commands, byte streams and files.
+
+The host key must be the pinned one before anything is sent; the cluster's key, or the one that the pod names, is the
+only one that is offered (`transport.py`). Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a
+deadline. Imports paramiko, so import this module where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import paramiko
+
+from workbench.base.errors import ConfigError, RemoteError
+from workbench.pods.pod import Jump, Pod
+from workbench.pods.ssh.channel import Completed, RemoteStream, complete
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.sftp import Files
+from workbench.pods.ssh.transport import Destination, reach
+
+__all__ = ["Completed", "RemoteStream", "SSHConnection"]
+
+_KEEPALIVE_S = 5
+
+
+class SSHConnection(Files):
+    """A connection to one pod. Several threads may use it at once."""
+
+    def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
+        """Say where to; `open` connects.
+
+        Args:
+            pod: The pod, its address, port and user.
+            identity: The key to show and the host keys to accept.
+            timeout_s: Seconds that one step (connect, log in, open a channel, a pause in a transfer) may take.
+        """
+        self.pod = pod
+        self.identity = identity
+        self.timeout_s = timeout_s
+        super().__init__(pod.address)
+        self._transport: paramiko.Transport | None = None
+        self._hop: paramiko.Transport | None = None
+
+    def __repr__(self) -> str:
+        """Show where it leads."""
+        return f"SSHConnection({self.pod.name}, {self._where}, {'open' if self.is_open else 'closed'})"
+
+    def __enter__(self) -> SSHConnection:
+        """Connect."""
+        return self.open()
+
+    def __exit__(self, *exc: object) -> None:
+        """Close."""
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether the connection stands, as far as this side knows."""
+        return self._transport is not None and self._transport.is_active()
+
+    def open(self) -> SSHConnection:
+        """Connect, check the host key, log in. Does nothing if the connection stands.
+
+        Raises:
+            PodError: Refused, another host key than the pinned one, the key not accepted; in the message's words.
+            PodTimeout: No answer in time.
+            ConfigError: The key file is missing or readable by others.
+        """
+        if self.is_open:
+            return self
+        self.close()
+        if self.pod.jump is not None:
+            self._hop = reach(self._jump(self.pod.jump), self.timeout_s)
+        try:
+            self._transport = reach(self._destination(), self.timeout_s, self._hop)
+        except BaseException:
+            self.close()
+            raise
+        for transport in (self._transport, self._hop):
+            if transport is not None:
+                transport.set_keepalive(_KEEPALIVE_S)
+        return self
+
+    def close(self) -> None:
+        """Close the connection; remote commands are not killed. Idempotent."""
+        self._close_files()
+        for transport in (self._transport, self._hop):
+            if transport is not None:
+                transport.close()
+        self._transport = self._hop = None
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
+        """Run a command to its end. A process it leaves behind that holds its output is not waited for.
+
+        Raises:
+            RemoteError: It did not end in time (it is left running), or the connection broke.
+        """
+        stream = self.stream(argv)
+        try:
+            return complete(stream, stdin, time.monotonic() + timeout_s)
+        except TimeoutError:
+            raise stream.error(f"did not end within {timeout_s:g} s and was left running") from None
+        except (OSError, paramiko.SSHException) as error:
+            raise stream.error(f"broke off: {error}") from error
+        finally:
+            stream.close()
+
+    def stream(self, argv: Sequence[str]) -> RemoteStream:
+        """Start a command and give its stdin and stdout; words of `argv` arrive as they are.
+
+        Raises:
+            RemoteError: The connection is closed or broke.
+        """
+        command = shlex.join(argv)
+        if "\0" in command:
+            raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
+        try:
+            channel = self._live_transport().open_session(timeout=self.timeout_s)
+            channel.settimeout(self.timeout_s)
+            channel.exec_command(os.fsencode(command))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise RemoteError(
+                f"{self.pod.name} ({self._where}) takes no command: {error}", host=self.pod.address
+            ) from error
+        return RemoteStream(channel, self.pod.address, command)
+
+    @property
+    def _where(self) -> str:
+        return f"{self.pod.ssh_address or self.pod.address}:{self.pod.ssh_port}"
+
+    def _destination(self) -> Destination:
+        """Say where the pod is, as this machine sees it."""
+        pod = self.pod
+        return Destination(
+            name=pod.name,
+            address=pod.ssh_address or pod.address,
+            port=pod.ssh_port,
+            user=pod.user,
+            key=self.identity.key_for(pod),
+            pinned=self.identity.pinned(pod.address, pod.ssh_port),
+        )
+
+    def _jump(self, jump: Jump) -> Destination:
+        """Say where the jump host is."""
+        return Destination(
+            name=f"the jump host of {self.pod.name}",
+            address=jump.address,
+            port=jump.port,
+            user=jump.user,
+            key=Path(jump.key),
+            pinned=self.identity.pinned(jump.address, jump.port),
+        )
+
+    def _live_transport(self) -> paramiko.Transport:
+        """Give the transport, or say that it is gone."""
+        if self._transport is None or not self._transport.is_active():
+            raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
+        return self._transport
+
+    def _open_sftp(self) -> paramiko.SFTPClient:
+        """Open a file channel."""
+        client = paramiko.SFTPClient.from_transport(self._live_transport())
+        assert client is not None
+        channel = client.get_channel()
+        assert channel is not None
+        channel.settimeout(self.timeout_s)
+        return client

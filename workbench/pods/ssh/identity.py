@@ -1,0 +1,250 @@
+"""The ephemeral key of one cluster and the host keys of its pods, in one private folder.
+
+The folder also carries an OpenSSH configuration, so that the `ssh` client, pdsh and mpirun all use this key (or the
+one that a pod names), these host keys and nothing else. `~/.ssh` is never read or written.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.pods.hostfile import check_address, check_port, check_user
+from workbench.pods.pod import Jump, Pod
+
+__all__ = ["Identity", "check_key_file", "check_key_line", "fingerprint", "known_hosts_name", "write_private"]
+
+APT_LINE = "sudo apt-get install openssh-server openssh-client"
+
+_JUMP = "workbench-jump-{}"  # not the address: that may be a pod's too, with another port
+_KEY_LINE = re.compile(r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) ([A-Za-z0-9+/]+={0,2})(?: [!-~]+)?")
+
+_CLIENT_OPTIONS = """\
+BatchMode yes
+StrictHostKeyChecking yes
+GlobalKnownHostsFile /dev/null
+UpdateHostKeys no
+CheckHostIP no
+VerifyHostKeyDNS no
+IdentitiesOnly yes
+IdentityAgent none
+AddKeysToAgent no
+PreferredAuthentications publickey
+ForwardAgent no
+ForwardX11 no
+PermitLocalCommand no
+ControlMaster no
+ControlPath none
+ConnectTimeout 5
+ServerAliveInterval 3
+ServerAliveCountMax 3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The folder that holds who we are and whom we trust."""
+
+    folder: Path
+    """Absolute path of the folder, mode 0700."""
+
+    @classmethod
+    def create(cls, folder: Path) -> Identity:
+        """Make a new ed25519 key in a new or empty folder.
+
+        Raises:
+            ConfigError: The folder holds something, or ssh-keygen is missing.
+        """
+        folder = folder.absolute()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; a cluster's identity needs a folder of its own")
+        folder.chmod(0o700)
+        identity = cls(folder)
+        generate_key(identity.key, comment="workbench")
+        identity.pin([])
+        return identity
+
+    @property
+    def key(self) -> Path:
+        """The private key, mode 0600."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        """The pinned host keys, in OpenSSH's form."""
+        return self.folder / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """The configuration for `ssh -F`; with it OpenSSH reads neither the user's nor the machine's."""
+        return self.folder / "ssh_config"
+
+    @property
+    def public_key(self) -> str:
+        """The public key, one line."""
+        return self.key.with_suffix(".pub").read_text().strip()
+
+    def pin(self, pods: Iterable[Pod]) -> None:
+        """Trust these pods' host keys and no others. Replaces known_hosts and ssh_config atomically.
+
+        Raises:
+            ConfigError: A pod's address or host key is not what its name says; nothing is written then.
+        """
+        listed = list(pods)
+        jumps = _jumps(listed)
+        trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
+        trusted += [(jump.address, jump.port, jump.host_key) for jump in jumps]
+        lines = [f"{known_hosts_name(address, port)} {check_key_line(key)}\n" for address, port, key in trusted]
+        config = _client_config(self, listed, jumps)
+        write_private(self.known_hosts, "".join(dict.fromkeys(lines)))
+        write_private(self.ssh_config, config)
+
+    def key_for(self, pod: Pod) -> Path:
+        """Give the private key that opens a pod."""
+        return Path(pod.key) if pod.key else self.key
+
+    def pinned(self, address: str, port: int) -> list[str]:
+        """Give the host keys (`type base64`) pinned for an address, none if it is unknown."""
+        name = known_hosts_name(address, port)
+        lines = self.known_hosts.read_text().splitlines()
+        return [line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[0] == name]
+
+    def destroy(self) -> None:
+        """Remove the key and all that lies beside it. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.key.unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def check_key_file(path: Path) -> None:
+    """Refuse a private key that is missing or that others may read, as OpenSSH does.
+
+    Raises:
+        ConfigError: Names the file and what to do.
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ConfigError(f"key file {path} has mode {mode:04o}, others may use it; run: chmod 600 {path}")
+
+
+def known_hosts_name(address: str, port: int) -> str:
+    """Give the name under which OpenSSH looks up a host.
+
+    Example:
+        >>> known_hosts_name("127.0.0.2", 2222), known_hosts_name("pod.example", 22)
+        ('[127.0.0.2]:2222', 'pod.example')
+    """
+    return address if port == 22 else f"[{address}]:{port}"
+
+
+def check_key_line(line: str) -> str:
+    """Return `type base64` of a public key line; the comment is dropped.
+
+    Raises:
+        ConfigError: The line is not one public key; it could otherwise smuggle a second line or an option in.
+    """
+    match = _KEY_LINE.fullmatch(line)
+    try:
+        blob = base64.b64decode(match[2], validate=True) if match else b""
+    except ValueError:
+        blob = b""
+    if match is None or not blob.startswith(len(match[1]).to_bytes(4, "big") + match[1].encode()):
+        raise ConfigError(f"{line[:40]!r} is not an OpenSSH public key line")
+    return f"{match[1]} {match[2]}"
+
+
+def fingerprint(line: str) -> str:
+    """Give a public key line's fingerprint as `ssh` shows it: SHA256 in base64 without padding."""
+    digest = hashlib.sha256(base64.b64decode(check_key_line(line).split(" ")[1])).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def generate_key(path: Path, comment: str) -> None:
+    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 whatever the umask.
+
+    Raises:
+        ConfigError: ssh-keygen is missing or failed.
+    """
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    try:
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    except FileNotFoundError as error:
+        raise ConfigError(f"ssh-keygen is not installed; run: {APT_LINE}") from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}") from error
+    path.chmod(0o600)
+    path.with_name(path.name + ".pub").chmod(0o600)
+
+
+def write_private(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace a file atomically; nobody else can read it at any moment, whatever the umask."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        part.unlink()
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(handle, "w") as file:
+        os.fchmod(handle, mode)
+        file.write(text)
+    part.replace(path)
+
+
+def _jumps(pods: Iterable[Pod]) -> list[Jump]:
+    """Give each host that some pod is reached through, once."""
+    return list(dict.fromkeys(pod.jump for pod in pods if pod.jump is not None))
+
+
+def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:
+    """Write the OpenSSH client configuration that reaches the pods, each with its key and no other."""
+    blocks = []
+    for pod in pods:
+        lines = [f"User {check_user(pod.user)}", f"IdentityFile {_config_path(identity.key_for(pod))}"]
+        if pod.ssh_address:  # known under the name that the pods use: a forwarded port is another pod's tomorrow
+            alias = known_hosts_name(pod.address, pod.ssh_port).lower()
+            lines += [f"HostName {check_address(pod.ssh_address)}", f"HostKeyAlias {alias}"]
+        if pod.jump is not None:
+            lines.append(f"ProxyCommand {_proxy_command(identity, jumps.index(pod.jump))}")
+        blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
+    for number, jump in enumerate(jumps):
+        lines = [f"HostName {check_address(jump.address)}", f"User {check_user(jump.user)}"]
+        lines.append(f"IdentityFile {_config_path(Path(jump.key))}")
+        blocks.append(_block(_JUMP.format(number), check_port(jump.port), lines))
+    # With `none`, a host that is not listed above is not offered the user's own keys.
+    files = f"IdentityFile none\nUserKnownHostsFile {_config_path(identity.known_hosts)}\n"
+    return "".join([*blocks, "Host *\n", files, _CLIENT_OPTIONS])
+
+
+def _block(host: str, port: int, lines: Sequence[str]) -> str:
+    return "".join([f"Host {host}\n", f"  Port {port}\n", *(f"  {line}\n" for line in lines)])
+
+
+def _proxy_command(identity: Identity, number: int) -> str:
+    """Give the command that reaches through a jump host; ProxyJump would not quote the configuration's path."""
+    config = shlex.quote(str(identity.ssh_config)).replace("%", "%%")
+    return f"ssh -F {config} -W [%h]:%p -- {_JUMP.format(number)}"
+
+
+def _config_path(path: Path) -> str:
+    """Quote a path for ssh_config, whose `%` and `${}` stand for other things.
+
+    Raises:
+        ConfigError: OpenSSH has no way to write this path.
+    """
+    text = str(path)
+    if any(c in text for c in '"\\$') or not text.isprintable():
+        raise ConfigError(f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and backslashes")
+    return '"' + text.replace("%", "%%") + '"'

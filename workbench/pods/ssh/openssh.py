@@ -1,0 +1,50 @@
+"""How the OpenSSH client, pdsh and mpirun are told to use a cluster's identity and nothing of the user's.
+
+Builds argument lists and environments, and writes one wrapper script; starts nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from workbench.base.errors import ConfigError
+from workbench.pods.hostfile import check_address
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.identity import Identity, write_private
+
+__all__ = ["pdsh_environment", "ssh_argv", "ssh_wrapper"]
+
+
+def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[str]:
+    """Give the argument list of an `ssh` that logs in to the pod, or runs a command there.
+
+    `shlex.join` of it can be pasted into a terminal for as long as the cluster lives.
+    """
+    remote = [shlex.join(command)] if command else []
+    return ["ssh", "-F", str(identity.ssh_config), "--", check_address(pod.address), *remote]
+
+
+def pdsh_environment(identity: Identity) -> dict[str, str]:
+    """Give the variables that make pdsh connect through OpenSSH with this identity; ports come from its ssh_config.
+
+    Raises:
+        ConfigError: The path holds a blank or a percent sign; pdsh splits at one and expands the other.
+    """
+    path = str(identity.ssh_config)
+    if any(c in path for c in "%'") or len(path.split()) != 1:
+        raise ConfigError(f"pdsh cannot use the path {path!r}; choose a cluster folder without blanks, quotes and %")
+    return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {path}"}
+
+
+def ssh_wrapper(identity: Identity) -> str:
+    """Write an executable that is `ssh` with this identity, and give its path: OpenMPI's `plm_rsh_agent`.
+
+    Raises:
+        ConfigError: The path holds a blank, a colon or a comma, at which OpenMPI splits.
+    """
+    path = identity.folder / "ssh"
+    if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
+        raise ConfigError(f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;")
+    write_private(path, f'#!/bin/sh\nexec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n', mode=0o700)
+    return str(path)

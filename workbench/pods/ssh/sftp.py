@@ -1,0 +1,195 @@
+"""Files to and from one pod over SFTP, each whole or not at all: written beside its place, then renamed.
+
+The half of `SSHConnection` that moves files; it opens no connection itself. Regular files and folders only; large
+files are `transfer.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+from workbench.base.errors import RemoteError
+
+if TYPE_CHECKING:
+    import paramiko
+
+__all__ = ["Files"]
+
+_REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
+_WINDOW_BYTES = 128 * _REQUEST_BYTES  # asked for at once; paramiko's own limit of requests sleeps 10 ms for each
+
+
+class Files:
+    """Moves files; whoever inherits opens the channel."""
+
+    def __init__(self, host: str) -> None:
+        """Keep the host's address for errors."""
+        self._host = host
+        self._lock = threading.RLock()
+        self._sftp: paramiko.SFTPClient | None = None
+
+    def exists(self, remote: str | PurePosixPath) -> bool:
+        """Tell whether there is a file or folder of this name.
+
+        Raises:
+            RemoteError: The pod cannot say.
+        """
+        with self._client("look at", remote) as client:
+            try:
+                client.stat(str(remote))
+            except FileNotFoundError:
+                return False
+        return True
+
+    def size(self, remote: str | PurePosixPath) -> int:
+        """Give the bytes of a file.
+
+        Raises:
+            RemoteError: There is none, or the pod cannot say.
+        """
+        with self._client("look at", remote) as client:
+            return client.stat(str(remote)).st_size or 0
+
+    def put(self, local: Path, remote: str | PurePosixPath, mode: int = 0o600) -> None:
+        """Send a file, replacing what is there; missing folders are made (0700).
+
+        Raises:
+            RemoteError: The pod does not take it; nothing of it is left there if it still can be reached.
+        """
+        with local.open("rb") as source:
+            self._put(source, PurePosixPath(remote), mode)
+
+    def put_bytes(self, data: bytes, remote: str | PurePosixPath, mode: int = 0o600) -> None:
+        """Send bytes as a file; otherwise like `put`."""
+        self._put(io.BytesIO(data), PurePosixPath(remote), mode)
+
+    def put_tree(self, local: Path, remote: str | PurePosixPath) -> int:
+        """Send a folder with all that is in it, keeping what is executable so; give the number of files.
+
+        Links are followed to files and not into folders.
+        """
+        files = sorted(path for path in local.rglob("*") if path.is_file())
+        for path in files:
+            mode = 0o700 if path.stat().st_mode & 0o100 else 0o600
+            self.put(path, PurePosixPath(remote, *path.relative_to(local).parts), mode)
+        return len(files)
+
+    def get(self, remote: str | PurePosixPath, local: Path) -> None:
+        """Fetch a file, replacing what is there; missing folders are made.
+
+        Raises:
+            RemoteError: The pod does not give it; the local file is as it was.
+        """
+        local.parent.mkdir(parents=True, exist_ok=True)
+        part = local.with_name(f".{local.name}.part")
+        try:
+            with (
+                part.open("wb") as target,
+                self._client("read", remote) as client,
+                client.open(str(remote), "rb") as source,
+            ):
+                _pull(source, target)
+            part.replace(local)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def get_bytes(self, remote: str | PurePosixPath, max_bytes: int = 1 << 24) -> bytes:
+        """Fetch a small file, at most its first `max_bytes`."""
+        with self._client("read", remote) as client, client.open(str(remote), "rb") as file:
+            return bytes(file.read(max_bytes))
+
+    def get_tree(self, remote: str | PurePosixPath, local: Path) -> list[Path]:
+        """Fetch a folder with all that is in it; give the files' places on this side, sorted.
+
+        Raises:
+            RemoteError: It holds a link, a device or a name that leads elsewhere; or the pod does not give it.
+        """
+        found = list(self._walk(PurePosixPath(remote)))
+        local.mkdir(parents=True, exist_ok=True)
+        targets = [local.joinpath(*path.relative_to(remote).parts) for path in found]
+        for path, target in zip(found, targets, strict=True):
+            self.get(path, target)
+        return sorted(targets)
+
+    def _open_sftp(self) -> paramiko.SFTPClient:
+        """Open a file channel."""
+        raise NotImplementedError
+
+    def _close_files(self) -> None:
+        """Close the file channel."""
+        with self._lock:
+            if self._sftp is not None:
+                self._sftp.close()
+                self._sftp = None
+
+    @contextlib.contextmanager
+    def _client(self, verb: str, remote: str | PurePosixPath) -> Iterator[paramiko.SFTPClient]:
+        """Lend the file channel to one caller at a time; its errors name host and file."""
+        with self._lock:
+            try:
+                if self._sftp is None or self._sftp.sock.closed:
+                    self._sftp = self._open_sftp()
+                yield self._sftp
+            except Exception as error:  # paramiko raises OSError, EOFError, SSHException and its own
+                if isinstance(error, RemoteError):
+                    raise
+                text = f"cannot {verb} {remote} on {self._host}: {error or type(error).__name__}"
+                raise RemoteError(text, host=self._host) from error
+
+    def _put(self, source: IO[bytes], remote: PurePosixPath, mode: int) -> None:
+        """Write beside the place, then rename."""
+        part = str(remote.with_name(f".{remote.name}.part"))
+        with self._client("write", remote) as client:
+            _make_folders(client, remote.parent)
+            try:
+                with client.open(part, "wb") as target:
+                    target.chmod(mode)
+                    target.set_pipelined(True)
+                    while chunk := source.read(1 << 18):
+                        target.write(chunk)
+                client.posix_rename(part, str(remote))
+            except OSError:
+                with contextlib.suppress(Exception):
+                    client.remove(part)
+                raise
+
+    def _walk(self, folder: PurePosixPath) -> Iterator[PurePosixPath]:
+        """Walk over the files below a folder, refusing what could lead out of it."""
+        with self._client("list", folder) as client:
+            entries = client.listdir_attr(str(folder))
+        for entry in entries:
+            path, kind = folder / entry.filename, stat.S_IFMT(entry.st_mode or 0)
+            if path.parent != folder or path.name in ("", ".."):
+                raise RemoteError(f"{self._host} sent the file name {entry.filename!r}", host=self._host)
+            if kind == stat.S_IFDIR:
+                yield from self._walk(path)
+            elif kind == stat.S_IFREG:
+                yield path
+            else:
+                raise RemoteError(f"{path} on {self._host} is neither a file nor a folder", host=self._host)
+
+
+def _pull(source: paramiko.SFTPFile, target: IO[bytes]) -> None:
+    """Copy an open remote file, many requests under way at a time."""
+    size = source.stat().st_size or 0
+    for start in range(0, size, _WINDOW_BYTES):
+        end = min(size, start + _WINDOW_BYTES)
+        pieces = [(offset, min(_REQUEST_BYTES, end - offset)) for offset in range(start, end, _REQUEST_BYTES)]
+        for data in source.readv(pieces):
+            target.write(data)
+
+
+def _make_folders(client: paramiko.SFTPClient, folder: PurePosixPath) -> None:
+    """Make a folder and those above it where they are missing."""
+    try:
+        client.stat(str(folder))
+    except FileNotFoundError:
+        _make_folders(client, folder.parent)
+        with contextlib.suppress(OSError):  # another thread or process was first; if not, the write says so
+            client.mkdir(str(folder), 0o700)

@@ -1,0 +1,212 @@
+"""How a paramiko transport to a host is made: connect, hear the host's key, compare it, log in; through a jump or not.
+
+One function for each step, so that whoever needs only the first ones (to learn a host's key) can stop there. Nothing
+is sent to a host before its key was compared. No agent, no password, no `~/.ssh`. Imports paramiko, so import this
+module where it is used.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import paramiko
+
+from workbench.base.errors import ConfigError, PodError, PodTimeout
+from workbench.pods.ssh.identity import check_key_file, fingerprint
+
+__all__ = ["Destination", "check_host_key", "connect", "handshake", "log_in", "proven_key", "reach"]
+
+_TRANSPORT_LOG = "workbench.pods.ssh.transport"
+_BANNER_S = 10.0
+_CONNECT_S = 5.0
+
+Wire: TypeAlias = "socket.socket | paramiko.Channel"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Destination:
+    """A host to log in to."""
+
+    name: str
+    """What the errors call it: the pod's name."""
+    address: str
+    """Address that reaches it from where the connection comes from."""
+    port: int
+    """Port of its SSH daemon."""
+    user: str = ""
+    """User to log in as."""
+    key: Path = Path()
+    """The private key to show."""
+    pinned: Sequence[str] = ()
+    """The host keys to accept, `type base64`."""
+
+    @property
+    def where(self) -> str:
+        """Give address and port as people write them."""
+        return f"{self.address}:{self.port}"
+
+
+def reach(destination: Destination, timeout_s: float, through: paramiko.Transport | None = None) -> paramiko.Transport:
+    """Connect, check the host key, log in.
+
+    Args:
+        destination: Where to; some of its host keys must be pinned.
+        timeout_s: Seconds that one step may take.
+        through: A transport to a jump host; None connects from here.
+
+    Raises:
+        PodError: Refused, another host key than the pinned one, the key not accepted; in the message's words.
+        PodTimeout: No answer in time.
+        ConfigError: The key file is missing, readable by others, or no key that can be used without a question.
+    """
+    check_key_file(destination.key)
+    if not destination.pinned:
+        raise PodError(
+            f"no host key is pinned for {destination.name} at {destination.where}; it is not a pod of this cluster"
+        )
+    kinds = [line.split(" ")[0] for line in destination.pinned]
+    transport = handshake(connect(destination, timeout_s, through), destination, kinds, timeout_s)
+    try:
+        check_host_key(transport, destination)
+        log_in(transport, destination)
+    except BaseException:
+        transport.close()
+        raise
+    return transport
+
+
+def connect(destination: Destination, timeout_s: float, through: paramiko.Transport | None = None) -> Wire:
+    """Open the TCP connection, or a channel of the jump host's that leads there.
+
+    Raises:
+        PodError: Refused, or no way there.
+        PodTimeout: No answer in time.
+    """
+    name, where = destination.name, destination.where
+    limit_s = min(timeout_s, _CONNECT_S)
+    try:
+        if through is not None:
+            return _forwarded(through, destination, limit_s)
+        return socket.create_connection((destination.address, destination.port), timeout=limit_s)
+    except ConnectionRefusedError as error:
+        raise PodError(f"{name}: {where} refused the connection; its sshd does not run") from error
+    except TimeoutError as error:
+        raise PodTimeout(f"{name}: no answer from {where} in {limit_s:g} s") from error
+    except OSError as error:
+        raise PodError(f"{name}: cannot connect to {where}: {error.strerror or error}") from error
+
+
+def _forwarded(through: paramiko.Transport, destination: Destination, limit_s: float) -> paramiko.Channel:
+    try:
+        return through.open_channel(
+            "direct-tcpip", (destination.address, destination.port), ("127.0.0.1", 0), timeout=limit_s
+        )
+    except paramiko.ChannelException as error:
+        raise OSError(f"the jump host answers: {error.text}") from error
+    except (EOFError, paramiko.SSHException) as error:
+        raise OSError(f"the jump host opened no way there: {error}") from error
+
+
+def handshake(
+    wire: Wire, destination: Destination, kinds: Sequence[str], timeout_s: float, *, only: bool = False
+) -> paramiko.Transport:
+    """Agree on keys; the host proves one of its keys here.
+
+    Args:
+        wire: The connection; closed again on failure.
+        destination: What it leads to, for the errors.
+        kinds: Types of host key that are wanted (`ssh-ed25519`, …).
+        timeout_s: Seconds to wait; at most ten for the banner.
+        only: Whether another type of key will not do, instead of being the second choice.
+
+    Raises:
+        PodError: It speaks something else, or has no key of these types.
+        PodTimeout: It does not speak at all.
+    """
+    limit_s = min(timeout_s, _BANNER_S)
+    logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
+    transport = paramiko.Transport(wire)
+    transport.set_log_channel(_TRANSPORT_LOG)
+    transport.banner_timeout = transport.auth_timeout = limit_s
+    transport.channel_timeout = timeout_s
+    options = transport.get_security_options()
+    wanted = {signature for kind in kinds for signature in _signature_kinds(kind)}
+    known = [kind for kind in options.key_types if kind in wanted or not only]
+    options.key_types = sorted(known, key=lambda kind: kind not in wanted)
+    began_s = time.monotonic()
+    try:
+        transport.start_client(timeout=limit_s + timeout_s)
+        transport.get_remote_server_key()
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        transport.close()
+        name, where = destination.name, destination.where
+        if "banner" in str(error) and time.monotonic() - began_s > 0.9 * limit_s:
+            raise PodTimeout(f"no SSH banner from {name} ({where}) in {limit_s:g} s") from error
+        raise PodError(f"{name} ({where}) did not complete the SSH handshake: {error}") from error
+    return transport
+
+
+def proven_key(transport: paramiko.Transport) -> str:
+    """Give the key that the host proved, `type base64`."""
+    shown = transport.get_remote_server_key()
+    return f"{shown.get_name()} {shown.get_base64()}"
+
+
+def check_host_key(transport: paramiko.Transport, destination: Destination) -> None:
+    """Compare the key that the host proved with the pinned ones.
+
+    Raises:
+        PodError: It is another one; both fingerprints are in the message.
+    """
+    line = proven_key(transport)
+    if line not in destination.pinned:
+        expected = " or ".join(fingerprint(key) for key in destination.pinned)
+        raise PodError(
+            f"host key of {destination.name} ({destination.where}) changed: expected {expected},"
+            f" got {fingerprint(line)}; another machine answers there, nothing was sent"
+        )
+
+
+def log_in(transport: paramiko.Transport, destination: Destination) -> None:
+    """Show the key.
+
+    Raises:
+        PodError: It is not accepted, or the host broke off.
+        ConfigError: It has a passphrase, or is no private key.
+    """
+    key = _load_key(destination.key)
+    name, where, user = destination.name, destination.where, destination.user
+    try:
+        left = transport.auth_publickey(user, key)
+    except paramiko.AuthenticationException as error:
+        raise PodError(
+            f"permission denied (publickey) for {user}@{where} ({name}), key file {destination.key}: {error}"
+        ) from error
+    except (OSError, EOFError, paramiko.SSHException) as error:
+        raise PodError(f"{name} ({where}) broke off the login: {error}") from error
+    if left:
+        raise PodError(f"{user}@{where} ({name}) wants more than a key ({', '.join(left)}); nobody is there to answer")
+
+
+def _load_key(path: Path) -> paramiko.PKey:
+    """Read a private key of any type that paramiko knows."""
+    try:
+        return paramiko.PKey.from_path(path)
+    except (paramiko.PasswordRequiredException, TypeError) as error:  # cryptography asks with a TypeError
+        raise ConfigError(
+            f"the key {path} has a passphrase and nobody is there to type it; make a key without one for this:"
+            f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts' authorized_keys"
+        ) from error
+    except (OSError, ValueError, paramiko.SSHException) as error:
+        raise ConfigError(f"{path} is not a private key that can be used: {error}") from error
+
+
+def _signature_kinds(key_type: str) -> tuple[str, ...]:
+    """Give the signature algorithms of a type of host key."""
+    return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)

@@ -1,0 +1,1 @@
+"""What a fault means and which fixes are likely."""

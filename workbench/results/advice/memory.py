@@ -1,0 +1,90 @@
+"""How a job can be made to need less memory, named with its own figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import FineTune
+
+__all__ = ["evidence", "fit_gpu", "fit_host"]
+
+_LADDER = ("zero1", "zero2", "zero3", "zero3-offload")  # each needs less memory than the one before
+_SHARDS = {
+    "zero1": "shards the optimizer's state over the ranks",
+    "zero2": "shards the gradients too",
+    "zero3": "shards gradients and parameters too",
+    "zero3-offload": "keeps optimizer and parameters in the pods' own memory",
+}
+
+
+def evidence(foreseen: Mapping[str, object]) -> str:
+    """Say what the run was predicted to need, its largest parts first.
+
+    Args:
+        foreseen: The `prediction.json` of the run; empty where there is none.
+
+    Example:
+        >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
+        '41.25 GiB on each GPU (30.00 activations, 11.25 optimizer)'
+    """
+    total, parts = foreseen.get("gpu_gib") or foreseen.get("host_gib"), foreseen.get("parts_gib")
+    if not isinstance(total, int | float) or not isinstance(parts, Mapping):
+        return ""
+    largest = sorted(((float(size), name) for name, size in parts.items() if size >= 0.005), reverse=True)[:3]
+    where = "on each GPU" if foreseen.get("gpu_gib") else "on each pod"
+    return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
+
+
+def fit_gpu(job: FineTune | None) -> list[str]:
+    """Name what lowers the memory a GPU needs, the cheapest first; the global batch stays what it is.
+
+    Example:
+        >>> fit_gpu(FineTune(technique="zero1", per_device_train_batch_size=8))[0][:64]
+        'per_device_train_batch_size=4 with gradient_accumulation_steps=2'
+    """
+    job = job or FineTune()
+    fixes = _smaller_batch(job)
+    if better := _leaner(job.technique):
+        fixes.append(f'technique="{better}" {_SHARDS[better]}')
+    if not job.gradient_checkpointing:
+        fixes.append("gradient_checkpointing=True: about a third more time for far fewer activations")
+    return [*fixes, *_shorter(job)]
+
+
+def fit_host(job: FineTune | None) -> list[str]:
+    """Name what lowers the memory a pod needs, or gives it more."""
+    more = "PodSpec(memory_gib=…) with more than the pods have now"
+    if job is None:
+        return [more, "fewer ranks a pod: each has a copy of what the script loads"]
+    fixes = [more]
+    if job.technique == "zero3-offload":
+        fixes.append('technique="zero3" keeps the optimizer out of the pods\' memory, where GPUs have room')
+    elif (better := _leaner(job.technique)) not in ("", "zero3-offload"):
+        fixes.append(f'technique="{better}" {_SHARDS[better]}')
+    return [*fixes, *_smaller_batch(job), *_shorter(job)]
+
+
+def _leaner(technique: str) -> str:
+    """Give the next technique that this version has and that needs less memory; empty where there is none."""
+    known = [name for name in _LADDER if name in set(Technique)]
+    after = known.index(technique) + 1 if technique in known else 0
+    return next(iter(known[after:]), "") if technique != "fsdp" else "zero3-offload"
+
+
+def _smaller_batch(job: FineTune) -> list[str]:
+    micro, steps = job.per_device_train_batch_size, job.gradient_accumulation_steps
+    if micro < 2:
+        return []
+    if micro % 2:
+        return [
+            f"a smaller micro-batch than per_device_train_batch_size={micro}, with more gradient_accumulation_steps"
+        ]
+    return [
+        f"per_device_train_batch_size={micro // 2} with gradient_accumulation_steps={steps * 2}: "
+        "the same global batch in half the activations"
+    ]
+
+
+def _shorter(job: FineTune) -> list[str]:
+    return [f"a smaller max_source_length than {job.max_source_length}, where inputs are long"]

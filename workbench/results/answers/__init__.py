@@ -1,0 +1,1 @@
+"""Ask the models of runs, and judge what they answer."""

@@ -1,0 +1,187 @@
+"""What a model can be asked: rows in any form made into questions, those of a run's own evaluation by default.
+
+Files of the run directory are read; no model is asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.jobs.data.lines import Fields, read_lines
+from workbench.jobs.data.rows import PREFIX, row_from
+from workbench.jobs.data.sources.convert import read_tables
+from workbench.jobs.data.tables import Table
+from workbench.jobs.prompts import source_text
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import read_json
+
+__all__ = ["Question", "RowLike", "job_options", "questions_of", "tables_of"]
+
+RowLike = str | Mapping[str, object]
+"""A row to answer: a question's text, or an object in any form of a dataset's rows, the answer optional."""
+
+_DEFAULT_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One row to answer."""
+
+    source: str
+    """What the model reads, or is told to do; empty where it only goes on."""
+    input: str = ""
+    """What it is told to do it with, where the row keeps that apart."""
+    opening: str = ""
+    """How its answer begins, from where it goes on."""
+    expected: str | None = None
+    """What it should write; None where nobody knows."""
+    table_id: str | None = None
+    """The table that is asked, where there is one."""
+
+    @property
+    def text(self) -> str:
+        """What a person reads of it."""
+        return self.opening or source_text(self.source, self.input)
+
+
+def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list[Question]:
+    """Make questions of rows.
+
+    A bare text gets the instruction that the run's own rows begin with, and the expected answer of the evaluation
+    row that asks the same. To a model of plain text it is the beginning of what is to go on.
+
+    Args:
+        paths: The run directory.
+        rows: The rows. Default None: the first of the evaluation, as many as the run itself answered.
+
+    Raises:
+        ConfigError: A row is of no known form; names it.
+        RunError: The run has no evaluation rows that ask something, and none were given.
+    """
+    own = _OwnRows(paths)
+    if rows is None:
+        limit = job_options(paths).get("predict_rows")
+        first = list(islice(own.evaluation(), limit if isinstance(limit, int) and limit > 0 else _DEFAULT_ROWS))
+        if not first and own.is_plain:
+            raise RunError(f"the run in {paths.root} learned from plain text; give texts for its model to go on with")
+        if not first:
+            raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")
+        return first
+    if isinstance(rows, str | Mapping):
+        raise ConfigError("rows is a single row; give a list of rows")
+    return [_question(row, number, own) for number, row in enumerate(rows)]
+
+
+def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, Table]:
+    """Give the tables that questions ask of, by id, where the runs have them; the first run's win.
+
+    Raises:
+        RunError: A tables file is broken.
+    """
+    wanted = {question.table_id for question in questions} - {None}
+    found: dict[str, Table] = {}
+    for paths in runs:
+        if paths.tables.exists() and wanted - found.keys():
+            try:
+                found = {t.id: t for t in read_tables(paths.tables) if t.id in wanted} | found
+            except (OSError, ConfigError) as error:
+                raise RunError(f"the tables in {paths.tables} cannot be read: {error}") from error
+    return found
+
+
+def job_options(paths: RunPaths) -> Mapping[str, object]:
+    """Give the options of a run's job, as they travelled to the pods; empty where that is not known."""
+    job = read_json(paths.job).get("job")
+    return job if isinstance(job, dict) else {}
+
+
+class _OwnRows:
+    """The rows that a run was made of, read when they are needed."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._by_source: dict[str, Question | None] | None = None
+        self._prefix: str | None = None
+
+    def evaluation(self) -> Iterator[Question]:
+        """Give the evaluation rows that ask something; those that the run answered where it has no others."""
+        return (question for question in self._all() if question.text)
+
+    def _all(self) -> Iterator[Question]:
+        file = self._paths.inputs / "eval.jsonl"
+        for where, data in _lines(file if file.exists() else self._paths.predictions):
+            row = Fields(data, where)
+            table_id = row.data.get("table_id")
+            yield Question(
+                source=row.prose("source", needed=False),
+                input=row.prose("input", needed=False),
+                expected=row.prose("target" if "target" in row.data else "expected", needed=False),
+                table_id=None if table_id is None else str(table_id),
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows are text to go on with."""
+        first = next(self._all(), None)
+        return first is not None and not first.text
+
+    def matching(self, text: str) -> Question | None:
+        """Give the evaluation row that asks this; None where there is none, or several that differ."""
+        if self._by_source is None:
+            self._by_source = {}
+            for question in self.evaluation():
+                twice = question.text in self._by_source and self._by_source[question.text] != question
+                self._by_source[question.text] = None if twice else question
+        return self._by_source.get(text)
+
+    @property
+    def prefix(self) -> str:
+        """The instruction before every question; empty where the rows have none."""
+        if self._prefix is None:
+            first = next(self.evaluation(), None)
+            self._prefix = PREFIX if first is None or first.source.startswith(PREFIX) else ""
+        return self._prefix
+
+
+def _lines(path: Path) -> Iterator[tuple[str, object]]:
+    try:
+        yield from read_lines(path) if path.exists() and path.stat().st_size else ()
+    except (OSError, ConfigError) as error:
+        raise RunError(f"the rows in {path} cannot be read: {error}") from error
+
+
+def _question(row: RowLike, number: int, own: _OwnRows) -> Question:
+    where = f"rows[{number}]"
+    if isinstance(row, str):
+        if not row.strip():
+            raise ConfigError(f"{where} is empty")
+        if own.is_plain:
+            return Question(source="", opening=row.strip())
+        text = row if row.startswith(own.prefix) else own.prefix + row
+        return own.matching(text) or Question(source=text)
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
+    asked = next((key for key in _ANSWERS if row.get(key) is not None), "")
+    unknown = bool(asked) and all(row.get(key) is None for key in _ANSWERS[asked])
+    known = row_from({**row, _ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
+    if known.is_plain:
+        return Question(source="", opening=known.target)
+    return Question(
+        source=known.source,
+        input=known.input,
+        expected=None if unknown else known.target,
+        table_id=known.table_id,
+    )
+
+
+# The key of a form that says what is asked, and those that may answer it.
+_ANSWERS = {
+    "source": ("target",),
+    "instruction": ("output", "response"),
+    "dialogue": ("summary",),
+    "dialog": ("summary",),
+}

@@ -1,0 +1,265 @@
+"""The kernel's end of `workbench.worker.answer.serve`: one child process per run directory, reused while this lives.
+
+Starting, asking and ending it; what is asked and how answers are judged is `answers.py`'s business.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from workbench.base import entries
+from workbench.base.child import child_environment
+from workbench.base.errors import RunError
+from workbench.results.answers.questions import Question
+from workbench.rundir.paths import RunPaths
+
+__all__ = ["Answered", "ModelServer", "close_all", "server_of"]
+
+# No collections while modules load: they find next to nothing, in a tenth of the time.
+_START = (
+    f"import gc; gc.disable(); from {entries.ANSWERS} import main; gc.freeze(); gc.enable(); raise SystemExit(main())"
+)
+_IDLE_S = 600.0
+_ANSWER_S = 600.0
+_END_S = 2.0
+_DYING_S = 15.0  # Python goes on for a while after its last word
+_KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """A reply of the child."""
+
+    texts: Sequence[str]
+    """The answers, in the order of the questions."""
+    load_s: float
+    """Seconds to load the model; 0 where it was loaded already."""
+    answer_s: float
+    """Seconds to answer."""
+
+
+class ModelServer:
+    """The child of one run directory. It starts when it is made, and again when it has ended and is asked."""
+
+    def __init__(self, paths: RunPaths, *, idle_s: float = _IDLE_S):
+        """Start the child; it imports while the caller goes on.
+
+        Args:
+            paths: The run directory.
+            idle_s: Seconds without a question after which it ends by itself.
+
+        Raises:
+            RunError: The run left no model.
+        """
+        self._paths = paths
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._number = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._words: IO[bytes] | None = None
+        self._pending = b""
+        self.start()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the live child."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the child unless it runs. Returns at once.
+
+        Raises:
+            RunError: The run left no model.
+        """
+        if self.pid is not None:
+            return
+        self.close()
+        _check(self._paths)
+        command = ["-c", _START, str(self._paths.model)]
+        options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
+        self._words, self._pending = tempfile.TemporaryFile(), b""  # noqa: SIM115 - closed in close()
+        self._process = subprocess.Popen(
+            [sys.executable, *command, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            cwd="/",  # a file of the user's called torch.py must not be imported
+            env=_environment(),
+            start_new_session=True,  # the notebook's stop button sends a signal to the kernel's whole group
+        )
+
+    def answer(self, questions: Sequence[Question], *, before: bool = False, timeout_s: float = _ANSWER_S) -> Answered:
+        """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question.
+
+        Args:
+            questions: What it is asked; what should be answered stays here.
+            before: Ask the model as it was before its first step.
+            timeout_s: Seconds to wait at most.
+
+        Raises:
+            RunError: The child ended, could not load the model or took too long; carries its own last words.
+        """
+        asked = [{"source": q.source, "input": q.input, "opening": q.opening} for q in questions]
+        reply = self._answered({"which": "before" if before else "after", "questions": asked}, timeout_s)
+        if not reply["ok"]:
+            raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
+        return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
+
+    def merge(self, target: Path, *, timeout_s: float = _ANSWER_S) -> None:
+        """Let the child add the run's adapters to the weights of their base, and wait for it.
+
+        Args:
+            target: The folder that it makes; absolute.
+            timeout_s: Seconds to wait at most.
+
+        Raises:
+            RunError: As for `answer`; no folder is left then.
+        """
+        reply = self._answered({"merge": str(target)}, timeout_s)
+        if not reply["ok"]:
+            raise RunError(f"the adapters of {self._paths.root} could not be merged: {reply['error']}")
+
+    def close(self) -> None:
+        """End the child and return when it is gone. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(OSError):  # what was never read by it is still in the buffer
+            process.stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        if self._words is not None:
+            self._words.close()
+
+    def _answered(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            try:
+                return self._asked(request, deadline)
+            except _EndedIdle:
+                return self._asked(request, deadline)
+
+    def _asked(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
+        self.start()
+        self._number += 1
+        self._send({**request, "id": self._number})
+        return self._reply(deadline)
+
+    def _send(self, request: Mapping[str, object]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._ended() from error
+
+    def _reply(self, deadline: float) -> dict[str, Any]:
+        while True:
+            reply: dict[str, Any] = json.loads(self._line(deadline))
+            if reply.get("id") == self._number:
+                return reply
+            # The answer to a question whose asker was interrupted.
+
+    def _line(self, deadline: float) -> bytes:
+        assert self._process is not None and self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        readable = select.poll()
+        readable.register(pipe, select.POLLIN)
+        while b"\n" not in self._pending:
+            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                self.close()
+                raise RunError(
+                    f"the model of {self._paths.root} did not answer in time and was ended; ask fewer rows at once"
+                )
+            data = os.read(pipe, 1 << 16)
+            if not data:
+                raise self._ended()
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _ended(self) -> RunError:
+        assert self._process is not None and self._words is not None
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_DYING_S)
+        code = self._process.returncode
+        self._words.seek(0)
+        said = self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
+        self.close()
+        if code == 0:
+            return _EndedIdle(f"the process that holds the model of {self._paths.root} ended")
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return RunError("\n".join([f"the process that holds the model of {self._paths.root} ended ({how})", *said]))
+
+
+class _EndedIdle(RunError):
+    """The child ended by itself between two questions."""
+
+
+def server_of(paths: RunPaths) -> ModelServer:
+    """Give the live server of a run directory, started now if there is none.
+
+    It ends with this process, however that ends, and after ten idle minutes. Beyond four, the one that was asked
+    for longest ago is ended.
+
+    Raises:
+        RunError: The run left no model.
+    """
+    with _guard:
+        server = _servers.pop(paths.root, None) or ModelServer(paths)
+        server.start()
+        _servers[paths.root] = server  # now the last of the dict
+        atexit.unregister(close_all)  # once is enough
+        atexit.register(close_all)
+        extra = [_servers.pop(root) for root in list(_servers)[:-_KEPT]]
+    for old in extra:
+        old.close()
+    return server
+
+
+def close_all() -> None:
+    """End every server of this process."""
+    with _guard:
+        servers = list(_servers.values())
+        _servers.clear()
+    for server in servers:
+        server.close()
+
+
+_guard = threading.Lock()
+_servers: dict[Path, ModelServer] = {}
+
+
+def _check(paths: RunPaths) -> None:
+    if not paths.root.is_dir():
+        raise RunError(f"there is no run directory {paths.root}")
+    if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise RunError(f"the run in {paths.root} left no model that could answer: it has not ended, or failed")
+    if not paths.job.is_file():
+        raise RunError(f"{paths.job} is missing; it says how the model was trained")
+
+
+def _environment() -> dict[str, str]:
+    # A rank's variables, where a kernel happens to have them, would make torch wait for peers.
+    return {
+        name: value for name, value in child_environment().items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    }

@@ -1,0 +1,1 @@
+"""A run as manifests for Kubeflow."""

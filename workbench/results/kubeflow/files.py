@@ -1,0 +1,134 @@
+"""What of a run travels in a ConfigMap: this package, its specification, and what that names if it is small enough.
+
+Reads the run directory and, of a script, its folder. No value of a secret is among it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from workbench.base.child import HOME
+from workbench.base.errors import ConfigError
+from workbench.base.package import zip_files
+from workbench.jobs.choices import Optimizer
+from workbench.jobs.deepspeed.config import load
+from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.pods.pod import PodSpec
+from workbench.results.kubeflow.objects import RESULTS
+from workbench.results.kubeflow.options import HandoverOptions
+from workbench.rundir.make.script import zip_script
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import read_json
+
+__all__ = ["config_files"]
+
+_MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
+_LEFT_OUT = ("display", "results", "benchmark", "client", "cli.py", "__main__.py")
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
+def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSpec, nodes: int) -> Mapping[str, bytes]:
+    """Give the files of the ConfigMap: the package, the specification and, packed, what it names.
+
+    Args:
+        paths: The run directory.
+        job: Its job.
+        options: What was asked of the manifest.
+        pod: What each node is, with the environment of the run.
+        nodes: Number of nodes.
+
+    Raises:
+        ConfigError: They are too large, something is only on this machine, or a secret has no Secret.
+    """
+    inputs: dict[str, bytes] = {}
+    asked = _script(job, options, inputs) if isinstance(job, Script) else _finetune(paths, job, options, inputs)
+    env = {**pod.env, **job.env}
+    _check_secrets(env, options)
+    pods = {**pod.to_dict(), "image": None}
+    spec = {"cluster": {"pods": pods, "count": nodes}, "job": {**asked, "launcher": "ssh"}}
+    files = {"spec.json": json.dumps(spec, indent=1).encode(), "workbench.zip": _package()}
+    if inputs:
+        files["inputs.zip"] = inputs["script"] if "script" in inputs else _zip(inputs)
+    size = sum(map(len, files.values()))
+    if size > _MOST_BYTES:
+        what = "the script's folder" if isinstance(job, Script) else "the rows"
+        put = "its folder as 'script'" if isinstance(job, Script) else f"train.jsonl and eval.jsonl of {paths.inputs}"
+        raise ConfigError(
+            f"{what} would make a ConfigMap of {size / 2**20:.1f} MiB, and Kubernetes takes 1 MiB: put {put} into a "
+            "folder of the claim and name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
+        )
+    return files
+
+
+@cache
+def _package() -> bytes:
+    """Zip the rooms of this package that ranks need: a ConfigMap is small."""
+    root = Path(HOME, "workbench")
+    rooms = [path for path in sorted(root.rglob("*.py")) if path.relative_to(root).parts[0] not in _LEFT_OUT]
+    return zip_files(root.parent, rooms)
+
+
+def _finetune(
+    paths: RunPaths, job: FineTune, options: HandoverOptions, inputs: dict[str, bytes]
+) -> Mapping[str, object]:
+    told = read_json(paths.job)
+    asked: dict[str, object] = job.to_dict()
+    if Path(job.model).is_absolute():
+        if not options.inputs:
+            raise ConfigError(
+                f"the model is {job.model}, a folder of this machine: copy it to the claim, into a folder 'model', and "
+                "name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
+            )
+        asked["model"] = f"{RESULTS}/{options.inputs}/model"
+    kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
+    if told.get("train") and kind != "wikisql-mini":
+        names = [f"{part}.jsonl" for part in ("train", "eval") if told.get(part)]
+        if not options.inputs:
+            inputs.update({name: (paths.inputs / name).read_bytes() for name in names})
+        folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
+        asked["dataset"] = {"kind": "jsonl", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
+    if told.get("deepspeed") is not None:
+        asked["deepspeed"] = told["deepspeed"] if job.deepspeed is not None else _shipped(job)
+    return asked
+
+
+def _shipped(job: FineTune) -> Mapping[str, object]:
+    """Give the technique's own configuration: `dsconfig/` does not travel with the package."""
+    config, _ = load(job)
+    if job.optimizer != Optimizer.ADAMW:
+        config.pop("optimizer", None)
+    return config
+
+
+def _script(job: Script, options: HandoverOptions, inputs: dict[str, bytes]) -> Mapping[str, object]:
+    path = Path(job.path)
+    if options.inputs:
+        return {**job.to_dict(), "path": f"{RESULTS}/{options.inputs}/script/{path.name}"}
+    inputs["script"] = zip_script(path)
+    return {**job.to_dict(), "path": path.name}
+
+
+def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
+    for value in env.values():
+        for variable in _REFERENCE.findall(value):
+            if variable not in options.secrets:
+                given = f'secrets={{"{variable}": "secret/key"}}'
+                hint = "token_secret='hub'" if variable == "HF_TOKEN" else given
+                raise ConfigError(
+                    f"the run takes {variable} from the environment, and its value is in no manifest: name the Secret "
+                    f"that holds it, run.manifest(…, {hint})"
+                )
+
+
+def _zip(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, content in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), content, compress_type=zipfile.ZIP_DEFLATED)
+    return out.getvalue()

@@ -1,0 +1,214 @@
+"""Hand a run over to Kubeflow: the same job as manifests, for a cluster that carries it out with nobody watching.
+
+Reads the run directory, and of a script its folder; asks no cluster and starts nothing. What the objects are is in
+`kubeflow.py`; what starts in the containers in `jobs/unattended/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import FineTune, Job, job_from_dict
+from workbench.pods.kubernetes.objects import base_name
+from workbench.pods.pod import PodSpec
+from workbench.results.kubeflow.files import config_files
+from workbench.results.kubeflow.objects import KINDS, Handed, objects_of
+from workbench.results.kubeflow.options import HandoverOptions
+from workbench.results.kubeflow.yaml_text import yaml_of
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import read_json
+
+__all__ = ["Manifest", "manifest_of"]
+
+_ELASTIC = (Technique.DDP,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The objects by which a cluster carries out a run. `str()` is the YAML, with what to do with it at its head."""
+
+    kind: str
+    """trainjob, pytorchjob or mpijob."""
+    name: str
+    """The name of the job."""
+    nodes: int
+    """Number of nodes, the most where it is elastic."""
+    slots: int
+    """Ranks of each node."""
+    image: str
+    """The image of its containers."""
+    results: str
+    """Where the results will be: the claim and the folder on it, `claim:/folder`."""
+    objects: Sequence[Mapping[str, object]] = field(repr=False)
+    """The objects in the order in which they must be made, the job last."""
+    notes: Sequence[str] = field(default=(), repr=False)
+    """What to have before, to do and to know, one line each."""
+
+    def to_yaml(self, path: str | Path) -> Path:
+        """Write the YAML to a file; one that is there is replaced.
+
+        Returns:
+            The file, absolute.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        target = Path(path).expanduser().absolute()
+        try:
+            target.write_text(str(self), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write the manifest {target}: {error.strerror or error}") from error
+        return target
+
+    def to_text(self, *, folded: bool = False) -> str:
+        """Give the YAML.
+
+        Args:
+            folded: Whether to name the packed files of the ConfigMap by their size only, for the eye.
+        """
+        objects = [_folded(each) for each in self.objects] if folded else self.objects
+        texts = [yaml_of(each) for each in objects]
+        head = "".join(f"# {note}\n" for note in self.notes)
+        return head + "---\n".join(texts)
+
+    def __repr__(self) -> str:
+        """Say what it is in one line."""
+        ranks = f"{self.nodes} x {self.slots} ranks"
+        return f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
+
+    def __str__(self) -> str:
+        """Give the whole YAML."""
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        from workbench.display.records.manifest import manifest_html
+
+        return manifest_html(self)
+
+
+def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
+    """Make the manifests of a run; see `Run.manifest`.
+
+    Args:
+        path: The run directory.
+        kind: One of `KINDS`.
+        given: Options by name; they go before those of the `KubernetesPods` that the run came from.
+
+    Raises:
+        ConfigError: Something asked for cannot be; says what to do.
+    """
+    if kind not in KINDS:
+        raise one_of("manifest kind", kind, KINDS)
+    paths = RunPaths(path)
+    raw = read_json(paths.spec)
+    cluster = _mapping(raw.get("cluster"))
+    job = job_from_dict(_mapping(raw.get("job")))
+    options = _options(cluster, given)
+    run_pod = PodSpec.from_dict(_mapping(cluster.get("pods")))
+    pod = replace(options.pod or run_pod, env=run_pod.env)
+    options.image = options.image or pod.image or ""
+    _check(kind, job, options)
+    single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
+    count = raw.get("pods") or cluster.get("count") or 1
+    nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
+    name = options.name or base_name(str(read_json(paths.info).get("id", path.name)), "")[:40].rstrip("-")
+    handed = Handed(
+        kind=kind,
+        name=name,
+        options=options,
+        pod=replace(pod, gpus=min(pod.gpus, 1)) if single else pod,
+        nodes=nodes,
+        files=config_files(paths, job, options, pod, nodes),
+        storage_gib=options.storage_gib,
+        resumes=isinstance(job, FineTune) and job.save_steps is not None,
+        elastic=options.elastic,
+        runtime=options.runtime,
+    )
+    return Manifest(
+        kind=kind,
+        name=name,
+        nodes=nodes,
+        slots=handed.pod.slots,
+        image=options.image,
+        results=f"{handed.claim}:/{name}",
+        objects=objects_of(handed),
+        notes=_notes(handed, str(read_json(paths.info).get("id", path.name))),
+    )
+
+
+def _options(cluster: Mapping[str, Any], given: Mapping[str, object]) -> HandoverOptions:
+    allowed = [f.name for f in fields(HandoverOptions)]
+    for name in given:
+        if name not in allowed:
+            raise one_of("option of manifest", name, allowed)
+    backend = _mapping(cluster.get("backend"))
+    ours = backend.get("kind") == "kubernetes"
+    told = {name: value for name, value in backend.items() if ours and name in allowed}
+    return HandoverOptions(**{**told, **given})
+
+
+def _check(kind: str, job: Job, options: HandoverOptions) -> None:
+    if not options.image:
+        raise ConfigError(
+            "a manifest needs the image of its containers, with this project's requirements: "
+            "run.manifest(…, image='REGISTRY/deepspeed-workbench/worker:latest')"
+        )
+    if isinstance(job, FineTune) and job.resume is not None:
+        raise ConfigError(
+            f"the run went on from a checkpoint in {job.resume}, on this machine, where no cluster finds it; hand over "
+            "a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
+        )
+    if options.elastic is None:
+        return
+    if kind != "pytorchjob":
+        raise ConfigError(f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out")
+    if isinstance(job, FineTune) and job.technique not in _ELASTIC:
+        why = {
+            Technique.SINGLE: "it is one process",
+            Technique.FSDP: "its shards, and so its checkpoints, are those of a number of ranks",
+        }.get(Technique(job.technique), "DeepSpeed 0.19 has no elasticity: its shards are those of a number of ranks")
+        raise ConfigError(
+            f"technique {job.technique!r} cannot be elastic: {why}; 'ddp' can, and a script that sees to it itself"
+        )
+
+
+def _notes(handed: Handed, run_id: str) -> list[str]:
+    options = handed.options
+    at = f" -n {options.namespace}" if options.namespace else ""
+    operator = {
+        "trainjob": f"Kubeflow Trainer 2.2 or later and its runtime {handed.runtime}",
+        "pytorchjob": "the Kubeflow Training Operator 1.7 or later",
+        "mpijob": "the Kubeflow MPI Operator 0.5 or later; the image needs OpenMPI and sshd",
+    }[handed.kind]
+    notes = [f"The run {run_id} as a {handed.kind} for unattended use. It takes {operator}."]
+    if options.pvc:
+        several = " (ReadWriteMany where nodes are several)" if handed.nodes > 1 else ""
+        notes.append(f"The claim {options.pvc} must be there{several}.")
+    for secret, key in sorted({options.secret_key(variable) for variable in options.secrets}):
+        notes.append(f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…")
+    notes.append(f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)")
+    notes.append(f"The results: folder {handed.name} on the claim {handed.claim}, a run directory that Run.load reads.")
+    if handed.kind == "trainjob" and options.priority_class:
+        notes.append(f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none.")
+    if handed.resumes and handed.kind != "trainjob":
+        notes.append("A rank that fails is started again and goes on from the last checkpoint.")
+    if handed.elastic is not None:
+        notes.append("When nodes come or go, all ranks begin again, as many as there are then; the batch follows them.")
+    return notes
+
+
+def _folded(each: Mapping[str, object]) -> Mapping[str, object]:
+    packed = each.get("binaryData")
+    if not isinstance(packed, dict):
+        return each
+    sizes = {name: f"({len(text) * 3 // 4 / 1024:.0f} KiB)" for name, text in packed.items()}
+    return {**each, "binaryData": sizes}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,1 @@
+"""The report of DeepSpeed's FLOPS profiler as records."""

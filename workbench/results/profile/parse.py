@@ -1,0 +1,217 @@
+"""Read the report of DeepSpeed's FLOPS profiler into records.
+
+The figures are the report's own, which rounds them to two decimals; nothing is measured or worked out here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import RunError, one_of
+from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
+
+if TYPE_CHECKING:
+    from workbench.base.table import Grid
+
+__all__ = ["ModuleProfile", "Profile", "parse_profile", "read_profile"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What the profiler saw in one optimizer step of rank 0. What the report does not say is None."""
+
+    step: int | None = None
+    """The step it looked at."""
+    world_size: int | None = None
+    """Ranks."""
+    micro_batch_size: int | None = None
+    """Rows of one forward pass of one rank."""
+    params: float | None = None
+    """Parameters."""
+    macs: float | None = None
+    """Multiply-accumulate operations of the forward pass."""
+    flops: float | None = None
+    """Floating-point operations of the forward pass."""
+    fwd_latency_s: float | None = None
+    """Seconds of the forward pass."""
+    fwd_flops_per_s: float | None = None
+    """Operations a second in it."""
+    bwd_latency_s: float | None = None
+    """Seconds of the backward pass."""
+    bwd_flops_per_s: float | None = None
+    """Operations a second in it."""
+    step_latency_s: float | None = None
+    """Seconds of the weights' update."""
+    iter_latency_s: float | None = None
+    """Seconds of all three."""
+    flops_per_s: float | None = None
+    """Operations a second over all three."""
+    samples_per_s: float | None = None
+    """Rows a second, all ranks together."""
+    root: ModuleProfile | None = None
+    """The model; None where the report was asked to leave the modules out."""
+    trainer_samples_per_s: float | None = None
+    """Rows a second over all steps of the run, by the trainer's clock; not of the report."""
+
+    @property
+    def note(self) -> str:
+        """What to beware of: that the profiled step was faster or slower than the run; empty where it was not."""
+        one, all_ = self.samples_per_s, self.trainer_samples_per_s
+        if not one or not all_ or abs(one / all_ - 1) <= _AGREES:
+            return ""
+        from workbench.base.words import number, percent
+
+        return (
+            f"The profiler's {number(one)} samples/s are {percent(abs(one / all_ - 1))} "
+            f"{'more' if one > all_ else 'less'} than the trainer's {number(all_)}: it looked at one step, through "
+            "hooks and without what lies between steps. Go by the trainer's for speed, by the profile for shares."
+        )
+
+    def summary(self) -> Grid:
+        """Give the figures of the whole model as a table."""
+        from workbench.base.table import facts
+        from workbench.base.words import count, duration, number, scaled
+
+        trainer = self.trainer_samples_per_s
+        return facts(
+            f"FLOPS profile, step {count(self.step)}",
+            [
+                ("ranks", count(self.world_size)),
+                ("rows per rank and forward pass", count(self.micro_batch_size)),
+                ("parameters", scaled(self.params)),
+                ("forward: operations", f"{scaled(self.macs, 'MACs')}, {scaled(self.flops, 'FLOP')}"),
+                ("forward: time", f"{duration(self.fwd_latency_s)}, {scaled(self.fwd_flops_per_s, 'FLOP/s')}"),
+                ("backward: time", f"{duration(self.bwd_latency_s)}, {scaled(self.bwd_flops_per_s, 'FLOP/s')}"),
+                ("weights' update: time", duration(self.step_latency_s)),
+                ("all three: time", f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}"),
+                ("samples per second", number(self.samples_per_s)),
+                *([("the same by the trainer, all steps", number(trainer))] if trainer is not None else []),
+            ],
+        )
+
+    def table(self, depth: int = 2, sort: str | None = None) -> Grid:
+        """Give the modules as a table, one a row.
+
+        Args:
+            depth: Levels below the model itself; 0 for the model alone.
+            sort: `params`, `macs` or `latency`: the modules of that level alone, largest first. Default None: all
+                down to that level, as a tree.
+
+        Raises:
+            ConfigError: There is no such figure.
+        """
+        if sort is not None and sort not in FIGURES:
+            raise one_of("sort", sort, FIGURES)
+        from workbench.base.table import Grid
+        from workbench.base.words import duration, percent, scaled
+
+        columns = ("module", "class", "params", "of all", "MACs", "of all MACs", "forward", "of all time")
+        rows = [
+            (
+                name, m.module, scaled(m.params), percent(m.params_share), scaled(m.macs),
+                percent(m.macs_share), duration(m.latency_s), percent(m.latency_share),
+            )
+            for name, m in self._named(depth, sort)
+        ]  # fmt: skip
+        said = f" {depth} levels down, by {sort}" if sort else ""
+        return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{said}")
+
+    def _named(self, depth: int, sort: str | None) -> list[tuple[str, ModuleProfile]]:
+        if self.root is None:
+            return []
+        if sort is None:
+            return [("· " * level + module.name, module) for level, module in self.root.walk(depth)]
+        return sorted(self.root.at(depth), key=lambda named: -named[1].figure(sort))
+
+    def __repr__(self) -> str:
+        """Say the main figures in one line."""
+        from workbench.base.words import duration, scaled
+
+        return (
+            f"Profile({scaled(self.params)} parameters, {scaled(self.macs, 'MACs')} forward, "
+            f"{duration(self.iter_latency_s or self.fwd_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')})"
+        )
+
+    def __str__(self) -> str:
+        """Give the figures, and the modules of the first levels, as text."""
+        from workbench.display.records.profile import profile_text
+
+        return profile_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.records.profile import profile_html
+
+        return profile_html(self)
+
+
+_AGREES = 0.1  # of the trainer's samples/s
+
+
+def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:
+    """Read a report.
+
+    Args:
+        path: The report.
+        trainer_samples_per_s: What the trainer measured over all steps, to hold against it.
+
+    Raises:
+        RunError: It cannot be read, or is no report of the profiler.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"the profile {path} cannot be read: {error.strerror or error}") from error
+    return replace(parse_profile(text, source=str(path)), trainer_samples_per_s=trainer_samples_per_s)
+
+
+def parse_profile(text: str, source: str = "the text") -> Profile:
+    """Parse a report.
+
+    Args:
+        text: What the profiler printed, detailed or not.
+        source: Where it came from, for the error.
+
+    Raises:
+        RunError: It is no report of the profiler.
+    """
+    if "DeepSpeed Flops Profiler" not in text:
+        raise RunError(f"{source} is no report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
+    head, _, detail = text.partition("Detailed Profile per GPU")
+    figures = {name: _figure(pattern, head) for name, pattern in _HEADER.items()}
+    return Profile(
+        step=_whole(figures.pop("step")),
+        world_size=_whole(figures.pop("world_size")),
+        micro_batch_size=_whole(figures.pop("micro_batch_size")),
+        root=parse_modules(detail.splitlines()),
+        **figures,
+    )
+
+
+_HEADER = {
+    "step": rf"Profile Summary at step {NUMBER}:",
+    "world_size": rf"^world size: +{NUMBER} *$",
+    "micro_batch_size": rf"^batch size per GPU: +{NUMBER} *$",
+    "params": rf"^params of model.*?: +{NUMBER} *$",
+    "macs": rf"^fwd MACs per GPU: +{NUMBER}MACs",
+    "flops": rf"^fwd flops per GPU: +{NUMBER} *$",
+    "fwd_latency_s": rf"^fwd latency: +{NUMBER}s",
+    "fwd_flops_per_s": rf"^fwd FLOPS per GPU = .*?: +{NUMBER}FLOPS",
+    "bwd_latency_s": rf"^bwd latency: +{NUMBER}s",
+    "bwd_flops_per_s": rf"^bwd FLOPS per GPU = .*?: +{NUMBER}FLOPS",
+    "step_latency_s": rf"^step latency: +{NUMBER}s",
+    "iter_latency_s": rf"^iter latency: +{NUMBER}s",
+    "flops_per_s": rf"^FLOPS per GPU = .*?: +{NUMBER}FLOPS",
+    "samples_per_s": rf"^samples/second: +{NUMBER} *$",
+}
+
+
+def _figure(pattern: str, text: str) -> float | None:
+    match = re.search(pattern, text, re.MULTILINE)
+    return scaled_number(match[1], match[2]) if match else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

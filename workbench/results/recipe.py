@@ -1,0 +1,260 @@
+"""How to repeat a run without this project: the files it takes and the shell commands, with what stays different.
+
+Pure but for reading the run directory and, of a script, the script. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shlex
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base import entries
+from workbench.base.child import HOME
+from workbench.jobs.choices import Peft, Technique
+from workbench.jobs.model import Family, model_family
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunResult
+from workbench.rundir.state import read_json
+
+__all__ = ["Recipe", "recipe_of"]
+
+_MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
+_SECRET = re.compile(r"\$\{(\w+)\}")
+_PINNED = ("torch", "deepspeed", "transformers", "accelerate")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What somebody needs who has neither this project nor the run directory."""
+
+    files: Mapping[str, bytes]
+    """The files, by name; they belong into one folder."""
+    commands: str
+    """Shell lines, to run in that folder, with comments."""
+    same: Sequence[str]
+    """What is as in the run."""
+    differs: Sequence[str]
+    """What is not, and what must be had from elsewhere."""
+
+    @property
+    def archive(self) -> bytes:
+        """The files as a zip; the same files give the same bytes."""
+        return _zipped(self.files)
+
+
+def recipe_of(result: RunResult) -> Recipe:
+    """Make the recipe of a run."""
+    paths = RunPaths(result.path)
+    job = read_json(paths.spec).get("job")
+    if isinstance(job, dict) and job.get("kind") == "script":
+        return _script(result, paths, job)
+    return _finetune(result, paths)
+
+
+def _finetune(result: RunResult, paths: RunPaths) -> Recipe:
+    told = read_json(paths.job)
+    job = told.get("job")
+    options: Mapping[str, object] = job if isinstance(job, dict) else {}
+    beyond = _beyond(options, paths)
+    if beyond:
+        return _with_workbench(result, paths, told, beyond)
+    losses = [result.first_eval_loss, result.eval_loss]
+    carried = {"job": options, "deepspeed": told.get("deepspeed"), "eval_losses": losses}
+    files = {"train.py": _program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
+    differs: list[str] = []
+    if paths.deepspeed.exists():
+        files["deepspeed.json"] = paths.deepspeed.read_bytes()
+    fetched = _add_rows(files, differs, paths, told)
+    _add_tokenizer(files, differs, paths, str(options.get("model", "")))
+    lines = [*_install(result), *fetched, *_environment(paths), *_start(result, ["train.py"], options)]
+    return Recipe(files=files, commands="\n".join(lines), same=_SAME, differs=[*differs, *_DIFFERS, *_places(result)])
+
+
+def _beyond(job: Mapping[str, object], paths: RunPaths) -> Sequence[str]:
+    """Name what of a job the script of the recipe does not know."""
+    trained = str(paths.model) if (paths.model / "config.json").is_file() else str(job.get("model", ""))
+    found = {
+        "a causal model": model_family(trained) is Family.CAUSAL,
+        "technique 'fsdp'": job.get("technique") == Technique.FSDP,
+        f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
+        f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
+        "going on from a checkpoint": bool(job.get("resume")),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def _with_workbench(result: RunResult, paths: RunPaths, told: Mapping[str, object], beyond: Sequence[str]) -> Recipe:
+    """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
+    spec = read_json(paths.spec)
+    files = _common(result, paths)
+    differs: list[str] = []
+    asked = spec.get("job")
+    job: dict[str, object] = dict(asked) if isinstance(asked, dict) else {}
+    fetched: Sequence[str] = ()
+    if told.get("train"):
+        fetched = _add_rows(files, differs, paths, told)
+        parts = {part: f"{part}.jsonl" for part in ("train", "eval") if told.get(part)}
+        job["dataset"] = {"kind": "jsonl", **parts}
+    if isinstance(job.get("deepspeed"), str) and paths.deepspeed.exists():
+        files["deepspeed.json"] = paths.deepspeed.read_bytes()
+        job["deepspeed"] = "deepspeed.json"
+    files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
+    if Path(str(job.get("model", ""))).is_absolute():
+        differs.append(f"the model {job['model']} is a folder of the machine where the run was started: copy it")
+    start = [
+        "# WORKBENCH is a checkout of DeepSpeed Workbench in which `make setup` has been done",
+        ': "${WORKBENCH:?set it first}"',
+        '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated',
+    ]
+    said = f"the script without DeepSpeed Workbench does not know {' and '.join(beyond)}: this recipe needs the project"
+    return Recipe(
+        files=files,
+        commands="\n".join([*fetched, *_environment(paths), *start]),
+        same=("the job with all its options, the rows and their order, and the kind and number of pods",),
+        differs=[said, *differs, "speed and memory are those of your machines"],
+    )
+
+
+def _script(result: RunResult, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
+    script, given = Path(str(job.get("path", ""))), job.get("args")
+    args = [str(arg) for arg in given] if isinstance(given, list) else []
+    files, differs = _common(result, paths), []
+    try:
+        files[script.name] = script.read_bytes()
+        differs.append(f"{script.name} is as it was when this card was written; other files of its folder are not here")
+    except OSError:
+        differs.append(f"{script} is no longer there: put it, with its folder, beside the other files")
+    lines = [*_install(result), *_environment(paths), *_start(result, [script.name, *args], {})]
+    return Recipe(
+        files=files,
+        commands="\n".join(lines),
+        same=("the script, its arguments, the number of ranks and the versions of the libraries",),
+        differs=[*differs, *_places(result)],
+    )
+
+
+_SAME = (
+    "rows, their order, the micro-batches and the global batch of every step",
+    "initial weights, loss, optimizer, learning rates, clipping, precision and the DeepSpeed JSON",
+    "number of ranks and versions of the libraries",
+)
+_DIFFERS = (
+    "ranks are started by DeepSpeed's launcher (pdsh) or torchrun; the run's were started by agents over SSH",
+    "no FLOPS profile, no answers to evaluation rows and no memory figures are taken; speed is that of your machines",
+    "sums over ranks are added in another order on other hardware: losses agree to some digits, not to the last",
+)
+
+
+def _program() -> bytes:
+    return Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py").read_bytes()
+
+
+def _common(result: RunResult, paths: RunPaths) -> dict[str, bytes]:
+    pins = [f"{name}=={result.versions[name].partition('+')[0]}" for name in _PINNED if name in result.versions]
+    files = {"requirements.txt": "".join(f"{pin}\n" for pin in pins).encode()}
+    if paths.hostfile.exists():
+        files["hostfile"] = paths.hostfile.read_bytes()
+    return files
+
+
+def _add_rows(
+    files: dict[str, bytes], differs: list[str], paths: RunPaths, told: Mapping[str, object]
+) -> Sequence[str]:
+    """Carry the rows where they are few; give the lines that fetch them where they are not."""
+    sources = [paths.inputs / f"{name}.jsonl" for name in ("train", "eval")]
+    sources = [source for source in sources if source.exists()]
+    if not sources:
+        hub = json.dumps(told.get("hub"))
+        differs.append(
+            f"the rows came from a hub on the pods ({hub}): write them to train.jsonl and eval.jsonl, a line "
+            '{"source": …, "target": …} each, in the order of the hub'
+        )
+        return []
+    rows = {source.name: source.read_bytes() for source in sources}
+    if len(_zipped(rows)) <= _MOST_DATA:
+        files |= rows
+        return []
+    differs.append(f"the rows are too many for this card; they are in {paths.inputs} where the run was started")
+    files["rows.sha256"] = "".join(f"{hashlib.sha256(b).hexdigest()}  {name}\n" for name, b in rows.items()).encode()
+    copies = [f"cp {shlex.quote(str(source))} ." for source in sources]
+    return ["# the rows, which are too many for this card", *copies, "sha256sum -c rows.sha256", ""]
+
+
+def _add_tokenizer(files: dict[str, bytes], differs: list[str], paths: RunPaths, model: str) -> None:
+    if model != "tiny-t5":
+        where = "a folder of that machine: copy it to every host" if Path(model).is_absolute() else "the model hub"
+        differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
+        return
+    found = [path for name in ("tokenizer.json", "tokenizer_config.json") if (path := paths.model / name).exists()]
+    files |= {f"tokenizer/{path.name}": path.read_bytes() for path in found}
+    if not found:
+        differs.append("the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so")
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, content in sorted(files.items()):
+            archive.writestr(zipfile.ZipInfo(name), content, compress_type=zipfile.ZIP_DEFLATED)
+    return out.getvalue()
+
+
+def _install(result: RunResult) -> Sequence[str]:
+    python = result.versions.get("python", "")
+    minor = ".".join(python.split(".")[:2])
+    cpu = result.versions.get("torch", "").endswith("+cpu")
+    index = " --extra-index-url https://download.pytorch.org/whl/cpu" if cpu else ""
+    return [
+        f"# on every host, in a folder of the same path{f'; the run had Python {python}' if python else ''}",
+        f"python{minor or '3'} -m venv .venv",
+        f".venv/bin/pip install -r requirements.txt{index}",
+        "",
+    ]
+
+
+def _environment(paths: RunPaths) -> Sequence[str]:
+    """Set the variables of the job and of its pods; a secret must be set by whoever repeats the run."""
+    spec = read_json(paths.spec)
+    cluster = spec.get("cluster")
+    pods = cluster.get("pods") if isinstance(cluster, dict) else None
+    merged: dict[str, object] = {}
+    for part in (pods, spec.get("job")):
+        env = part.get("env") if isinstance(part, dict) else None
+        merged |= env if isinstance(env, dict) else {}
+    if not merged:
+        return []
+    lines = ["# the variables of the run; DeepSpeed passes on to other hosts what ~/.deepspeed_env holds"]
+    for name, value in merged.items():
+        secret = _SECRET.fullmatch(str(value))
+        lines.append(
+            f': "${{{secret[1]}:?set it first; its value is not kept}}"'
+            if secret
+            else f"export {name}={shlex.quote(str(value))}"
+        )
+    return [*lines, ""]
+
+
+def _start(result: RunResult, program: Sequence[str], options: Mapping[str, object]) -> Sequence[str]:
+    quoted, ranks = shlex.join(program), max(1, result.world_size)
+    if options.get("technique") == "single" or ranks == 1:
+        return ["# the one rank", f".venv/bin/python {quoted}"]
+    return [
+        "# all ranks, from the first host (needs pdsh, and ssh without a password to every host of the hostfile)",
+        f".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank {quoted}",
+        "",
+        "# or all ranks on one machine",
+        f".venv/bin/torchrun --nproc-per-node {ranks} {quoted}",
+    ]
+
+
+def _places(result: RunResult) -> Sequence[str]:
+    if any(host.address.startswith("127.") for host in result.hosts):
+        return ("the hosts were pods on one machine, and are gone: put your own into hostfile, or use torchrun",)
+    return ("put your own hosts into hostfile if those of the run are gone",)

@@ -1,0 +1,1 @@
+"""A TensorBoard server for a run's folder and the URL that reaches it."""

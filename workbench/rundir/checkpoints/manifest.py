@@ -1,0 +1,71 @@
+"""The manifest of one rank's part of a checkpoint: what belongs to it, with sizes and SHA-256, written last.
+
+A part without a manifest, or one that does not match it, is no checkpoint: safetensors and torch load flipped bits
+without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.base.package import file_digest
+from workbench.rundir.state import read_json, write_json
+
+__all__ = ["NAME", "problem_of", "read_manifest", "write_manifest"]
+
+NAME = "manifest.json"
+
+
+def write_manifest(folder: Path, **facts: object) -> int:
+    """Write the manifest of all files of a folder, and see it to the disk.
+
+    Args:
+        folder: The part; all its files are closed.
+        facts: What to say beside: step, rank, world_size.
+
+    Returns:
+        The bytes of the files.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    files = {path.name: path for path in sorted(folder.iterdir()) if path.name != NAME}
+    listed = {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()}
+    write_json(folder / NAME, {**facts, "files": listed})
+    return sum(path.stat().st_size for path in files.values())
+
+
+def read_manifest(folder: Path) -> Mapping[str, Any]:
+    """Read the manifest of a part; empty where there is none that can be read."""
+    manifest = read_json(folder / NAME)
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(_is_entry(name, entry) for name, entry in files.items()):
+        return {}
+    return manifest
+
+
+def problem_of(folder: Path) -> str:
+    """Compare a part with its manifest; every byte is read.
+
+    Returns:
+        What is wrong, naming the file; empty where all is as it was written.
+    """
+    manifest = read_manifest(folder)
+    if not manifest:
+        return f"{folder.name} has no manifest that can be read"
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if path.is_symlink() or not path.is_file():
+            return f"{folder.name}/{name} is missing"
+        if (size := path.stat().st_size) != entry["bytes"]:
+            return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
+        if file_digest(path) != entry["sha256"]:
+            return f"the checksum of {folder.name}/{name} is wrong"
+    return ""
+
+
+def _is_entry(name: object, entry: object) -> bool:
+    plain = isinstance(name, str) and name not in ("", ".", "..", NAME) and "/" not in name
+    return plain and isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and "sha256" in entry

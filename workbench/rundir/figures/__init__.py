@@ -1,0 +1,1 @@
+"""What a run's events come to: curves, progress, memory, TensorBoard files. Pure readers."""

@@ -1,0 +1,148 @@
+"""One line of progress that works in a terminal, in a notebook and in a file.
+
+A terminal and a notebook see the line rewritten in place, at most four times a second; a file gets a line per tenth
+of the way. The last state is always drawn and ended, and a run that failed says so and stays.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+from workbench.base.words import count, duration, number, plain
+from workbench.rundir.figures.progress import Progress
+
+__all__ = ["ProgressLine", "progress_text"]
+
+_INTERVAL_S = 0.25
+_NOTEBOOK_COLUMNS = 120
+_BAR = 20
+_MIN_BAR_COLUMNS = 60
+
+
+def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
+    """Say how far a run is, in at most so many columns.
+
+    Example:
+        >>> from workbench.rundir.state import RunState
+        >>> progress_text(Progress(state=RunState.RUNNING, step=3, max_steps=12, loss=2.5, eta_s=9))
+        'running [#####---------------] 3/12, loss 2.5, 9.0 s left'
+    """
+    parts = [_steps(progress, bar=columns >= _MIN_BAR_COLUMNS)]
+    if progress.loss is not None:
+        parts.append(f"loss {number(progress.loss)}")
+    if progress.eval_loss is not None:
+        parts.append(f"eval loss {number(progress.eval_loss)}")
+    if progress.samples_per_s is not None:
+        parts.append(f"{number(progress.samples_per_s)} samples/s")
+    if progress.eta_s is not None:
+        parts.append(f"{duration(progress.eta_s)} left")
+    text = ", ".join(parts)
+    # What failed matters more than how fast it was.
+    if progress.message:
+        text = f"{parts[0]}: {plain(progress.message)}" if progress.state == "failed" else f"{text}: {progress.message}"
+    return _cut(plain(text), columns)
+
+
+class ProgressLine:
+    """The line of one run. Use it in a `with`: leaving it draws the last state and ends the line."""
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """Keep where to draw.
+
+        Args:
+            stream: Where to. Default: what `sys.stdout` is then.
+            clock: Seconds that only grow.
+        """
+        self._stream = sys.stdout if stream is None else stream
+        self._clock = clock
+        self._live = self._stream.isatty() or _is_notebook(self._stream)
+        self._pending: Progress | None = None
+        self._drawn: Progress | None = None
+        self._drawn_at = float("-inf")
+        self._drawn_columns = 0
+        self._closed = False
+
+    def update(self, progress: Progress) -> None:
+        """Draw a state now, or leave it for later where the last drawing is too fresh; the end is drawn at once."""
+        if self._closed:
+            return
+        self._pending = progress
+        if progress.state.is_terminal:
+            self.close()
+        elif self._clock() - self._drawn_at >= _INTERVAL_S and self._is_worth_it(progress):
+            self._draw()
+
+    def close(self) -> None:
+        """Draw the last state if it was not, and end the line. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pending != self._drawn:
+            self._draw()
+        if self._live and self._drawn is not None:
+            self._write("\n")
+
+    def _is_worth_it(self, progress: Progress) -> bool:
+        if self._live or self._drawn is None or progress.state != self._drawn.state:
+            return progress != self._drawn
+        return _tenth(progress) != _tenth(self._drawn) or (
+            progress.step is None and progress.message != self._drawn.message
+        )
+
+    def _draw(self) -> None:
+        assert self._pending is not None
+        self._drawn, self._drawn_at = self._pending, self._clock()
+        if not self._live:
+            self._write(progress_text(self._pending, columns=10_000) + "\n")
+        else:
+            # One column stays free: a terminal would otherwise wrap, and \r not find the line's start.
+            columns = shutil.get_terminal_size().columns - 1 if self._stream.isatty() else _NOTEBOOK_COLUMNS
+            text = progress_text(self._pending, columns)
+            self._write("\r" + text.ljust(min(self._drawn_columns, columns)))
+            self._drawn_columns = len(text)
+
+    def _write(self, text: str) -> None:
+        # A terminal without UTF-8 must not end the waiting.
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
+
+    def __enter__(self) -> ProgressLine:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the line."""
+        self.close()
+
+
+def _steps(progress: Progress, *, bar: bool) -> str:
+    if progress.step is None:
+        return str(progress.state)
+    if not progress.max_steps:
+        return f"{progress.state} step {count(progress.step)}"
+    done = min(_BAR, _BAR * progress.step // progress.max_steps)
+    drawn = f" [{'#' * done}{'-' * (_BAR - done)}]" if bar else ""
+    return f"{progress.state}{drawn} {count(progress.step)}/{count(progress.max_steps)}"
+
+
+def _tenth(progress: Progress) -> int | None:
+    if progress.step is None or not progress.max_steps:
+        return None
+    return 10 * progress.step // progress.max_steps
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
+
+
+def _is_notebook(stream: TextIO) -> bool:
+    # ipykernel's stream is no terminal, but every front end behind it obeys \r.
+    return type(stream).__module__.split(".")[0] == "ipykernel"

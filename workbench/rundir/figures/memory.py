@@ -1,0 +1,100 @@
+"""The memory of each pod of a run over time, put together from what its ranks and its samples tell. Pure.
+
+Several sources tell of the same memory, some better than others: the first word from a better one replaces what lesser
+ones told of that pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from workbench.rundir.figures.curve import Curve
+
+__all__ = ["HostMemory", "MemoryBook"]
+
+
+class _Source(IntEnum):
+    """Who tells, the better the higher."""
+
+    NOBODY = 0
+    RANKS = 1
+    """Ranks, of their resident memory, at evaluations."""
+    SAMPLES = 2
+    """The agent, of the same, every few seconds."""
+    CUDA = 3
+    """Ranks, of what they have reserved on GPUs, at evaluations."""
+    GPUS = 4
+    """The driver, of what is used on the pod's GPUs, every few seconds."""
+
+
+@dataclass(slots=True)
+class HostMemory:
+    """Memory of one pod over time."""
+
+    gib: Curve = field(default_factory=Curve)
+    """(seconds since 1970, GiB), all its ranks together."""
+    peak_gib: float | None = None
+    """The most that its ranks told, each at its own peak, together."""
+    gpu_percent: float | None = None
+    """How busy its GPUs are now, 0 to 100, on average; None where it has none."""
+    source: int = _Source.NOBODY
+    """Who told the curve."""
+
+    def add(self, source: int, time_s: float, gib: object) -> None:
+        """Append a point, unless a better source has told already."""
+        if source > self.source:
+            self.source, self.gib = source, Curve()
+        if source == self.source:
+            self.gib.add(time_s, gib)
+
+
+class MemoryBook:
+    """Take in the events that tell of memory."""
+
+    def __init__(self, place: Callable[[int], tuple[str, int]]):
+        """Start with nothing told.
+
+        Args:
+            place: Gives the address of the pod that a rank is on, and how many ranks that pod has.
+        """
+        self.hosts: dict[str, HostMemory] = {}
+        """By the pod's address."""
+        self._place = place
+        self._ranks: dict[str, dict[int, tuple[float, float]]] = {}
+
+    @property
+    def kind(self) -> str:
+        """What the memory counts: resident, or on GPUs (cuda)."""
+        return "cuda" if any(host.source >= _Source.CUDA for host in self.hosts.values()) else "resident"
+
+    def rank(self, rank: int, time_s: float, told: Mapping[str, object]) -> None:
+        """Take a rank's word on its memory now and at its peak."""
+        source = _Source.CUDA if isinstance(told.get("cuda_reserved_gib"), int | float) else _Source.RANKS
+        now = told.get("cuda_reserved_gib" if source is _Source.CUDA else "rss_gib")
+        peak = now if source is _Source.CUDA else told.get("peak_rss_gib", now)
+        if not isinstance(now, int | float) or not isinstance(peak, int | float):
+            return
+        address, count = self._place(rank)
+        ranks = self._ranks.setdefault(address, {})
+        ranks[rank] = (now, max(peak, ranks[rank][1]) if rank in ranks else peak)
+        if len(ranks) == count:  # a sum over some of its ranks only would look like a jump
+            host = self.hosts.setdefault(address, HostMemory())
+            host.add(source, time_s, sum(now for now, _ in ranks.values()))
+            host.peak_gib = sum(peak for _, peak in ranks.values())
+
+    def sample(self, time_s: float, told: Mapping[str, object]) -> None:
+        """Take the sample of a pod: the resident memory of its ranks, and its GPUs where it has any."""
+        host = self.hosts.setdefault(str(told.get("host", "")), HostMemory())
+        host.add(_Source.SAMPLES, time_s, told.get("rss_gib"))
+        gpus = told.get("gpus")
+        gpus = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+        if gpus:
+            host.add(_Source.GPUS, time_s, sum(_numbers(gpus, "used_gib")))
+        busy = _numbers(gpus, "percent")
+        host.gpu_percent = sum(busy) / len(busy) if busy else None
+
+
+def _numbers(records: list[dict[str, object]], name: str) -> list[float]:
+    return [float(value) for record in records if isinstance(value := record.get(name), int | float)]

@@ -1,0 +1,69 @@
+"""Write the metrics of a run as TensorBoard event files, through TensorBoard's own writer.
+
+The keeper calls this, on the notebook's machine, so every launcher and every pod gives the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.rundir.events import Event
+
+__all__ = ["ScalarWriter", "scalars_of"]
+
+_TRAIN = ("loss", "grad_norm", "learning_rate", "samples_per_s")
+
+
+def scalars_of(event: Event) -> Mapping[str, float]:
+    """Pick the numbers of an event that are worth a curve.
+
+    Returns:
+        Values by TensorBoard tag; empty for events without any.
+
+    Example:
+        >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"step": 3, "eval_loss": 2.5}))
+        {'eval/loss': 2.5}
+    """
+    data = event.data
+    if event.kind == "step":
+        picked = {f"train/{name}": data.get(name) for name in _TRAIN}
+    elif event.kind == "eval":
+        picked = {"eval/loss": data.get("eval_loss")}
+    elif event.kind == "memory":
+        picked = {f"memory/rank-{event.rank}_gib": data.get("cuda_allocated_gib") or data.get("rss_gib")}
+    else:
+        picked = {}
+    return {tag: float(value) for tag, value in picked.items() if isinstance(value, int | float)}
+
+
+class ScalarWriter:
+    """Append scalars to one event file; close it to flush."""
+
+    def __init__(self, folder: Path):
+        """Open a new event file in the folder, when the first scalar comes."""
+        self._folder = folder
+        self._writer: Any = None
+
+    def add(self, event: Event) -> None:
+        """Write the scalars of an event at its step; one without a step or numbers is passed over."""
+        scalars = scalars_of(event)
+        step = event.data.get("step")
+        if not scalars or not isinstance(step, int):
+            return
+        from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._writer is None:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self._writer = EventFileWriter(str(self._folder), flush_secs=2)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._writer.add_event(TensorBoardEvent(wall_time=event.time_s, step=step, summary=Summary(value=values)))
+
+    def close(self) -> None:
+        """Flush and close; idempotent."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

@@ -1,0 +1,211 @@
+"""A SQLite index of the runs below a folder: answers questions over thousands of them in milliseconds.
+
+It is a copy. The run directories are the truth: the file can be deleted at any moment and is made again from them. A
+run is read again when one of the few files that tell of it has changed since. Several processes may bring the same
+index up to date at once: each writes in one short transaction, and readers never wait (write-ahead log).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import RunState, read_json
+from workbench.rundir.store import RunRecord, find_runs, record_of
+
+__all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
+
+INDEX_FILE = ".runs.sqlite"
+"""Its name, in the folder whose runs it lists."""
+
+_FORM = 1  # of the table; another number makes it anew
+_BUSY_S = 30.0
+_COLUMNS = tuple(f.name for f in fields(RunRecord))
+_FILTERS = ("state", "model", "technique", "pods", "key")
+_TABLE = f"""
+CREATE TABLE IF NOT EXISTS runs (
+  path TEXT PRIMARY KEY, stamp TEXT NOT NULL, key TEXT NOT NULL,
+  {", ".join(name for name in _COLUMNS if name != "path")}
+);
+CREATE INDEX IF NOT EXISTS by_time ON runs (submitted_s DESC);
+CREATE INDEX IF NOT EXISTS by_key ON runs (key);
+CREATE INDEX IF NOT EXISTS by_kind ON runs (model, technique, state);
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refreshed:
+    """What bringing the index up to date came to."""
+
+    runs: int
+    """Runs that it lists now."""
+    read: int
+    """Runs that were read, for they are new or have changed."""
+    forgotten: int
+    """Runs whose directories have gone."""
+
+
+class RunIndex:
+    """The index of one folder. Making one opens or makes the file; close it, or use it in a `with`."""
+
+    def __init__(self, folder: str | Path, file: str | Path | None = None):
+        """Open the index; it lists what it listed when it was last refreshed.
+
+        Args:
+            folder: Whose runs it lists.
+            file: Where it is kept. Default: `.runs.sqlite` in the folder.
+
+        Raises:
+            RunError: There is no such folder, or the file cannot be opened.
+        """
+        self.folder = Path(folder).expanduser().absolute()
+        """The folder, absolute."""
+        if not self.folder.is_dir():
+            raise RunError(f"there is no folder {self.folder}")
+        self._file = Path(file) if file else self.folder / INDEX_FILE
+        self._db = self._open()
+
+    def refresh(self) -> Refreshed:
+        """Bring the index up to date with the run directories; costs a look at three files a run."""
+        known = dict(self._db.execute("SELECT path, stamp FROM runs"))
+        found = {str(paths.root): (paths, _stamp(paths)) for paths in find_runs(self.folder)}
+        keepers: dict[Path, bool] = {}
+        # A run that goes on changes in files that have no stamp here: it is read every time.
+        live = {path for (path,) in self._db.execute(f"SELECT path FROM runs WHERE state IN ({_LIVE})")}
+        stale = [(p, s) for path, (p, s) in found.items() if known.get(path) != s or path in live]
+        rows = [_row(paths, stamp, keepers) for paths, stamp in stale]
+        gone = [path for path in known if path not in found]
+        marks = ", ".join("?" * (len(_COLUMNS) + 2))
+        with self._writing():
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO runs (stamp, key, {', '.join(_COLUMNS)}) VALUES ({marks})", rows
+            )
+            self._db.executemany("DELETE FROM runs WHERE path = ?", [(path,) for path in gone])
+        return Refreshed(runs=len(found), read=len(rows), forgotten=len(gone))
+
+    def rebuild(self) -> Refreshed:
+        """Forget everything and read all run directories."""
+        with self._writing():
+            self._db.execute("DELETE FROM runs")
+        return self.refresh()
+
+    def query(self, *, limit: int | None = None, since_s: float | None = None, **wanted: object) -> list[RunRecord]:
+        """Give the runs that are as wanted, newest first; as of the last refresh.
+
+        Args:
+            limit: How many at most. Default None: all.
+            since_s: Only those submitted at or after this moment, in seconds since 1970.
+            wanted: `state`, `model`, `technique`, `pods`, or `key`, the fingerprint of a benchmark's row; a list
+                stands for any of its values.
+
+        Raises:
+            ConfigError: There is no such filter.
+        """
+        where, values = [], []
+        for name, value in wanted.items():
+            if name not in _FILTERS:
+                raise one_of("filter", name, (*_FILTERS, "since_s", "limit"))
+            some = list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+            where.append(f"{name} IN ({', '.join('?' * len(some))})")
+            values += [str(v) if isinstance(v, RunState) else v for v in some]
+        if since_s is not None:
+            where.append("submitted_s >= ?")
+            values.append(since_s)
+        if limit is not None and (isinstance(limit, bool) or limit < 0):
+            raise ConfigError(f"limit is {limit!r}; it must be a whole number, 0 or more, or None")
+        text = f"SELECT {', '.join(_COLUMNS)} FROM runs"
+        text += f" WHERE {' AND '.join(where)}" if where else ""
+        text += " ORDER BY submitted_s IS NULL, submitted_s DESC, id LIMIT ?"
+        return [_record(row) for row in self._db.execute(text, (*values, -1 if limit is None else limit))]
+
+    def __len__(self) -> int:
+        """Give the number of runs as of the last refresh."""
+        return int(self._db.execute("SELECT count(*) FROM runs").fetchone()[0])
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._db.close()
+
+    def __enter__(self) -> RunIndex:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _open(self) -> sqlite3.Connection:
+        deadline = time.monotonic() + _BUSY_S
+        while True:
+            try:
+                return _connect(self._file)
+            except sqlite3.OperationalError as error:
+                # Two that make the file at once: the change to a write-ahead log does not wait for a lock.
+                if "locked" not in str(error) or time.monotonic() > deadline:
+                    raise RunError(f"the index {self._file} cannot be opened: {error}") from error
+                time.sleep(0.02)
+            except sqlite3.DatabaseError:
+                break
+        # No database, or a broken one: everything in it is in the run directories too.
+        for name in ("", "-wal", "-shm"):
+            Path(f"{self._file}{name}").unlink(missing_ok=True)
+        return _connect(self._file)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Take the write lock at the start: a lock taken half way could be refused at once, whatever the timeout."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+
+_LIVE = ", ".join(f"'{state}'" for state in RunState if not state.is_terminal)
+
+
+def _connect(file: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = OFF")  # it can be made again; a torn one is noticed and thrown away
+        if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _FORM):
+            db.execute("DROP TABLE IF EXISTS runs")
+        db.executescript(_TABLE)
+        db.execute(f"PRAGMA user_version = {_FORM}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _stamp(paths: RunPaths) -> str:
+    """Say when the files that tell of a run were written, to the nanosecond, and how long they are."""
+    marks = []
+    for path in (paths.info, paths.state, paths.result):
+        try:
+            known = path.stat()
+            marks.append(f"{known.st_mtime_ns}.{known.st_size}")
+        except OSError:
+            marks.append("")
+    return "/".join(marks)
+
+
+def _row(paths: RunPaths, stamp: str, keepers: dict[Path, bool]) -> tuple[object, ...]:
+    record = record_of(paths, keepers)
+    note = read_json(paths.info).get("benchmark")
+    key = str(note.get("key", "")) if isinstance(note, dict) else ""
+    values = (getattr(record, name) for name in _COLUMNS)
+    return stamp, key, *(str(value) if isinstance(value, Path | RunState) else value for value in values)
+
+
+def _record(row: tuple[object, ...]) -> RunRecord:
+    raw = dict(zip(_COLUMNS, row, strict=True))
+    return RunRecord(**{**raw, "path": Path(str(raw["path"])), "state": RunState(str(raw["state"]))})  # type: ignore[arg-type]

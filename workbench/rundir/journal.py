@@ -1,0 +1,187 @@
+"""Write down a run as it happens: its state, its events, its curves and, last, its result.
+
+Only the keeper writes; whoever watches reads the files.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from workbench.jobs.finetune import FineTune
+from workbench.pods.pod import Pod
+from workbench.rundir.events import Event, read_events
+from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.outcome import measured
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import HostSlots, RunFault, RunResult
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState, read_json, write_json
+
+__all__ = ["Journal", "fail_unstarted", "result_of"]
+
+logger = logging.getLogger(__name__)
+_RESERVE_BYTES = 256 << 10
+
+
+class Journal:
+    """The writing side of one run directory."""
+
+    def __init__(self, paths: RunPaths):
+        """Make the folders of logs and curves."""
+        self._paths = paths
+        self._scalars = ScalarWriter(paths.tensorboard)
+        self._state = RunState.QUEUED
+        self._message = self._hint = ""
+        self._warned = False
+        for folder in (paths.logs, paths.tensorboard):
+            folder.mkdir(parents=True, exist_ok=True)
+        paths.events.touch()
+
+    def reserve(self) -> None:
+        """Keep room on the disk for the result, until `finish`.
+
+        Raises:
+            OSError: There is none.
+        """
+        self._paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
+
+    def state(self, state: RunState, message: str = "") -> None:
+        """Say how the run stands."""
+        self._state, self._message = state, message
+        self._write_state()
+
+    def hint(self, message: str) -> None:
+        """Add a passing remark to the state; an empty one takes it away."""
+        if message != self._hint:
+            self._hint = message
+            self._write_state()
+
+    def event(self, event: Event) -> None:
+        """Append an event, and its numbers to the curves; a full disk is said once and stops nothing."""
+        try:
+            with self._paths.events.open("a", encoding="utf-8") as out:
+                out.write(event.to_json() + "\n")
+            self._scalars.add(event)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("cannot write events of %s: %s; the run goes on", self._paths.root, error)
+            self._warned = True
+
+    def finish(
+        self,
+        state: RunState,
+        *,
+        message: str,
+        fault: RunFault | None,
+        context_facts: Mapping[str, object],
+        spec: RunSpec,
+        pods: Sequence[Pod],
+        world_size: int,
+    ) -> None:
+        """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
+        self._close_scalars()
+        result = result_of(
+            self._paths.root,
+            state,
+            message=message,
+            fault=fault,
+            facts=context_facts,
+            spec=spec,
+            pods=pods,
+            world_size=world_size,
+        )
+        self._paths.reserve.unlink(missing_ok=True)
+        try:
+            write_json(self._paths.result, result.to_dict())
+        except OSError as error:
+            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result.to_dict())
+        self._hint = ""
+        self.state(state, message)
+
+    def amend(self, said: str) -> None:
+        """Add to what the result of a run that has ended says."""
+        result = read_json(self._paths.result)
+        if said and result:
+            message = f"{result.get('message')}; {said}"
+            write_json(self._paths.result, {**result, "message": message})
+            write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
+
+    def _close_scalars(self) -> None:
+        try:
+            self._scalars.close()
+        except OSError as error:
+            logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
+
+    def _write_state(self) -> None:
+        try:
+            write_json(
+                self._paths.state,
+                {"state": self._state, "message": self._message, "hint": self._hint, "time_s": time.time()},
+            )
+        except OSError as error:
+            logger.warning("cannot write the state of %s: %s", self._paths.root, error)
+
+
+def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
+    """Write the result of a run that never started, so that its directory says why."""
+    Journal(paths).finish(
+        RunState.FAILED,
+        message=f"it did not start: {error}",
+        fault=RunFault(kind=type(error).__name__, message=str(error)),
+        context_facts={"started_s": time.time()},
+        spec=spec,
+        pods=(),
+        world_size=0,
+    )
+
+
+def result_of(
+    path: Path,
+    state: RunState,
+    *,
+    message: str,
+    fault: RunFault | None,
+    facts: Mapping[str, object],
+    spec: RunSpec,
+    pods: Sequence[Pod],
+    world_size: int,
+) -> RunResult:
+    """Put together the result of a run from its events and what the keeper knows.
+
+    Args:
+        path: The run directory.
+        state: How it ended.
+        message: One line on that.
+        fault: The first cause, where it failed.
+        facts: Further fields of `RunResult`, `started_s` among them.
+        spec: What was asked.
+        pods: Where it ran.
+        world_size: Number of ranks.
+    """
+    job = spec.job
+    started_s = float(str(facts.get("started_s", time.time())))
+    ended_s = time.time()
+    asked: dict[str, object] = {"technique": "script", "model": ""}
+    if isinstance(job, FineTune):
+        asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
+    fields = {
+        "launcher": job.launcher,
+        **asked,
+        "versions": dict(pods[0].versions) if pods else {},
+        **measured(read_events(RunPaths(path).events), started_s),
+        **facts,
+    }
+    return RunResult(
+        path=path,
+        state=state,
+        message=message,
+        error=fault,
+        hosts=tuple(HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods),
+        world_size=world_size,
+        duration_s=round(ended_s - started_s, 3),
+        ended_s=ended_s,
+        **fields,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,1 @@
+"""A new run's folder: checked and prepared before anything starts."""

@@ -1,0 +1,78 @@
+"""Where a run came from: the commit of the user's repository, and fingerprints of its rows and of a script's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from workbench.base.package import file_digest
+from workbench.jobs.finetune import Job, Script
+from workbench.rundir.make.script import script_files
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import read_json
+
+__all__ = ["commit_of", "origin_of"]
+
+_GIT_S = 5.0
+_LETTERS = 16  # of a fingerprint
+
+
+def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, str]:
+    """Say where a prepared run came from.
+
+    Args:
+        job: What runs.
+        paths: Its directory, whose inputs are there.
+        folder: The folder that it is submitted from.
+
+    Returns:
+        `commit`, as `commit_of` gives it; `data`, equal where the rows to train on and to judge by are; `script`, equal
+        where the files of the script's folder are. What there is none of is empty.
+    """
+    return {"commit": commit_of(folder), "data": _data(paths), "script": _script(job)}
+
+
+def commit_of(folder: Path) -> str:
+    """Give the commit of the repository that a folder is in, `+changes` behind it where tracked files differ from it.
+
+    Returns:
+        It; empty without git, without a repository, without a commit, or where git does not answer within 5 s.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if not commit:
+        return ""
+    # New files do not count: the run directories themselves would be among them.
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changed else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    # Looking must not write: it would refresh the index under a git of the user's that is at work.
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
+
+
+def _data(paths: RunPaths) -> str:
+    files = [path for path in (paths.inputs / "train.jsonl", paths.inputs / "eval.jsonl") if path.is_file()]
+    named = {path.name: file_digest(path) for path in files} or read_json(paths.job).get("hub")
+    return _fingerprint(named) if named else ""
+
+
+def _script(job: Job) -> str:
+    if not isinstance(job, Script):
+        return ""
+    folder = Path(job.path).expanduser().parent
+    return _fingerprint({path.relative_to(folder).as_posix(): file_digest(path) for path in script_files(folder)})
+
+
+def _fingerprint(named: object) -> str:
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:_LETTERS]

@@ -1,0 +1,128 @@
+"""Make a run directory before anything starts: check the job against its files, prepare its data, write it down.
+
+All refusals that need no pod happen here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.data.sources.dataset import dataset_from, prepare
+from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.model import Family, model_family, model_kind
+from workbench.keeper.launch.process import check_launcher
+from workbench.rundir.make.origin import origin_of
+from workbench.rundir.make.resume import resume_checkpoint
+from workbench.rundir.make.script import check_script
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import write_json
+
+__all__ = ["PreparedRun", "fresh_folder", "prepare_run"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedRun:
+    """A run that only needs a cluster."""
+
+    run_id: str
+    """Its id, the name of its directory unless the caller chose one."""
+    paths: RunPaths
+    """Its directory, which now exists."""
+    spec: RunSpec
+    """What was asked, with absolute paths."""
+
+
+def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path = Path("runs")) -> PreparedRun:
+    """Make the run directory.
+
+    Args:
+        spec: What was asked.
+        root: The directory, new or empty. Default: a new one below `parent`, named by the run's id.
+        parent: Where that is: a folder in the cluster's directory, where there is a cluster.
+
+    Raises:
+        ConfigError: Something is refused; the message names the file, line or key. The directory is removed again.
+    """
+    run_id = _new_run_id(spec.job)
+    paths = RunPaths(Path(root or parent / run_id).expanduser().absolute())
+    if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
+        raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
+    check_launcher(Launcher(spec.job.launcher))
+    spec = replace(spec, job=_with_absolute_paths(spec.job))
+    fresh_folder(paths.root, paths.spec)
+    try:
+        paths.inputs.mkdir()
+        if isinstance(spec.job, FineTune):
+            _prepare_finetune(spec.job, spec, paths, parent.parent)
+        else:
+            check_script(Path(spec.job.path))
+        write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
+        write_json(paths.spec, spec.to_dict())
+        write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
+    except BaseException:
+        shutil.rmtree(paths.root, ignore_errors=True)
+        raise
+    return PreparedRun(run_id=run_id, paths=paths, spec=spec)
+
+
+def fresh_folder(root: Path, mark: Path) -> None:
+    """Make a directory that must be new or empty.
+
+    Raises:
+        ConfigError: It holds something (`mark` tells another run or cluster from other files) or cannot be made.
+    """
+    if mark.exists():
+        raise ConfigError(f"{root} already holds a run or a cluster ({mark.name}); choose another directory")
+    if root.is_dir() and any(root.iterdir()):
+        raise ConfigError(f"{root} is not empty; choose a new directory")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
+
+
+def _new_run_id(job: Job) -> str:
+    # It sorts by time and says what runs.
+    what = job.technique if isinstance(job, FineTune) else "".join(c for c in Path(job.path).stem if c.isalnum())
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
+
+
+def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, cluster: Path) -> None:
+    model_kind(job.model)
+    pods = spec.cluster.pods
+    world_size = pods.slots * (spec.pods or spec.cluster.count) if job.technique != Technique.SINGLE else 1
+    deepspeed = resolve(job, gpus=pods.gpus, world_size=world_size)
+    plain_text = model_family(job.model) is not Family.ENCODER_DECODER
+    data = prepare(dataset_from(job.dataset), paths.inputs, plain_text=plain_text)
+    resolved: Mapping[str, object] = {
+        "job": {**job.to_dict(), "env": {}},
+        "train": data.train.name if data.train else None,
+        "eval": data.eval.name if data.eval else None,
+        "hub": data.hub,
+        "deepspeed": deepspeed,
+    }
+    if job.resume is not None:
+        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, cluster=cluster)
+        resolved = {**resolved, "resume": chosen.to_dict()}
+    paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
+    if deepspeed is not None:
+        paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
+
+
+def _with_absolute_paths(job: Job) -> Job:
+    if isinstance(job, Script):
+        return replace(job, path=str(Path(job.path).expanduser().absolute()))
+    if job.resume is not None:
+        job = replace(job, resume=str(Path(job.resume).expanduser().absolute()))
+    folder = Path(job.model).expanduser()
+    return replace(job, model=str(folder.absolute())) if folder.is_dir() else job

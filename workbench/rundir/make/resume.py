@@ -1,0 +1,79 @@
+"""Whether a run can go on from another one's checkpoint: the same training, on as many ranks, over the same rows.
+
+What only decides how long and how closely is watched may differ: steps, evaluations, logging, predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.package import file_digest
+from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.keeper.checkpoints.collect import Checkpoint, newest_good
+from workbench.keeper.checkpoints.on_pods import held_checkpoint
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import read_json
+
+__all__ = ["resume_checkpoint"]
+
+_SAME = (
+    *("model", "technique", "peft", "lora", "fsdp", "precision", "optimizer", "learning_rate", "seed"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "max_source_length", "max_target_length"),
+    *("prompt", "system", "loss_on"),
+)
+
+
+def resume_checkpoint(
+    job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any], cluster: Path
+) -> Checkpoint:
+    """Choose the checkpoint that a job goes on from; every byte of it is read.
+
+    Args:
+        job: The job, whose `resume` is a run directory.
+        paths: The directory of the new run, with its rows.
+        world_size: The number of its ranks.
+        resolved: What its ranks will be told: `train`, `hub` and `deepspeed`.
+        cluster: The directory of the cluster that it will run on; what lies on its pods is used there.
+
+    Raises:
+        ConfigError: There is no good checkpoint, or the new run differs from the one that made it; says in what.
+    """
+    assert job.resume is not None
+    root = Path(job.resume)
+    made = read_json(RunPaths(root).job)
+    if not isinstance(made.get("job"), dict):
+        raise ConfigError(
+            f"resume is {str(root)!r}, which is no directory of a FineTune run; give the one to go on from"
+        )
+    found = held_checkpoint(RunPaths(root), cluster, job.max_steps) or newest_good(root, last_step=job.max_steps)
+    _check_settings(job, made, root)
+    _check_rows(paths, made, root, resolved)
+    if resolved["deepspeed"] != made.get("deepspeed"):
+        raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
+    if found.world_size != world_size:
+        raise ConfigError(
+            f"the checkpoint in {root} is of {found.world_size} ranks, and this run has {world_size}; "
+            "resume with as many pods and slots"
+        )
+    return found
+
+
+def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:
+    before = job_from_dict({**made["job"], "resume": None})
+    now, then = job.to_dict(), before.to_dict()
+    different = [f"{name} is {now[name]!r} and was {then[name]!r}" for name in _SAME if now[name] != then[name]]
+    if different:
+        raise ConfigError(f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings")
+
+
+def _check_rows(paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]) -> None:
+    train, before = resolved["train"], made.get("train")
+    same = resolved["hub"] == made.get("hub") and bool(train) == bool(before)
+    if same and train:
+        old, new = RunPaths(root).inputs / str(before), paths.inputs / str(train)
+        same = old.is_file() and file_digest(old) == file_digest(new)
+    if not same:
+        raise ConfigError(f"the training rows differ from those of {root}; resume with the same dataset")

@@ -1,0 +1,292 @@
+"""Work out how a run ended from what its ranks, agents and launcher left: pure functions over records.
+
+Success is a done-record of every rank, nothing else: exit codes of launchers lie (a killed pdsh makes `deepspeed`
+exit 0), and launchers name the wrong rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.jobs.model import Family
+from workbench.pods.pod import Pod
+from workbench.rundir.events import Event
+from workbench.rundir.result import RunFault
+
+__all__ = [
+    "MemoryPeaks",
+    "RankStatus",
+    "first_cause",
+    "fold_failures",
+    "measured",
+    "only_echoes",
+    "rank_statuses",
+    "sent_per_step",
+]
+
+_GIB = 1024**3
+_MOST_NATS = 700  # e to it is near the largest number there is
+_END_SEEN_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStatus:
+    """What an agent last said of one rank, with times on this machine's clock."""
+
+    rank: int
+    """Its number."""
+    pod: Pod
+    """Where it ran."""
+    phase: str = "waiting"
+    """waiting, running or exited."""
+    exit_code: int | None = None
+    """Its exit code; negative is a signal."""
+    done: bool = False
+    """Whether it left its done-record."""
+    stopped: bool = False
+    """Whether it was asked to stop."""
+    forced: bool = False
+    """Whether it had to be killed for that."""
+    ended_s: float | None = None
+    """When it ended."""
+    error: Mapping[str, object] | None = None
+    """Its error record."""
+    rss_bytes: int = 0
+    """Resident memory of the rank and its children."""
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether it failed by itself."""
+        return not self.done and not self.stopped and (self.error is not None or self.phase == "exited")
+
+
+def rank_statuses(pod: Pod, answer: Mapping[str, object], clock_offset_s: float) -> list[RankStatus]:
+    """Read the ranks of an agent's answer to `poll`."""
+    ranks = answer.get("ranks")
+    if not isinstance(ranks, list):
+        return []
+    return [_status(pod, raw, clock_offset_s) for raw in ranks]
+
+
+def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankStatus:
+    ended = raw.get("ended_s")
+    error = raw.get("error")
+    if isinstance(error, dict) and isinstance(error.get("time_s"), int | float):
+        error = {**error, "time_s": error["time_s"] - clock_offset_s}
+    code = raw.get("exit_code")
+    return RankStatus(
+        rank=int(str(raw["rank"])),
+        pod=pod,
+        phase=str(raw.get("phase", "waiting")),
+        exit_code=code if isinstance(code, int) else None,
+        done=bool(raw.get("done")),
+        stopped=bool(raw.get("stopped")),
+        forced=bool(raw.get("forced")),
+        ended_s=ended - clock_offset_s if isinstance(ended, int | float) else None,
+        error=error if isinstance(error, dict) else None,
+        rss_bytes=int(str(raw.get("rss_bytes") or 0)),
+    )
+
+
+def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
+    """Find the rank that failed first; ranks that only lost a peer come last.
+
+    Where all that failed lost a peer, and a rank had ended with 0 before, that one is the cause: the others waited
+    for it.
+
+    Returns:
+        The fault with the other failures folded, or None where no rank failed by itself.
+    """
+    known = list(ranks)
+    failed = sorted((r for r in known if r.failed), key=_order)
+    if not failed:
+        return None
+    if only_echoes(known) and (early := _ended_early(known, failed[0])) is not None:
+        return _fault(early, {"kind": "exit", "message": "ended early with 0 while others waited for it"}, failed)
+    cause, *others = failed
+    return _fault(cause, cause.error or {}, others)
+
+
+def only_echoes(ranks: Iterable[RankStatus]) -> bool:
+    """Tell whether ranks failed, and all of them because they lost a peer: the cause is elsewhere."""
+    failed = [r for r in ranks if r.failed]
+    return bool(failed) and all(_is_echo(r) for r in failed)
+
+
+def fold_failures(ranks: Iterable[RankStatus]) -> str:
+    """Say what became of the ranks that failed, where the cause is none of them."""
+    return _fold([r for r in ranks if r.failed])
+
+
+def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | None:
+    # Its sockets close before it ends, and a busy pod sees the end late.
+    latest_s = _order(echo)[1] + _END_SEEN_S
+    done = [r for r in ranks if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= latest_s]
+    return min(done, key=lambda r: r.ended_s or 0.0, default=None)
+
+
+def _is_echo(status: RankStatus) -> bool:
+    return bool((status.error or {}).get("echo"))
+
+
+def _fault(cause: RankStatus, error: Mapping[str, object], others: Sequence[RankStatus]) -> RunFault:
+    return RunFault(
+        host=cause.pod.address,
+        pod=cause.pod.name,
+        rank=cause.rank,
+        kind=str(error.get("kind", "exit")),
+        message=str(error.get("message", f"exited with {cause.exit_code}")),
+        traceback=str(error.get("traceback", "")),
+        others=_fold(others),
+    )
+
+
+def _order(status: RankStatus) -> tuple[bool, float, int]:
+    error = status.error or {}
+    time_s = error.get("time_s")
+    when = float(time_s) if isinstance(time_s, int | float) else status.ended_s or float("inf")
+    return _is_echo(status), when, status.rank
+
+
+def _fold(others: Sequence[RankStatus]) -> str:
+    if not others:
+        return ""
+    lost = [r.rank for r in others if _is_echo(r)]
+    also = [r for r in others if not _is_echo(r)]
+    parts = [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"] if lost else []
+    by_message: dict[str, list[int]] = {}
+    for r in also:
+        by_message.setdefault(str((r.error or {}).get("message", f"exit {r.exit_code}")), []).append(r.rank)
+    parts += [f"also {_numbers(ranks)}: {message}" for message, ranks in by_message.items()]
+    return "; ".join(parts)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r) for r in ranks)
+
+
+class MemoryPeaks:
+    """Keep, by host, the highest sum of memory over its ranks."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self._resident: dict[str, float] = {}
+        self._cuda: dict[str, dict[int, float]] = {}
+
+    def see(self, ranks: Sequence[RankStatus]) -> None:
+        """Take the ranks of one pod at one moment."""
+        for address in {r.pod.address for r in ranks}:
+            now = sum(r.rss_bytes for r in ranks if r.pod.address == address) / _GIB
+            self._resident[address] = max(now, self._resident.get(address, 0.0))
+
+    def see_event(self, event: Event, address: str) -> None:
+        """Take a rank's own word on its CUDA memory."""
+        reserved = event.data.get("cuda_reserved_gib")
+        if isinstance(reserved, int | float) and event.rank is not None:
+            ranks = self._cuda.setdefault(address, {})
+            ranks[event.rank] = max(float(reserved), ranks.get(event.rank, 0.0))
+
+    @property
+    def kind(self) -> str:
+        """Tell what `gib` counts: cuda or resident."""
+        return "cuda" if self._cuda else "resident"
+
+    @property
+    def resident_gib(self) -> dict[str, float]:
+        """Give the peaks of resident memory by host, GiB, whatever `kind` is; of hosts that were seen."""
+        return {address: round(peak, 4) for address, peak in self._resident.items() if peak}
+
+    @property
+    def gib(self) -> dict[str, float]:
+        """Give the peaks by host, GiB."""
+        if self._cuda:
+            return {address: round(sum(ranks.values()), 4) for address, ranks in self._cuda.items()}
+        return {address: round(peak, 4) for address, peak in self._resident.items()}
+
+
+_END_FIELDS = {
+    "steps",
+    "epochs",
+    "train_runtime_s",
+    "train_samples_per_s",
+    "train_loss",
+    "eval_loss",
+    "first_eval_loss",
+    "exact_match",
+    "global_batch_size",
+    "useful_tokens_per_s",
+    "padded_tokens_per_s",
+    "profiled_tokens",
+}
+
+_START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
+
+
+def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
+    """Gather the figures that the ranks reported, of a finished run or of one that was cut short.
+
+    Args:
+        events: All events of the run.
+        started_s: When it started, on the clock of the events' reader.
+
+    Returns:
+        Fields of `RunResult` by name; those that nobody reported are absent.
+    """
+    facts: dict[str, object] = {}
+    causal = False
+    devices: dict[int, str] = {}
+    traffic: dict[int, Mapping[str, object]] = {}
+    for event in events:
+        data = event.data
+        if event.kind == "device" and event.rank is not None:
+            devices[event.rank] = str(data.get("name", ""))
+        elif event.kind == "traffic" and event.rank is not None:
+            traffic[event.rank] = data
+        elif event.kind == "start":
+            causal = data.get("family") == Family.CAUSAL
+            facts |= {k: data[k] for k in _START_FIELDS if k in data}
+        elif event.kind == "resumed":
+            facts["resumed_step"] = data.get("step")
+        elif event.kind == "step":
+            facts |= {"steps": data.get("step"), "epochs": data.get("epoch")}
+        elif event.kind == "eval":
+            facts |= {"eval_loss": data.get("eval_loss")}
+            facts.setdefault("first_eval_loss", data.get("eval_loss"))
+        elif event.kind == "first_step" and event.rank == 0:
+            facts.setdefault("time_to_first_step_s", round(event.time_s - started_s, 3))
+        elif event.kind == "end":
+            facts |= {k: v for k, v in data.items() if k in _END_FIELDS}
+    loss = facts.get("eval_loss")
+    if causal and isinstance(loss, int | float) and loss < _MOST_NATS:
+        facts["perplexity"] = math.exp(loss)
+    if devices:
+        names = dict.fromkeys(devices[rank] for rank in sorted(devices))
+        facts |= {"device": ", ".join(names), "devices": len(devices)}
+    if traffic:
+        facts["sent_bytes_per_step"] = sent_per_step(traffic, world_size=len(devices))
+    return facts
+
+
+def sent_per_step(traffic: Mapping[int, Mapping[str, object]], *, world_size: int) -> float | None:
+    """Give the bytes that a pod sent per optimizer step, mean over the pods.
+
+    Args:
+        traffic: What each rank told of itself, by rank: `sent_bytes` in `steps`, of `ranks_on_pod` ranks.
+        world_size: Number of ranks; where one has not told, nothing is known.
+
+    Example:
+        >>> told = {"sent_bytes": 600, "steps": 3, "ranks_on_pod": 2}
+        >>> sent_per_step({0: told, 1: told}, world_size=2)
+        400.0
+    """
+    sent, pods = 0.0, 0.0
+    for told in traffic.values():
+        size, steps, ranks = (told.get(name) for name in ("sent_bytes", "steps", "ranks_on_pod"))
+        if not isinstance(size, int) or not isinstance(steps, int) or not isinstance(ranks, int) or ranks < 1:
+            return None
+        if steps < 1:
+            return None
+        sent, pods = sent + size / steps, pods + 1 / ranks
+    return sent / pods if pods and len(traffic) == world_size else None

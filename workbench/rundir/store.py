@@ -1,0 +1,277 @@
+"""Find the runs below a folder and say of each, in one record, what it was and how it went.
+
+Every run costs a few small files to read, whatever its length: of a live run's events only the tail. Nothing is
+written, and no list of runs is kept anywhere: the run directories are the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.client.run import Run
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.state import RunState, is_alive, read_json
+
+if TYPE_CHECKING:
+    from workbench.base.table import Grid
+
+__all__ = ["History", "RunRecord", "find_runs", "history", "record_of"]
+
+_DEEPEST = 7  # levels of folders below the one that is asked of
+_TAIL_BYTES = 1 << 15
+_RUN_FILE = RunPaths(Path()).info.name
+# What is large and holds no run: a pod's own files, virtual environments, caches.
+_SKIPPED = frozenset({"pods", "node_modules", "site-packages", "__pycache__"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run in a line. What was not measured, or not yet, is None."""
+
+    path: Path
+    """The run directory."""
+    id: str
+    """Its id."""
+    state: RunState
+    """Where it is in its life."""
+    submitted_s: float | None = None
+    """When it was asked for, in seconds since 1970."""
+    model: str = ""
+    """What was trained; for a script its name."""
+    technique: str = ""
+    """The technique; `script` for a script."""
+    pods: int | None = None
+    """Number of pods."""
+    steps: int | None = None
+    """Optimizer steps so far."""
+    eval_loss: float | None = None
+    """Last loss on the evaluation rows."""
+    exact_match: float | None = None
+    """Share of answers that were exactly right, 0 to 1."""
+    train_samples_per_s: float | None = None
+    """Rows a second in the training loop; at the last step of a live run."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended."""
+        return not self.state.is_terminal
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The runs below a folder, newest first. Prints, and shows in a notebook, as a table."""
+
+    folder: Path
+    """Where they were looked for, absolute."""
+    records: tuple[RunRecord, ...]
+    """One a run."""
+
+    def table(self, limit: int | None = None) -> Grid:
+        """Give the table, to print or to show.
+
+        Args:
+            limit: How many runs at most. Default None: all.
+        """
+        from workbench.display.records.history import history_grid
+
+        return history_grid(self, limit)
+
+    @overload
+    def __getitem__(self, which: int | str) -> Run: ...
+    @overload
+    def __getitem__(self, which: slice) -> History: ...
+    def __getitem__(self, which: int | str | slice) -> Run | History:
+        """Give a run by its number in the table or by the beginning of its id, or a part of the table.
+
+        Raises:
+            RunError: No run, or several, have an id that begins so.
+            IndexError: There are not as many.
+        """
+        if isinstance(which, slice):
+            return History(self.folder, self.records[which])
+        if isinstance(which, int):
+            return Run.load(self.records[which].path)
+        found = [record for record in self.records if record.id.startswith(which)]
+        if len(found) != 1:
+            raise RunError(
+                f"{len(found)} runs below {self.folder} have an id that begins with {which!r}; give more of it"
+            )
+        return Run.load(found[0].path)
+
+    def __len__(self) -> int:
+        """Give the number of runs."""
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        """Iterate over the records, newest first."""
+        return iter(self.records)
+
+    def __repr__(self) -> str:
+        """Say how many there are."""
+        live = sum(record.is_live for record in self.records)
+        return f"History({len(self.records)} runs below {self.folder}, {live} live)"
+
+    def __str__(self) -> str:
+        """Draw the table as text."""
+        from workbench.display.records.history import history_text
+
+        return history_text(self)
+
+    def _repr_html_(self) -> str:
+        from workbench.display.records.history import history_html
+
+        return history_html(self)
+
+
+def history(folder: str | Path = ".") -> History:
+    """Give all runs below a folder, newest first; `history()[0]` is the newest run itself.
+
+    Args:
+        folder: Where to look: a notebook's folder, a cluster's directory, a run's own.
+
+    Raises:
+        RunError: There is no such folder.
+    """
+    root = Path(folder).expanduser().absolute()
+    if not root.is_dir():
+        raise RunError(f"there is no folder {root}")
+    keepers: dict[Path, bool] = {}
+    found = (record_of(paths, keepers) for paths in find_runs(root))
+    return History(root, tuple(sorted(found, key=lambda r: (-(r.submitted_s or 0.0), r.id))))
+
+
+def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
+    """Give the run directories at or below a folder, in no order.
+
+    Links, hidden folders, pods' own folders and what lies within a run are not looked into; nor is a folder that
+    may not be read.
+
+    Args:
+        folder: Where to begin.
+        depth: Levels below it to look at.
+    """
+    pending = [(str(folder), 0)]
+    while pending:
+        place, level = pending.pop()
+        try:
+            with os.scandir(place) as entries:
+                inside = list(entries)
+        except OSError:
+            continue
+        if any(entry.name == _RUN_FILE for entry in inside):
+            yield RunPaths(Path(place))
+        elif level < depth:
+            pending += [(entry.path, level + 1) for entry in inside if _is_worth_it(entry)]
+
+
+def _is_worth_it(entry: os.DirEntry[str]) -> bool:
+    return not entry.name.startswith(".") and entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False)
+
+
+def record_of(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
+    """Read a run's record off its directory, whatever is there of it.
+
+    Args:
+        paths: The directory.
+        keepers: Whether the keepers of clusters live, by directory; those that were looked at are added.
+    """
+    info, result = read_json(paths.info), read_json(paths.result)
+    state = _state(paths, info, result, keepers)
+    asked = {} if result.get("technique") and result.get("model") else _asked(paths)
+    told = result or _last_words(paths)
+    hosts = result.get("hosts")
+    submitted = info.get("submitted_s")
+    return RunRecord(
+        path=paths.root,
+        id=str(info.get("id", paths.root.name)),
+        state=state,
+        submitted_s=_number(submitted),
+        model=str(result.get("model") or asked.get("model") or ""),
+        technique=str(result.get("technique") or asked.get("technique") or ""),
+        pods=len(hosts) if isinstance(hosts, list) and hosts else _lines_of(paths.hostfile),
+        steps=_whole(told.get("steps")),
+        eval_loss=_number(told.get("eval_loss")),
+        exact_match=_number(told.get("exact_match")),
+        train_samples_per_s=_number(told.get("train_samples_per_s")),
+    )
+
+
+def _state(
+    paths: RunPaths, info: Mapping[str, object], result: Mapping[str, object], keepers: dict[Path, bool]
+) -> RunState:
+    try:
+        if result:
+            return RunState(str(result.get("state")))
+        cluster = Path(str(info.get("cluster", paths.root)))
+        if cluster not in keepers:
+            keepers[cluster] = _keeper_lives(cluster)
+        if keepers[cluster]:
+            return RunState(str(read_json(paths.state).get("state", RunState.QUEUED)))
+        # Rarely: it ended between two looks.
+        return Run(paths.root).state
+    except (ValueError, KeyError, WorkbenchError):
+        return RunState.LOST  # a result that nobody can read
+
+
+def _keeper_lives(cluster: Path) -> bool:
+    keeper = read_json(ClusterPaths(cluster).state)
+    pid, start = keeper.get("pid"), keeper.get("start_time")
+    return isinstance(pid, int) and is_alive(pid, start if isinstance(start, int) else None)
+
+
+def _asked(paths: RunPaths) -> Mapping[str, object]:
+    job = read_json(paths.spec).get("job")
+    if not isinstance(job, dict):
+        return {}
+    if job.get("kind") == "script":
+        return {"model": Path(str(job.get("path", ""))).name, "technique": "script"}
+    return job
+
+
+def _last_words(paths: RunPaths) -> dict[str, object]:
+    """Give the last step's figures of a run without a result."""
+    told: dict[str, object] = {}
+    for line in _tail(paths.events):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(event, dict):
+            continue
+        if event.get("kind") == "step":
+            told |= {"steps": event.get("step"), "train_samples_per_s": event.get("samples_per_s")}
+        elif event.get("kind") == "eval":
+            told["eval_loss"] = event.get("eval_loss")
+    return told
+
+
+def _tail(path: Path) -> Sequence[bytes]:
+    try:
+        with path.open("rb") as events:
+            size = events.seek(0, os.SEEK_END)
+            events.seek(max(0, size - _TAIL_BYTES))
+            return events.read().split(b"\n")
+    except OSError:
+        return []
+
+
+def _lines_of(hostfile: Path) -> int | None:
+    try:
+        lines = hostfile.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    return sum(1 for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

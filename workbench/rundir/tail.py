@@ -1,0 +1,140 @@
+"""Follow files that only grow: events as they are appended, and the last lines of a log of any size.
+
+Each look reads what is new and nothing twice, and keeps a bounded part in memory. Nothing here knows what events mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO
+
+from workbench.rundir.events import MARK
+
+__all__ = ["EventTail", "LogTail"]
+
+_BLOCK_BYTES = 1 << 20
+_WINDOW_BYTES = 64 << 10  # of a log: what one look reads at most, and how far back the first look goes at first
+_FURTHEST_BYTES = 1 << 20  # where event lines fill the window, the first look goes back as far as this
+_ENOUGH_LINES = 60
+_KEPT_LINES = 400
+_LONGEST_LINE = 2000
+
+
+class EventTail:
+    """Read an `events.jsonl` from where the last look ended."""
+
+    def __init__(self, path: Path):
+        """Begin before the first line; the file may come later."""
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, object]]:
+        """Give the whole lines since the last look, as JSON objects; broken ones are left out."""
+        found: list[dict[str, object]] = []
+        try:
+            size = self._path.stat().st_size
+            if size <= self._offset:
+                return found
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                rest = b""
+                while block := file.read(_BLOCK_BYTES):
+                    *lines, rest = (rest + block).split(b"\n")
+                    found += _objects(lines)
+                self._offset = file.tell() - len(rest)
+        except OSError:
+            pass  # not there yet, or gone: what was read before stands
+        return found
+
+
+class LogTail:
+    """Keep the last lines of a log, without the event lines among them."""
+
+    def __init__(self, path: Path):
+        """Begin before the first line; the file may come later."""
+        self.cut = False
+        """Whether the log holds more than what is kept here."""
+        self._path = path
+        self._offset: int | None = None
+        self._kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._pending = b""
+
+    @property
+    def lines(self) -> list[str]:
+        """The last lines, oldest first; a bar half drawn is the last of them, as a terminal would show it."""
+        live = _shown(self._pending)
+        return [*self._kept, live] if live and not live.startswith(MARK) else list(self._kept)
+
+    def refresh(self) -> bool:
+        """Read what is new; tell whether there was anything."""
+        try:
+            size = self._path.stat().st_size
+            if size == (self._offset or 0):
+                return False
+            with self._path.open("rb") as file:
+                if self._offset is None:
+                    self._first_look(file, size)
+                else:
+                    self._next_look(file, size)
+        except OSError:
+            return False
+        return True
+
+    def _first_look(self, file: BinaryIO, size: int) -> None:
+        back = _WINDOW_BYTES
+        while True:
+            start = max(0, size - back)
+            file.seek(start)
+            data = file.read(size - start)
+            self._kept.clear()
+            self._pending = b""
+            self._take(data, whole=start == 0)
+            if start == 0 or len(self._kept) >= _ENOUGH_LINES or back >= _FURTHEST_BYTES:
+                break
+            back *= 4
+        self._offset, self.cut = size, self.cut or start > 0
+
+    def _next_look(self, file: BinaryIO, size: int) -> None:
+        assert self._offset is not None
+        start = max(self._offset, size - _WINDOW_BYTES)
+        whole = start == self._offset
+        if not whole:  # more came than anyone could read: the middle is in the file
+            self._pending, self.cut = b"", True
+        file.seek(start)
+        data = file.read(size - start)
+        self._take(data, whole=whole)
+        self._offset = start + len(data)
+
+    def _take(self, data: bytes, *, whole: bool) -> None:
+        *lines, rest = (self._pending + data).split(b"\n")
+        self._pending = rest[-_WINDOW_BYTES:]
+        for line in lines if whole else lines[1:]:  # a window's first line is the end of one
+            text = _shown(line)
+            if text and not text.startswith(MARK):
+                self.cut = self.cut or len(self._kept) == _KEPT_LINES
+                self._kept.append(text)
+
+
+def _shown(line: bytes) -> str:
+    r"""Decode a line as a terminal shows it: a carriage return goes back to its start."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST_LINE]
+    return text.decode("utf-8", errors="replace").rstrip()
+
+
+def _objects(lines: list[bytes]) -> list[dict[str, object]]:
+    lines = [line for line in lines if line.strip()]
+    try:
+        # One call for all is twice as fast as one for each.
+        raws = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        raws = [_object(line) for line in lines]
+    return [raw for raw in raws if isinstance(raw, dict)]
+
+
+def _object(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

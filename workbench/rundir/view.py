@@ -1,0 +1,281 @@
+"""`RunView`: a run directory read bit by bit, for whoever shows it again and again.
+
+Each `refresh` reads what is new since the last one, so watching a long run costs no more than watching a short one.
+It reads the directory and the cluster's state file and nothing else; it draws nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import WorkbenchError
+from workbench.client.run import Run
+from workbench.jobs.finetune import FineTune
+from workbench.pods.hostfile import Hostfile
+from workbench.rundir.figures.curve import Curve
+from workbench.rundir.figures.memory import HostMemory, MemoryBook
+from workbench.rundir.figures.progress import Progress, ProgressMeter
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.result import HostSlots, RunResult
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState, is_alive, read_json
+from workbench.rundir.tail import EventTail, LogTail
+
+__all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
+
+CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "samples_per_s")
+"""Names of the curves of a training run."""
+_OF_STEP = tuple(name for name in CURVES if name != "eval_loss")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchSize:
+    """The effective global batch, spelled out."""
+
+    micro: int
+    """Rows a rank takes in one forward pass."""
+    accumulation: int
+    """Micro-batches summed before one optimizer step."""
+    world_size: int
+    """Number of ranks."""
+
+    @property
+    def rows(self) -> int:
+        """Rows per optimizer step."""
+        return self.micro * self.accumulation * self.world_size
+
+    def __str__(self) -> str:
+        """Write the product.
+
+        Example:
+            >>> str(BatchSize(micro=8, accumulation=1, world_size=3))
+            '8 x 1 x 3 = 24'
+        """
+        return f"{self.micro} x {self.accumulation} x {self.world_size} = {self.rows}"
+
+
+@dataclass(slots=True)
+class RankLog:
+    """The last lines of what a rank printed, by stream."""
+
+    stdout: LogTail
+    """Its standard output, without event lines."""
+    stderr: LogTail
+    """Its standard error."""
+
+    @property
+    def lines(self) -> list[str]:
+        """Both, standard error last, as that is where a rank says why it ends."""
+        return [*self.stdout.lines, *self.stderr.lines]
+
+    @property
+    def cut(self) -> bool:
+        """Whether the files hold more."""
+        return self.stdout.cut or self.stderr.cut
+
+
+class RunView:
+    """What is known of a run by now. Every figure is as of the last `refresh`."""
+
+    def __init__(self, path: str | Path):
+        """Attach to a run directory and read it once.
+
+        Raises:
+            RunError: It is no run directory.
+        """
+        self.run = Run.load(path)
+        """The run itself."""
+        self.state: RunState = RunState.QUEUED
+        """Where it is in its life."""
+        self.message = ""
+        """One line on the state, for people."""
+        self.hint = ""
+        """A passing remark of the keeper's: silence, no step for a while."""
+        self.start: Mapping[str, object] = {}
+        """What rank 0 said when training began: model, parameters, world_size, max_steps, …"""
+        self.phases: dict[int, str] = {}
+        """What each rank is doing, by its number."""
+        self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
+        """By name, over optimizer steps."""
+        self.result: RunResult | None = None
+        """The facts of the finished run."""
+        self.cluster_phase = ""
+        """The phase of its cluster; `closed` where the keeper is gone."""
+        self._events = EventTail(self.run.paths.events)
+        self._meter = ProgressMeter()
+        self._logs: dict[int, RankLog] = {}
+        self._book = MemoryBook(self._place)
+        self._hosts: Sequence[HostSlots] = ()
+        self._last_s: float | None = None
+        submitted = read_json(self.paths.info).get("submitted_s")
+        self._submitted_s = float(submitted) if isinstance(submitted, int | float) else None
+        self._seen: tuple[object, ...] = ()
+        self._spec = _spec(self.run)
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read what is new; tell whether anything is. Logs are read by `log`."""
+        if self.result is not None and self.state.is_terminal:
+            return self._look_at_cluster()
+        state = self.run.state  # before the events: a run seen to be over has written them all
+        events = self._events.read()
+        for raw in events:
+            self._take(raw)
+        self._read_state(state)
+        changed = self._look_at_cluster()
+        seen = (self.state, self.message, self.hint)
+        changed, self._seen = bool(events) or seen != self._seen or changed, seen
+        return changed
+
+    @property
+    def paths(self) -> RunPaths:
+        """Every path in the run directory."""
+        return self.run.paths
+
+    @property
+    def spec(self) -> RunSpec | None:
+        """What was asked; None where `spec.json` is missing or not for this version."""
+        return self._spec
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is: step, loss, speed, time left."""
+        return self._meter.progress(self.state, self.message)
+
+    @property
+    def memory(self) -> Mapping[str, HostMemory]:
+        """The memory of each pod over time, by its address."""
+        return self._book.hosts
+
+    @property
+    def memory_kind(self) -> str:
+        """What that counts: resident, or on GPUs (cuda)."""
+        return self._book.kind
+
+    @property
+    def hosts(self) -> Sequence[HostSlots]:
+        """The pods it runs on, in rank order; empty until it starts."""
+        return self._hosts
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks; 0 until it is known."""
+        told = self.start.get("world_size")
+        if isinstance(told, int):
+            return told
+        return self.result.world_size if self.result else sum(host.slots for host in self._hosts)
+
+    @property
+    def batch(self) -> BatchSize | None:
+        """The global batch; None for a script, and where the figures do not give what rank 0 told."""
+        job = self._spec.job if self._spec else None
+        if not isinstance(job, FineTune) or not self.world_size:
+            return None
+        batch = BatchSize(
+            micro=job.per_device_train_batch_size,
+            accumulation=job.gradient_accumulation_steps,
+            world_size=self.world_size,
+        )
+        return batch if self.start.get("global_batch_size") in (None, batch.rows) else None
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds from the submission to now, or to the end; of a lost run, to its last event. None: not known."""
+        if self.result is not None:
+            return self.result.duration_s
+        ended = self._last_s if self.state.is_terminal else time.time()
+        return None if self._submitted_s is None or ended is None else max(0.0, ended - self._submitted_s)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have a log."""
+        found = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
+        return sorted({int(number) for number in found if number.isdigit()})
+
+    def log(self, rank: int) -> RankLog:
+        """Give the last lines of a rank, as of now."""
+        if rank not in self._logs:
+            stdout, stderr = (LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr"))
+            self._logs[rank] = RankLog(stdout=stdout, stderr=stderr)
+        log = self._logs[rank]
+        log.stdout.refresh()
+        log.stderr.refresh()
+        return log
+
+    def pod_name(self, address: str) -> str:
+        """Give the name of the pod at an address, or the address where it is not known."""
+        return next((host.pod for host in self._hosts if host.address == address and host.pod), address)
+
+    def _read_state(self, state: RunState) -> None:
+        if state.is_terminal and self.paths.result.exists():
+            self.result = self.run.result
+            self.state, self.message, self.hint = state, self.result.message, ""
+            self._hosts = self.result.hosts or self._hosts
+            return
+        raw = read_json(self.paths.state)
+        foreseen = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
+        self.state, self.hint = state, str(raw.get("hint") or foreseen)
+        self.message = self.run.message if state is RunState.LOST else str(raw.get("message") or "")
+
+    def _look_at_cluster(self) -> bool:
+        before = self.cluster_phase
+        state = read_json(ClusterPaths(Path(str(read_json(self.paths.info).get("cluster", "")))).state)
+        pid, start_time = state.get("pid"), state.get("start_time")
+        alive = isinstance(pid, int) and is_alive(pid, start_time if isinstance(start_time, int) else None)
+        self.cluster_phase = str(state.get("phase", "")) if alive else "closed"
+        if not any(host.pod for host in self._hosts):
+            self._hosts = _hosts(self.paths.hostfile, state.get("pods")) or self._hosts
+        return before != self.cluster_phase
+
+    def _take(self, raw: Mapping[str, object]) -> None:
+        kind, time_s, rank = raw.get("kind"), raw.get("time_s"), raw.get("rank")
+        if not isinstance(kind, str) or not isinstance(time_s, int | float):
+            return
+        self._last_s = time_s
+        if kind == "step":
+            for name in _OF_STEP:
+                self.curves[name].add(raw.get("step"), raw.get(name))
+        elif kind == "eval":
+            self.curves["eval_loss"].add(raw.get("step"), raw.get("eval_loss"))
+        elif kind == "phase" and isinstance(rank, int):
+            self.phases[rank] = str(raw.get("name", ""))
+        elif kind == "start":
+            self.start = raw
+        elif kind == "memory" and isinstance(rank, int):
+            self._book.rank(rank, time_s, raw)
+        elif kind == "sample":
+            self._book.sample(time_s, raw)
+        self._meter.see(kind, time_s, raw)
+
+    def _place(self, rank: int) -> tuple[str, int]:
+        """Give the address of the pod that a rank is on, and how many ranks that pod has."""
+        if not self._hosts:
+            self._look_at_cluster()
+        first = 0
+        for host in self._hosts:
+            if first <= rank < first + host.slots:
+                # A job of technique single takes one slot of a pod that may have several.
+                return host.address, min(host.slots, max(1, self.world_size - first))
+            first += host.slots
+        return f"rank {rank}", 1
+
+
+def _spec(run: Run) -> RunSpec | None:
+    try:
+        return run.spec
+    except WorkbenchError:
+        return None
+
+
+def _hosts(path: Path, pods: object) -> list[HostSlots]:
+    """Read the hostfile of the run, with the names that the cluster's state gives its addresses."""
+    try:
+        entries = Hostfile.parse(path.read_text(encoding="utf-8"), source=str(path)).entries
+    except (OSError, WorkbenchError):
+        return []
+    raws = pods if isinstance(pods, list) else []
+    names = {str(pod.get("address")): str(pod.get("name", "")) for pod in raws if isinstance(pod, dict)}
+    return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]

@@ -1,1 +1,0 @@
-"""What is asked: jobs, techniques, datasets and DeepSpeed configurations. Pure: nothing here starts anything."""

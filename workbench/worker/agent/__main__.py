@@ -1,0 +1,68 @@
+"""The agent's command line: `serve`, `connect`, `rank`, `sweep`. What they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.worker.agent.adopted import launch_rank, place_from
+from workbench.worker.agent.connect import bridge
+from workbench.worker.agent.main import end_leftovers, serve
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    asked = _parser().parse_args(argv)
+    root = Path(asked.root)
+    if asked.command == "serve":
+        return _serve(root, asked.lease_s, asked.warm)
+    if asked.command == "connect":
+        return bridge(root)
+    if asked.command == "sweep":
+        sys.stdout.write(json.dumps({"ok": True, "ended": end_leftovers(root.resolve())}) + "\n")
+        return 0
+    try:
+        place = place_from(vars(asked), os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return launch_rank(root, asked.run, place)
+
+
+def _serve(root: Path, lease_s: float, warm: bool) -> int:
+    try:
+        answer: dict[str, object] = {"ok": True, "pid": serve(root, lease_s=lease_s, warm=warm)}
+    except (RuntimeError, OSError) as error:
+        answer = {"ok": False, "error": str(error)}
+        sys.stderr.write(f"{error}\n")
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+    return 0 if answer["ok"] else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="workbench.worker.agent", description="Start, watch and end ranks on a pod.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser("serve", help="make sure that an agent serves a pod's root")
+    serving.add_argument("root", metavar="POD_ROOT")
+    serving.add_argument("--lease-s", type=float, default=120.0, help="how long to live without a word of the keeper")
+    serving.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported")
+    for name, words in (("connect", "bridge stdin and stdout to the agent"), ("sweep", "end what a dead agent left")):
+        commands.add_parser(name, help=words).add_argument("root", metavar="POD_ROOT")
+    rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")
+    rank.add_argument("root", metavar="PODS_ROOT")
+    rank.add_argument("run", metavar="RUN_ID")
+    for flag in ("--rank", "--local-rank", "--world-size", "--master-port"):
+        rank.add_argument(flag, type=int)
+    rank.add_argument("--master-addr")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""One run on this pod: its ranks, how they are stopped, and the sweep that leaves nothing of it behind.
+
+How a rank is launched, and when, is decided in `core`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from workbench.base import proc
+from workbench.worker.agent.cgroup import OomWatch
+from workbench.worker.agent.chunks import read_chunks
+from workbench.worker.agent.rank import Rank
+from workbench.worker.agent.request import RunRequest
+
+__all__ = ["PodRun"]
+
+# Helpers of a program that just ended (multiprocessing's resource tracker) get this long to end by themselves.
+_OOM_COUNTED_S = 0.05
+_OOM_COUNTED_LATE_S = 3.0
+_STRAGGLER_S = 0.5
+_STACKS_BYTES = 256 * 1024
+
+
+class PodRun:
+    """The part of a run that this pod carries."""
+
+    def __init__(self, request: RunRequest, root: Path) -> None:
+        """Make the folders of the run and of its ranks; records of an earlier try are removed, logs are kept.
+
+        Raises:
+            ValueError: No rank of the run belongs to this pod.
+            OSError: The disk refused.
+        """
+        self.request = request
+        self.root = root
+        self.folder = root / "runs" / request.run
+        places = request.on(root.name)
+        if not places:
+            raise ValueError(f"no rank of run {request.run} belongs to {root.name}")
+        self.ranks = {
+            place.rank: Rank(place=place, folder=self.folder / f"rank-{place.rank}", kind=request.kind)
+            for place in places
+        }
+        self.stopping = False
+        self._kill_at: float | None = None
+        self._settled = True
+        self._oom = OomWatch()
+        for rank in self.ranks.values():
+            rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("error.json", "done.json", "stacks.txt"):
+                (rank.folder / name).unlink(missing_ok=True)
+
+    @property
+    def live(self) -> bool:
+        """Tell whether a rank runs or is about to."""
+        return any(rank.live for rank in self.ranks.values())
+
+    @property
+    def settled(self) -> bool:
+        """Tell whether nothing of it is left, so that there is nothing to look after."""
+        return self._settled and not self.live
+
+    @property
+    def hurried(self) -> bool:
+        """Tell whether something is being ended, so that looking once a second is too seldom."""
+        ending = any(rank.sweep_at is not None for rank in self.ranks.values())
+        return not self.settled and (self.stopping or ending or not self.live)
+
+    def begun(self, rank: Rank, pid: int, how: str) -> None:
+        """Take note of the process of a rank; one that comes after `stop` is ended at once."""
+        rank.begin(pid, how)
+        rank.group = self._oom.see(pid)
+        self._settled = False
+        if self.stopping and rank.process is not None:
+            proc.send(rank.process, signal.SIGTERM)
+
+    def ended(self, rank: Rank, exit_code: int) -> None:
+        """Take note of the end of a rank whose zombie still stands."""
+        rank.stopped = rank.stopped or self.stopping
+        if rank.process is not None:
+            rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
+        rank.sweep_at = time.monotonic() + _STRAGGLER_S
+        hint = self._oom.hint(rank.group)
+        if exit_code == -signal.SIGKILL and not rank.stopped:
+            # The kernel counts a kill for memory after the kill itself; on a busy machine that takes its time.
+            patience_s = _OOM_COUNTED_LATE_S if self._oom.may_follow() else _OOM_COUNTED_S
+            until = time.monotonic() + patience_s
+            while not hint and time.monotonic() < until:
+                time.sleep(_OOM_COUNTED_S)
+                hint = self._oom.hint(rank.group)
+        rank.end(exit_code, oom_hint=hint)
+
+    def stop(self, grace_s: float) -> None:
+        """Ask every rank and what is under it to end now, and see to it after the grace. Idempotent.
+
+        A second call can only shorten the grace.
+        """
+        kill_at = time.monotonic() + max(0.0, grace_s)
+        self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
+        if self.stopping:
+            return
+        self.stopping = True
+        table = proc.process_table()
+        for rank in self.ranks.values():
+            if rank.phase == "waiting":
+                rank.stopped = True
+                rank.end(None)
+            for pid in rank.members(table):
+                proc.send(table[pid], signal.SIGTERM)
+                proc.send(table[pid], signal.SIGCONT)  # a stopped process would not hear the first
+
+    def tick(self, table: Mapping[int, proc.Process]) -> None:
+        """Do what is due: sweep after ranks that ended, kill what outlived the grace."""
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            for rank in self.ranks.values():
+                rank.forced = rank.forced or rank.phase == "running"
+            self._kill(table, self.family(table))
+        for rank in self.ranks.values():
+            if rank.sweep_at is None:
+                continue
+            if not (left := rank.members(table)):
+                rank.sweep_at, rank.swept = None, True
+            elif now >= rank.sweep_at:
+                self._kill(table, left)
+        if not self.live and not any(rank.sweep_at for rank in self.ranks.values()):
+            self._settled = not self._kill(table, self.family(table))
+
+    def sample(self, table: Mapping[int, proc.Process]) -> None:
+        """Measure the memory of every rank that runs."""
+        for rank in self.ranks.values():
+            if rank.phase == "running" and rank.process is not None:
+                rank.sample(rank.members(table))
+                rank.group = self._oom.see(rank.process.pid) or rank.group
+
+    def family(self, table: Mapping[int, proc.Process]) -> set[int]:
+        """Give the pids of all living processes of this run on this pod.
+
+        They are the ranks' own, and whoever was executed with this run's marks in its environment, whatever
+        session and parent it has now.
+        """
+        found: set[int] = set()
+        starts = [rank.process.start for rank in self.ranks.values() if rank.process is not None]
+        for rank in self.ranks.values():
+            found |= rank.members(table)
+        ours = {"WORKBENCH_RUN": self.request.run, "WORKBENCH_POD": str(self.root)}
+        marked = {
+            pid
+            for pid, process in table.items()
+            # Who started before the run cannot be of it: this saves reading nearly every environment.
+            if starts and pid not in found and process.start >= min(starts) and ours.items() <= proc.marks(pid).items()
+        }
+        return found | {pid for pid in proc.descendants(table, marked) if not table[pid].zombie}
+
+    def poll(
+        self, table: Mapping[int, proc.Process], offsets: Mapping[str, object], max_bytes: int
+    ) -> dict[str, object]:
+        """Give the state of every rank, and what they wrote since."""
+        # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
+        ranks = [rank.to_dict() for rank in self.ranks.values()]
+        names = [f"rank-{number}/{stream}.log" for number in self.ranks for stream in ("stdout", "stderr")]
+        return {
+            "ranks": ranks,
+            "chunks": read_chunks(self.folder, names, offsets, max_bytes),
+            "left": 0 if self.settled else len(self.family(table)),
+            "oom_kills": sum(self._oom.counts().values()),
+        }
+
+    def ask_stacks(self) -> dict[int, int]:
+        """Have every rank that can write down its Python stacks; return the sizes of their files before."""
+        sizes: dict[int, int] = {}
+        for number, rank in self.ranks.items():
+            # Without the file there is no handler, and the signal would end the process.
+            with contextlib.suppress(OSError):
+                size = (rank.folder / "stacks.txt").stat().st_size
+                if rank.phase == "running" and rank.process and proc.send(rank.process, signal.SIGUSR2):
+                    sizes[number] = size
+        return sizes
+
+    def stacks(self, sizes: Mapping[int, int]) -> dict[str, str]:
+        """Give what the ranks wrote since `ask_stacks`; "" for one that did not."""
+        texts = dict.fromkeys((str(number) for number in self.ranks), "")
+        for number, size in sizes.items():
+            with contextlib.suppress(OSError), (self.ranks[number].folder / "stacks.txt").open("rb") as file:
+                file.seek(size)
+                texts[str(number)] = file.read(_STACKS_BYTES).decode("utf-8", "replace")
+        return texts
+
+    def by_pid(self) -> Iterator[tuple[int, Rank]]:
+        """Give the ranks that run, by pid."""
+        for rank in self.ranks.values():
+            if rank.phase == "running" and rank.process is not None:
+                yield rank.process.pid, rank
+
+    def _kill(self, table: Mapping[int, proc.Process], pids: set[int]) -> bool:
+        for pid in pids:
+            proc.send(table[pid], signal.SIGKILL)
+        return bool(pids)

@@ -1,0 +1,211 @@
+"""The agent's loop: one thread, one selector, JSON lines over a Unix socket.
+
+What the requests mean is in `core`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workbench.worker.agent.supervisor import Agent, Later, Reply
+
+__all__ = ["serve_until_ended"]
+
+_log = logging.getLogger(__name__)
+
+_LINE_BYTES = 8 << 20
+_UNSENT_BYTES = 4 << 20
+_READ_BYTES = 1 << 16
+_AFTER_MISTAKE_S = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    socket: socket.socket
+    keeper: bool = False
+    closing: bool = False
+    read: bytearray = field(default_factory=bytearray)
+    unsent: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[object, Later]] = field(default_factory=list)
+
+
+class _Server:
+    def __init__(self, agent: Agent, listener: socket.socket) -> None:
+        self.agent = agent
+        self.listener = listener
+        self.selector = selectors.DefaultSelector()
+        self.connections: list[_Connection] = []
+        self.warm: socket.socket | None = None
+
+    def run(self, at_end: Callable[[], None]) -> None:
+        listener, wake = self.listener, _wake_on_signals(self.agent)
+        self.selector.register(listener, selectors.EVENT_READ)
+        self.selector.register(wake, selectors.EVENT_READ)
+        while True:
+            self._watch_warm()
+            pending = any(connection.pending for connection in self.connections)
+            for key, events in self.selector.select(min(self.agent.pause_s(), 0.05 if pending else 60.0)):
+                if key.fileobj is listener:
+                    self._accept()
+                elif key.fileobj is wake:
+                    os.read(wake, 4096)
+                elif isinstance(key.data, _Connection):
+                    self._serve(key.data, events)
+            self._tick()
+            if self.agent.finished:
+                break  # the last answers come after the last deeds
+            for connection in list(self.connections):
+                self._advance(connection)
+        at_end()
+        for connection in self.connections:
+            self._answer_pending(connection)
+            connection.socket.settimeout(1.0)
+            self._send(connection)
+
+    def _tick(self) -> None:
+        try:
+            self.agent.tick()
+        except Exception:  # the border of the loop: ranks must not die of the agent's own mistakes
+            _log.exception("tick failed")
+            time.sleep(_AFTER_MISTAKE_S)
+
+    def _watch_warm(self) -> None:
+        # Only to be woken: the agent reads it on its next tick.
+        if self.agent.warm.socket is not self.warm:
+            if self.warm is not None:
+                self.selector.unregister(self.warm)
+            self.warm = self.agent.warm.socket
+            if self.warm is not None:
+                self.selector.register(self.warm, selectors.EVENT_READ)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self.listener.accept()
+        except OSError:
+            return
+        accepted.setblocking(False)
+        connection = _Connection(accepted)
+        self.connections.append(connection)
+        self.selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = connection.socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        connection.read += data
+        connection.closing = not data or len(connection.read) > _LINE_BYTES
+        self._answer_lines(connection)
+
+    def _answer_lines(self, connection: _Connection) -> None:
+        # Who asks without reading the answers waits for his own reading.
+        while len(connection.unsent) < _UNSENT_BYTES and (end := connection.read.find(b"\n")) >= 0:
+            line = bytes(connection.read[:end])
+            del connection.read[: end + 1]
+            if line.strip():
+                self._answer(connection, line)
+
+    def _answer(self, connection: _Connection, line: bytes) -> None:
+        number: object = None
+        try:
+            message = json.loads(line)
+            number = message.get("id")
+            connection.keeper = connection.keeper or (message.get("op") == "hello" and message.get("keeper") is True)
+            if connection.keeper:
+                self.agent.renew()
+            reply = self.agent.operations[message["op"]](message)
+        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+            self._reply(connection, number, {"ok": False, "error": _words(error)})
+        except Exception as error:  # the border of a request: the agent outlives its own mistakes
+            _log.exception("request failed")
+            self._reply(connection, number, {"ok": False, "error": _words(error)})
+        else:
+            if isinstance(reply, Later):
+                connection.pending.append((number, reply))
+            else:
+                self._reply(connection, number, {"ok": True, **reply})
+
+    def _reply(self, connection: _Connection, number: object, reply: Reply) -> None:
+        connection.unsent += json.dumps({"id": number, **reply}).encode() + b"\n"
+
+    def _answer_pending(self, connection: _Connection) -> None:
+        for number, later in list(connection.pending):
+            reply = later.ready()
+            if reply is not None:
+                connection.pending.remove((number, later))
+                self._reply(connection, number, {"ok": True, **reply})
+
+    def _advance(self, connection: _Connection) -> None:
+        self._answer_pending(connection)
+        alive = self._send(connection)
+        self._answer_lines(connection)
+        if not alive or (connection.closing and not connection.unsent and not connection.pending):
+            self._watch(connection, 0)
+            connection.socket.close()
+            self.connections.remove(connection)
+            return
+        events = selectors.EVENT_READ if len(connection.unsent) < _UNSENT_BYTES and not connection.closing else 0
+        events |= selectors.EVENT_WRITE if connection.unsent else 0
+        self._watch(connection, events)
+
+    def _watch(self, connection: _Connection, events: int) -> None:
+        known = connection.socket in self.selector.get_map()
+        if events and known:
+            self.selector.modify(connection.socket, events, connection)
+        elif events:
+            self.selector.register(connection.socket, events, connection)
+        elif known:
+            self.selector.unregister(connection.socket)
+
+    def _send(self, connection: _Connection) -> bool:
+        while connection.unsent:
+            try:
+                sent = connection.socket.send(connection.unsent[: 1 << 18])
+            except (BlockingIOError, TimeoutError):
+                return True
+            except OSError:
+                return False
+            del connection.unsent[:sent]
+        return True
+
+
+def serve_until_ended(agent: Agent, listener: socket.socket, at_end: Callable[[], None]) -> None:
+    """Answer requests until the agent has ended all it was told to end.
+
+    Args:
+        agent: Who answers.
+        listener: A listening socket; closed by the caller.
+        at_end: Done before the last answer, so that whoever asked for the end finds everything gone.
+    """
+    listener.setblocking(False)
+    _Server(agent, listener).run(at_end)
+
+
+def _wake_on_signals(agent: Agent) -> int:
+    wake, woken = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: agent.end("SIGTERM"))
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    return wake
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"unknown or missing: {error.args[0]}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,192 @@
+"""Bring up the agent of a pod: idempotent, one per root, and first of all the end of what a dead one left.
+
+The daemon holds a lock on `agent.lock` for as long as it lives; the kernel gives it back however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from workbench.base import proc
+from workbench.base.child import HOME
+from workbench.worker.agent.client import AgentRefused, Client, socket_address
+from workbench.worker.agent.listener import serve_until_ended
+from workbench.worker.agent.supervisor import Agent
+
+__all__ = ["end_leftovers", "serve"]
+
+_ANSWER_S = 5.0
+_START_S = 15.0
+_LEFTOVERS_S = 5.0
+
+
+def serve(root: Path, *, lease_s: float, warm: bool) -> int:
+    """Make sure that an agent serves `root`; return its pid once it answers.
+
+    An agent that serves there already is left as it is. One that lives but does not answer is killed, its ranks too.
+
+    Raises:
+        RuntimeError: No agent could be brought up; says why.
+    """
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root = root.resolve()
+    root.chmod(0o700)
+    if (pid := _ping(root)) is not None:
+        return pid
+    lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if (pid := _take_lock(root, lock)) is not None:
+            return pid
+        end_leftovers(root)
+        return _daemonise(root, lock, lease_s, warm)
+    finally:
+        os.close(lock)
+
+
+def end_leftovers(root: Path) -> int:
+    """Kill every process that was started for this root, and wait until they have gone.
+
+    Found by the mark in their environment, and by descent from those that bear it. This process, and those above
+    it, are spared.
+
+    Returns:
+        How many there were.
+    """
+    ended: set[tuple[int, int]] = set()
+    deadline = time.monotonic() + _LEFTOVERS_S
+    while time.monotonic() < deadline:
+        table = proc.process_table()
+        marked = {pid for pid in table if proc.marks(pid).get("WORKBENCH_POD") == str(root)}
+        spared = proc.ancestors(table, os.getpid())
+        left = [table[pid] for pid in proc.descendants(table, marked) - spared if not table[pid].zombie]
+        if not left:
+            break
+        for process in left:
+            proc.send(process, signal.SIGKILL)
+            ended.add(process.key)
+        time.sleep(0.02)
+    return len(ended)
+
+
+def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
+    try:
+        with Client(root, timeout_s) as client:
+            return int(str(client.ask("ping")["pid"]))
+    except (OSError, AgentRefused):
+        return None
+
+
+def _take_lock(root: Path, lock: int) -> int | None:
+    # Whoever holds it is an agent coming up, or one that hangs.
+    deadline = time.monotonic() + _START_S
+    hung_at = time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except BlockingIOError:
+            if (pid := _ping(root, 1.0)) is not None:
+                return pid
+        if time.monotonic() > hung_at:
+            _kill_hung(root)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the agent in {root} neither answers nor ends; see agent.log there")
+        time.sleep(0.05)
+
+
+def _kill_hung(root: Path) -> None:
+    try:
+        said = json.loads((root / "agent.json").read_text())
+        process = proc.look_up(int(said["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if process is not None and process.start == said.get("start_time"):
+        proc.send(process, signal.SIGKILL)
+
+
+def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_daemon(root, {lock, write})
+            _run(root, lease_s, warm, write)
+        except BaseException as error:  # the border of a process
+            logging.getLogger(__name__).exception("the agent ended")
+            os.write(write, json.dumps(f"{type(error).__name__}: {error}").encode())
+        finally:
+            logging.shutdown()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answers:
+        answer = answers.readline()
+    said = json.loads(answer or b'"it ended at once"')
+    if said != pid:
+        raise RuntimeError(f"the agent in {root} did not start: {said}")
+    return pid
+
+
+def _become_daemon(root: Path, kept: set[int]) -> None:
+    os.setsid()
+    _find_this_package()
+    log = os.open(root / "agent.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    # Whatever else was inherited (ssh's pipes among it) would keep somebody waiting for its end.
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
+        if int(name) > 2 and int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    os.chdir(root)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True)
+    proc.become_subreaper()
+
+
+def _find_this_package() -> None:
+    """Put the folder or zip that holds this package on the path of everything that is started from here."""
+    paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths if HOME in paths else [HOME, *paths])
+
+
+def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
+    me = proc.look_up(os.getpid())
+    state = {"pid": os.getpid(), "start_time": me.start if me else 0}
+    (root / "agent.json").write_text(json.dumps(state) + "\n")
+    listener = _listen(root)
+    agent = Agent(root, lease_s)
+    logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
+    if warm:
+        agent.warm.start(root)
+    os.write(ready, json.dumps(os.getpid()).encode() + b"\n")
+    os.close(ready)
+
+    def leave() -> None:
+        for name in ("agent.sock", "agent.json"):
+            (root / name).unlink(missing_ok=True)
+        logging.getLogger(__name__).info("agent %d has ended", os.getpid())
+
+    serve_until_ended(agent, listener, leave)
+
+
+def _listen(root: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    (root / "agent.sock").unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        with socket_address(root) as address:
+            listener.bind(address)
+    finally:
+        os.umask(before)
+    listener.listen(64)
+    return listener

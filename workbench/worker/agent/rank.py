@@ -1,0 +1,172 @@
+"""One rank on this pod: its cold start, what is known of it, and the processes that belong to it.
+
+When to stop it is decided in `run`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from workbench.base import proc
+from workbench.worker.agent.records import Failure, failure_from, lost_peer, read_record, write_record
+from workbench.worker.agent.request import RankPlace
+
+__all__ = ["Rank", "start_cold"]
+
+
+@dataclass(slots=True)
+class Rank:
+    """A rank and its state. `phase` only moves forward: waiting, forking, running, exited."""
+
+    place: RankPlace
+    folder: Path
+    kind: str
+    phase: str = "waiting"
+    how: str = ""
+    process: proc.Process | None = None
+    exit_code: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    stopped: bool = False
+    forced: bool = False
+    done: bool = False
+    error: dict[str, object] | None = None
+    rss_bytes: int = 0
+    peak_rss_bytes: int = 0
+    group: Path | None = None
+    sweep_at: float | None = None
+    swept: bool = False
+    _known: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def live(self) -> bool:
+        """Tell whether a process of it runs or is about to."""
+        return self.phase in ("forking", "running")
+
+    def begin(self, pid: int, how: str) -> None:
+        """Take note of the process that is this rank."""
+        self.process = proc.look_up(pid) or proc.Process(pid, os.getpid(), pid, 0, True)
+        self.phase, self.how, self.started_s = "running", how, time.time()
+        self._known.add(self.process.key)
+
+    def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
+        """Take note of its end, and leave the record that says why.
+
+        Args:
+            exit_code: Negative for a signal; None when it was never started.
+            oom_hint: What the cgroup's counters say of it.
+            cannot_start: Why there never was a process of it, though there should have been.
+        """
+        self.phase, self.exit_code, self.ended_s = "exited", exit_code, time.time()
+        self.rss_bytes = 0
+        self.error = read_record(self.folder / "error.json")
+        if self.kind == "script" and exit_code == 0 and not self.stopped:
+            _keep(self.folder / "done.json", {"rank": self.place.rank, "exit_code": 0})
+            self.done = True
+        self.done = self.done or (self.folder / "done.json").exists()
+        if self.error is None and not self.done and not self.stopped and exit_code is not None:
+            failure = failure_from(self.folder, exit_code, oom_hint=oom_hint)
+            self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
+
+    def _fail(self, failure: Failure) -> None:
+        self.error = {
+            "rank": self.place.rank,
+            "kind": failure.kind,
+            "message": failure.message,
+            "traceback": failure.traceback,
+            "time_s": time.time(),
+            "echo": failure.kind not in ("signal", "exit") and lost_peer(failure.message),
+        }
+        _keep(self.folder / "error.json", self.error)
+
+    def members(self, table: Mapping[int, proc.Process]) -> set[int]:
+        """Give the pids of this rank and of all that it started and that still stand under it or in its session.
+
+        What was seen once stays known, so a grandchild that leaves the session and loses its parent is found again.
+        """
+        if self.process is None or self.swept:
+            return set()
+        own = self.process
+        roots = {pid for pid, start in self._known if pid in table and table[pid].start == start}
+        # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
+        if (leader := table.get(own.pid)) is None or leader.start == own.start:
+            roots |= {p.pid for p in table.values() if p.session == own.pid and p.start >= own.start > 0}
+        found = {pid for pid in proc.descendants(table, roots) if not table[pid].zombie}
+        self._known = {table[pid].key for pid in found} | {self.process.key}
+        return found
+
+    def sample(self, members: set[int]) -> None:
+        """Measure the resident memory of its processes."""
+        sizes = {pid: proc.memory(pid) for pid in members}
+        self.rss_bytes = sum(now for now, _ in sizes.values())
+        own_peak = sizes.get(self.process.pid, (0, 0))[1] if self.process else 0
+        self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
+
+    def to_dict(self) -> dict[str, object]:
+        """Give what `poll` says of it."""
+        if self.phase == "running":
+            # The record comes before the exit: whoever watches sees the cause at once.
+            self.error = self.error or read_record(self.folder / "error.json")
+            self.done = self.done or (self.folder / "done.json").exists()
+        return {
+            "rank": self.place.rank,
+            "local_rank": self.place.local_rank,
+            "pid": self.process.pid if self.process else None,
+            "phase": "waiting" if self.phase == "forking" else self.phase,
+            "how": self.how,
+            "exit_code": self.exit_code,
+            "started_s": self.started_s,
+            "ended_s": self.ended_s,
+            "done": self.done,
+            "error": self.error,
+            "rss_bytes": self.rss_bytes,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "stopped": self.stopped,
+            "forced": self.forced,
+        }
+
+
+def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path) -> int:
+    """Execute a program as a rank: own session, no stdin, output into files, killed with the agent.
+
+    Returns:
+        Its pid. A program that cannot be executed says why in stderr.log and exits with 127.
+    """
+    agent = os.getpid()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        raise
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_DFL)
+        os.setsid()
+        proc.open_output(folder)
+        proc.die_with_parent(agent)
+        proc.offer_to_oom_killer()
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.chdir(cwd)
+        os.execvpe(argv[0], list(argv), dict(env))
+    except BaseException as error:  # the border of a process: nothing may run on into the agent's code
+        os.write(2, f"cannot start {argv[0]!r} in {cwd!r}: {error}\n".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def _keep(path: Path, record: dict[str, object]) -> None:
+    try:
+        write_record(path, record)
+    except OSError:
+        # A full disk: the record is in memory and the next poll carries it.
+        return

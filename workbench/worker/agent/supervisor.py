@@ -1,0 +1,276 @@
+"""The agent itself: answers requests, reaps, samples, and lets go when its lease ends.
+
+It waits for nothing; `server` calls it whenever there is something to do. The environment of jobs stays in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base import proc
+from workbench.worker.agent import network
+from workbench.worker.agent.chunks import size_of
+from workbench.worker.agent.gpus import GpuWatch
+from workbench.worker.agent.job import PodRun
+from workbench.worker.agent.request import RunRequest, check_run_id
+from workbench.worker.agent.script_launcher import Launcher
+
+__all__ = ["Agent", "Later", "Reply"]
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE_S = 1.0
+_HURRY_S = 0.05
+_TABLE_S = 1.0
+_STACKS_S = 2.0
+_GRACE_S = 3.0
+_LAST_S = 3.0
+_POLL_BYTES = 1 << 20
+_POLL_BYTES_MAX = 8 << 20
+_RUNS_KEPT = 20
+
+Message = Mapping[str, object]
+Reply = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A reply that needs time: asked again until it is there."""
+
+    ready: Callable[[], Reply | None]
+    """Gives the reply, or None when it is not yet time."""
+
+
+class Agent:
+    """The state of one pod's agent."""
+
+    def __init__(self, root: Path, lease_s: float) -> None:
+        """Start with no runs; the lease begins now."""
+        self.root = root
+        self.launcher = Launcher(root)
+        self.warm, self.helpers = self.launcher.warm, self.launcher.helpers
+        self.lease_s = lease_s
+        self._lease_end = time.monotonic() + lease_s
+        self._runs: dict[str, PodRun] = {}
+        self._gpus = GpuWatch()
+        self._sampled = 0.0
+        self._table: tuple[float, dict[int, proc.Process]] = (-1.0, {})
+        self._end_by: float | None = None
+        self._strays = False
+        self.operations: dict[str, Callable[[Message], Reply | Later]] = {
+            "hello": self._hello,
+            "ping": lambda _: {"time_s": time.time(), "pid": os.getpid()},
+            "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
+            "prepare": self._prepare,
+            "prepared": self._prepared,
+            "start": self._start,
+            "start_rank": self._start_rank,
+            "poll": self._poll,
+            "stop": self._stop,
+            "stacks": self._stacks,
+            "foretell": self._foretell,
+            "shutdown": self._shutdown,
+        }
+
+    def renew(self) -> None:
+        """Take note that the keeper has spoken."""
+        self._lease_end = time.monotonic() + self.lease_s
+
+    def pause_s(self) -> float:
+        """Give how long nothing needs to be looked at, if nobody speaks."""
+        hurried = self._end_by is not None or self._strays or any(run.hurried for run in self._runs.values())
+        return _HURRY_S if hurried else max(0.0, min(_SAMPLE_S, self._lease_end - time.monotonic()))
+
+    @property
+    def finished(self) -> bool:
+        """Tell whether all has been ended that was to be ended, or enough time was spent on it."""
+        if self._end_by is None:
+            return False
+        settled = self.warm.pid is None and not self._strays and all(run.settled for run in self._runs.values())
+        return settled or time.monotonic() > self._end_by
+
+    def end(self, why: str, grace_s: float = _GRACE_S) -> None:
+        """Begin to end everything. Idempotent."""
+        if self._end_by is None:
+            _log.info("ending: %s", why)
+            self._end_by = time.monotonic() + grace_s + _LAST_S
+            for run in self._runs.values():
+                self.launcher.stop(run, grace_s)
+            self.helpers.close()
+            self.warm.kill("the agent ends")
+
+    def tick(self) -> None:
+        """Take note of what happened and do what is due. Cheap when nothing is."""
+        now = time.monotonic()
+        if now > self._lease_end:
+            self.end(f"no keeper has spoken for {self.lease_s:g} s")
+        self.launcher.hear()
+        self._reap()
+        self.warm.tick()
+        live = any(run.live for run in self._runs.values())
+        if live and now >= self._sampled + _SAMPLE_S:
+            self._sampled = now
+            for run in self._runs.values():
+                run.sample(self._processes(fresh=True))
+        for run in self._runs.values():
+            if run.hurried:
+                run.tick(self._processes(fresh=True))
+        if not all(run.settled for run in self._runs.values()):
+            self._strays = True
+        elif self._strays and not self.helpers.asked:
+            self._strays = self._end_strays()
+
+    def _hello(self, message: Message) -> Reply:
+        address = message.get("address")
+        return {
+            "pid": os.getpid(),
+            "time_s": time.time(),
+            "interface": network.interface_of(str(address)) if address else "",
+            "lease_s": self.lease_s,
+            "warm": self.warm.state,
+            "runs": list(self._runs),
+        }
+
+    def _prepare(self, message: Message) -> Reply:
+        raw = message.get("request")
+        if not isinstance(raw, Mapping):
+            raise ValueError("prepare needs a request object")
+        request = RunRequest.from_dict({"run": message.get("run"), **raw})
+        known = self._runs.get(request.run)
+        if known is not None and not known.settled:
+            known.tick(proc.process_table())
+        if known is not None and not known.settled:
+            raise ValueError(f"run {request.run} has live processes on {self.root.name}; stop it first")
+        if self._end_by is not None:
+            raise ValueError(f"the agent of {self.root.name} is ending")
+        self._runs.pop(request.run, None)
+        self._runs[request.run] = PodRun(request, self.root)
+        settled = [name for name, run in self._runs.items() if run.settled]
+        for name in settled[: max(0, len(self._runs) - _RUNS_KEPT)]:
+            del self._runs[name]
+        return {"ranks": [place.rank for place in request.on(self.root.name)]}
+
+    def _prepared(self, message: Message) -> Reply:
+        run = self._runs.get(check_run_id(message.get("run")))
+        return {"mine": run is not None and message.get("rank") in run.ranks}
+
+    def _start(self, message: Message) -> Reply:
+        run = self._run(message)
+        if run.stopping:
+            raise ValueError(f"run {run.request.run} was stopped; prepare it again")
+        for rank in run.ranks.values():
+            if rank.phase == "waiting":
+                self.launcher.launch(run, rank, {})
+        return {"ranks": [rank.place.rank for rank in run.ranks.values()]}
+
+    def _start_rank(self, message: Message) -> Reply:
+        run = self._run(message)
+        number = message.get("rank")
+        rank = run.ranks.get(number) if isinstance(number, int) else None
+        if rank is None:
+            raise ValueError(f"rank {number!r} of run {run.request.run} does not belong to {self.root.name}")
+        if rank.phase != "waiting" or run.stopping:
+            raise ValueError(f"rank {number} of run {run.request.run} was started or stopped already")
+        extra = message.get("env") or {}
+        overrides = {str(k): str(v) for k, v in extra.items()} if isinstance(extra, Mapping) else {}
+        for name in ("local_rank", "world_size", "master_addr", "master_port"):
+            if message.get(name) not in (None, ""):
+                overrides[name.upper()] = str(message[name])
+        sizes = {name: size_of(rank.folder / name) for name in ("stdout.log", "stderr.log")}
+        self.launcher.launch(run, rank, overrides)
+        return {"folder": str(rank.folder), "sizes": sizes}
+
+    def _poll(self, message: Message) -> Reply:
+        run = self._run(message)
+        offsets, cap = message.get("offsets") or {}, message.get("max_bytes", _POLL_BYTES)
+        if not isinstance(offsets, Mapping) or not isinstance(cap, int):
+            raise ValueError("poll needs offsets by file name and max_bytes as a whole number")
+        table = {} if run.settled else self._processes(fresh=run.hurried)
+        answer = run.poll(table, offsets, max(0, min(cap, _POLL_BYTES_MAX)))
+        return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": time.time()}
+
+    def _stop(self, message: Message) -> Reply:
+        grace = message.get("grace_s", _GRACE_S)
+        if not isinstance(grace, int | float):
+            raise ValueError("grace_s must be a number of seconds")
+        run = self._runs.get(check_run_id(message.get("run")))
+        if run is not None:
+            self.launcher.stop(run, grace)
+        return {"known": run is not None}
+
+    def _stacks(self, message: Message) -> Reply | Later:
+        run = self._run(message)
+        sizes, due = run.ask_stacks(), time.monotonic() + _STACKS_S
+        before: dict[str, str] = {}
+
+        def ready() -> Reply | None:
+            nonlocal before
+            texts, last = run.stacks(sizes), before
+            before = texts
+            whole = texts == last and all(texts[str(number)] for number in sizes)
+            return {"stacks": texts} if whole or not sizes or time.monotonic() >= due else None
+
+        return Later(ready)
+
+    def _foretell(self, message: Message) -> Reply:
+        inquiry = message.get("inquiry")
+        if not isinstance(inquiry, Mapping):
+            raise ValueError("foretell needs an inquiry object")
+        return self.helpers.ask(check_run_id(message.get("run")), inquiry)
+
+    def _shutdown(self, message: Message) -> Later:
+        grace = message.get("grace_s", _GRACE_S)
+        self.end("asked to", float(grace) if isinstance(grace, int | float) else _GRACE_S)
+        return Later(lambda: {"left": 0} if self.finished else None)
+
+    def _run(self, message: Message) -> PodRun:
+        name = check_run_id(message.get("run"))
+        if name not in self._runs:
+            raise ValueError(f"run {name} is not prepared on {self.root.name}")
+        return self._runs[name]
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if info is None:
+                return
+            self._table = (-1.0, {})  # a look from before this end may lack what was forked since
+            # A forked rank names itself before it can end: hear it before its end is looked at.
+            self.launcher.hear()
+            code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+            for run in self._runs.values():
+                for pid, rank in list(run.by_pid()):
+                    if pid == info.si_pid:
+                        run.ended(rank, code)
+            _, status = os.waitpid(info.si_pid, 0)
+            self.helpers.reaped(info.si_pid)
+            if info.si_pid == self.warm.pid:
+                self.warm.reaped(status)
+
+    def _end_strays(self) -> bool:
+        """End whoever fell to the agent when a run was over, without marks, session or parent; tell if there were any.
+
+        Processes that a forked rank forked have the warm server's environment, so nothing else tells them.
+        """
+        table = self._processes(fresh=True)
+        spared = {os.getpid()} | proc.descendants(table, {self.warm.pid} if self.warm.pid else ()) | self.helpers.pids
+        strays = [table[pid] for pid in proc.descendants(table, {os.getpid()}) - spared if not table[pid].zombie]
+        for process in strays:
+            proc.send(process, signal.SIGKILL)
+        return bool(strays)
+
+    def _processes(self, *, fresh: bool = False) -> dict[int, proc.Process]:
+        taken, _ = self._table
+        now = time.monotonic()
+        if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
+            self._table = (now, proc.process_table())
+        return self._table[1]

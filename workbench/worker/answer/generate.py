@@ -1,0 +1,123 @@
+"""A model's answers: to evaluation rows by all ranks together, or to any batch by one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.worker.data.rows import Example, Row
+from workbench.worker.model.encode import Encoder
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["Prediction", "answer", "exact_match", "judge", "predict", "write_predictions"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """A row and what the model answered."""
+
+    source: str
+    """What the model read."""
+    expected: str
+    """What it should have written."""
+    predicted: str
+    """What it wrote."""
+    exact_match: bool
+    """Whether the two are the same text, apart from white space."""
+    table_id: str | None = None
+    """The table that was asked, where there is one."""
+    input: str = ""
+    """What it was asked to do it with, where the row keeps that apart."""
+
+
+def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Prediction]:
+    """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers.
+
+    Args:
+        trainer: The Trainer after training.
+        encoder: Makes the rows tokens; its job's sizes are read.
+        examples: The rows.
+
+    Returns:
+        On rank 0 the predictions in the order of the rows, elsewhere none.
+    """
+    rows, size = encoder.questions(examples), encoder.job.per_device_eval_batch_size
+    rank, world_size = ranks.rank(), ranks.world_size()
+    mine = list(range(rank, len(rows), world_size))
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    answers: dict[int, str] = {}
+    # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
+    # of no use where it has run out of its own.
+    calls = -(-len(rows) // (world_size * size))
+    for call in range(calls):
+        numbers = mine[call * size : (call + 1) * size]
+        batch = [rows[n] for n in numbers] or [rows[0]]
+        texts = answer(model, encoder, batch, device=trainer.args.device, synced_gpus=trainer.forward_is_collective)
+        answers.update(zip(numbers, texts, strict=False))
+    parts = ranks.gather_bytes(json.dumps(answers).encode())
+    everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
+    if rank != 0:
+        return []
+    return [judge(example, everyone[n]) for n, example in enumerate(examples)]
+
+
+def answer(
+    model: Any, encoder: Encoder, rows: Sequence[Row], *, device: torch.device, synced_gpus: bool = False
+) -> list[str]:
+    """Let a model answer one batch, greedily.
+
+    Args:
+        model: The model.
+        encoder: Made the rows; pads them and reads the answers.
+        rows: What `encoder.questions` gave.
+        device: Where the model is.
+        synced_gpus: Go on until every rank is done; needed where a forward pass is a collective.
+
+    Returns:
+        The answers alone: a causal model's begin where the prompt, with the opening of the answer, ends.
+    """
+    batch = encoder.asking(rows)
+    model.eval()
+    with torch.no_grad():
+        tokens = model.generate(
+            input_ids=batch["input_ids"].to(device),
+            attention_mask=batch["attention_mask"].to(device),
+            max_new_tokens=encoder.job.max_target_length,
+            do_sample=False,
+            num_beams=1,
+            use_cache=True,
+            pad_token_id=encoder.tokenizer.pad_token_id,
+            synced_gpus=synced_gpus,
+        )
+    begin = batch["input_ids"].shape[1] if encoder.causal else 0
+    return [str(text) for text in encoder.tokenizer.batch_decode(tokens[:, begin:], skip_special_tokens=True)]
+
+
+def judge(example: Example, predicted: str) -> Prediction:
+    """Compare an answer with the expected one, apart from white space."""
+    same = " ".join(predicted.split()) == " ".join(example.target.split())
+    return Prediction(
+        source=example.source,
+        expected=example.target,
+        predicted=predicted,
+        exact_match=same,
+        table_id=example.table_id,
+        input=example.input,
+    )
+
+
+def exact_match(predictions: Sequence[Prediction]) -> float | None:
+    """Give the share of exact answers; None for no predictions."""
+    return sum(p.exact_match for p in predictions) / len(predictions) if predictions else None
+
+
+def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    """Write one JSON object a line."""
+    records = [{k: v for k, v in asdict(p).items() if k != "input" or v} for p in predictions]
+    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    path.write_text("".join(lines), encoding="utf-8")

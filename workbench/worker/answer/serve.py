@@ -1,0 +1,217 @@
+"""Answer rows with a run's model: the child of a notebook's kernel that loads the model once and keeps it.
+
+Run as `python -m workbench.worker.answer.serve MODEL --job JOB.json`. Requests and replies are JSON lines on stdin and
+stdout; all that libraries print goes to stderr. It ends when stdin closes, when its parent is gone, or when idle.
+Nothing here judges answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from transformers import AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+from workbench.jobs.choices import Peft
+from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.model import ModelKind, model_kind
+from workbench.worker.answer.generate import answer
+from workbench.worker.data.rows import Example
+from workbench.worker.model import adapters
+from workbench.worker.model import load as model
+from workbench.worker.model.encode import Encoder
+
+__all__ = ["Answerer", "main", "placement"]
+
+_IDLE_S = 600.0
+_LOOK_S = 1.0
+_SMALL = 20_000_000  # parameters
+_FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
+
+
+class Answerer:
+    """The models of one run, each loaded when it is first asked."""
+
+    def __init__(self, folder: str, job: FineTune) -> None:
+        """Keep what is needed to load them.
+
+        Args:
+            folder: The trained model, as `save_pretrained` left it, or its adapters.
+            job: The job that trained it.
+        """
+        self._folder = folder
+        self._job = job
+        self._loaded: dict[str, model.Loaded] = {}
+
+    def answer(self, questions: Sequence[Mapping[str, str]], which: str = "after") -> dict[str, object]:
+        """Answer some questions.
+
+        Args:
+            questions: What the model is asked, each an object of `source` and perhaps `input` and `opening`.
+            which: `after` for the trained model, `before` for the same before its first step.
+
+        Returns:
+            `answers` in the order of the questions, `load_s` (0 where the model was loaded already) and `answer_s`.
+        """
+        began = time.monotonic()
+        loaded = self._model(which)
+        load_s = time.monotonic() - began
+        texts = self._batched(loaded, [_example(question) for question in questions])
+        return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
+
+    def merge(self, target: str) -> dict[str, object]:
+        """Add the trained adapters to the weights of their base, and leave a plain model folder.
+
+        Args:
+            target: The new folder.
+        """
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        adapters.merge(self._folder, self._initial(tokenizer), Path(target))
+        return {}
+
+    def _model(self, which: str) -> model.Loaded:
+        if which not in self._loaded:
+            loaded = self._trained() if which == "after" else self._initial(self._model("after").tokenizer)
+            # A small model's threads would wait for each other longer than they work: 11 times, on a busy machine.
+            if model.parameter_count(loaded.model) < _SMALL:
+                torch.set_num_threads(1)
+            self._loaded[which] = loaded
+        return self._loaded[which]
+
+    def _trained(self) -> model.Loaded:
+        if self._job.peft == Peft.NONE:
+            options = placement(self._folder, _free())
+            return self._placed(model.load(self._folder, (), seed=0, options=options), options)
+        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
+
+    def _initial(self, tokenizer: Any) -> model.Loaded:
+        job = self._job
+        options = {**placement(job.model, _free()), **adapters.load_options(job.peft, job.precision)}
+        return self._placed(model.initial(job.model, tokenizer, seed=job.seed, options=options), options)
+
+    def _placed(self, loaded: model.Loaded, options: Mapping[str, object]) -> model.Loaded:
+        if "device_map" not in options:
+            loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return loaded
+
+    def _batched(self, loaded: model.Loaded, examples: Sequence[Example]) -> list[str]:
+        encoder, size = Encoder(loaded, self._job), self._job.per_device_eval_batch_size
+        rows = encoder.questions(examples)
+        # Rows of like length together need little padding.
+        order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
+        answers: dict[int, str] = {}
+        for first in range(0, len(order), size):
+            batch = order[first : first + size]
+            texts = answer(loaded.model, encoder, [rows[n] for n in batch], device=loaded.model.device)
+            answers.update(zip(batch, texts, strict=True))
+        return [answers[n] for n in range(len(rows))]
+
+
+def placement(place: str, free: Sequence[int]) -> dict[str, object]:
+    """Give what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it.
+
+    Layers then lie on one GPU after another, of which one works at a time: a naive pipeline, that answers what no
+    single one could hold.
+
+    Args:
+        place: A built-in model, a folder or a hub id; its configuration is read, not its weights.
+        free: Free bytes of each GPU.
+    """
+    if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
+        return {}
+    return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
+
+
+def _free() -> list[int]:
+    return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
+
+
+def _example(question: Mapping[str, str]) -> Example:
+    return Example(
+        source=question["source"], target="", input=question.get("input", ""), opening=question.get("opening", "")
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until stdin closes, the parent is gone or nobody asked for a while.
+
+    A request is `{"id", "which": "after" | "before", "questions": [{"source", …}, …]}`; its reply `{"id", "ok": true,
+    "answers", "load_s", "answer_s"}` or `{"id", "ok": false, "error"}`. `{"id", "merge": FOLDER}` merges adapters.
+    """
+    parser = argparse.ArgumentParser(
+        prog="workbench.worker.answer.serve", description="Answer rows with a run's model."
+    )
+    parser.add_argument("model", help="the trained model's folder")
+    parser.add_argument("--job", required=True, help="the job.json of the run")
+    parser.add_argument("--idle-s", type=float, default=_IDLE_S, help="seconds without a request after which to end")
+    options = parser.parse_args(argv)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    disable_progress_bar()
+    replies = _own_stdout()
+    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(requests,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
+    assert isinstance(job, FineTune)  # a script leaves no model that is asked
+    answerer = Answerer(options.model, job)
+    while True:
+        try:
+            line = requests.get(timeout=options.idle_s)
+        except queue.Empty:
+            return 0
+        replies.write(json.dumps(_reply(answerer, line)) + "\n")
+        replies.flush()
+
+
+def _own_stdout() -> TextIO:
+    """Keep stdout for replies; what libraries print goes to stderr."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return replies
+
+
+def _read(requests: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)  # nobody can ask, or read a reply, any more; the model may be in the midst of one
+
+
+def _end_with(parent: int) -> None:
+    # A process forked from the kernel would hold stdin open after the kernel's death. PDEATHSIG is no help: it fires
+    # when the thread that started this process ends.
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(0)
+
+
+def _reply(answerer: Answerer, line: str) -> dict[str, object]:
+    number = None
+    try:
+        request = json.loads(line)
+        number = request["id"]
+        return {"id": number, "ok": True, **_result(answerer, request)}
+    except Exception as error:  # the border of the process: the caller is told, the traceback is on stderr
+        traceback.print_exc()
+        return {"id": number, "ok": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def _result(answerer: Answerer, request: Mapping[str, Any]) -> dict[str, object]:
+    if "merge" in request:
+        return answerer.merge(request["merge"])
+    return answerer.answer(request["questions"], request.get("which", "after"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a rank keeps to go on training later."""

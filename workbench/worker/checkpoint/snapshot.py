@@ -1,0 +1,222 @@
+"""What a rank must keep to go on training later exactly as if it had not stopped, as a tree of tensors and numbers.
+
+Each rank keeps its own part and nothing of the others': of a DeepSpeed engine the FP32 weights and optimizer states
+that it owns (the weights of the model come out of them again), otherwise its weights and optimizer states, or its
+shards of them. Where every rank holds the same (`ddp`), the first keeps it for all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from workbench.base.errors import RunError
+from workbench.worker.checkpoint.tensor_tree import TreePacker, unpack
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["capture", "restore", "restore_random"]
+
+_COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+_STAGE_3 = "fp32_partitioned_groups_flat"  # what only DeepSpeed's optimizer of stage 3 has
+_SHARD = "shard"
+
+
+def capture(trainer: Any) -> dict[str, object]:
+    """Give what this rank must keep. Its tensors are the living ones: write them before the next step.
+
+    Raises:
+        RunError: It trains with an optimizer of DeepSpeed's whose states this module does not know.
+    """
+    return {
+        "engine": _engine_state(trainer),
+        "scheduler": trainer.lr_scheduler.state_dict(),
+        "random": _random_state(cuda=trainer.args.device.type == "cuda"),
+        "step": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+        "eval_losses": dict(trainer.eval_losses),
+    }
+
+
+def restore(trainer: Any, tree: Mapping[str, Any]) -> None:
+    """Put back what `capture` gave, into a trainer that is ready for its first step; every rank must call it.
+
+    The random numbers are left alone, for `restore_random`: what comes before the next step still draws some.
+
+    Raises:
+        RunError: It is of another model or another technique.
+    """
+    if trainer.is_deepspeed_enabled:
+        _restore_deepspeed(trainer.model_wrapped, tree["engine"])
+    else:
+        _restore_plain(trainer, tree["engine"])
+    trainer.lr_scheduler.load_state_dict(tree["scheduler"])
+    trainer.eval_losses.update(tree["eval_losses"])
+
+
+def restore_random(tree: Mapping[str, Any]) -> None:
+    """Put back the state of every source of random numbers."""
+    state = tree["random"]
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().view(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _random_state(*, cuda: bool) -> dict[str, object]:
+    name, keys, *rest = np.random.get_state()
+    state: dict[str, object] = {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys).view(np.int32).copy()), *rest),
+        "torch": torch.get_rng_state(),
+    }
+    if cuda:
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _engine_state(trainer: Any) -> dict[str, object] | None:
+    if trainer.is_deepspeed_enabled:
+        return _deepspeed_state(trainer.model_wrapped)
+    if _replicated(trainer) and ranks.rank():
+        return None
+    optimizer = trainer.optimizer.optimizer
+    state = optimizer.state_dict()
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return {
+        "weights": {name: _local(p) for name, p in _trained(trainer).items()},
+        "optimizer": {
+            "state": {n: {k: _marked(v) for k, v in each.items()} for n, each in state["state"].items()},
+            "param_groups": state["param_groups"],
+        },
+        "scaler": scaler.state_dict() if scaler is not None else None,
+    }
+
+
+def _restore_plain(trainer: Any, state: Mapping[str, Any] | None) -> None:
+    if _replicated(trainer):
+        state = _from_the_first(state)
+    assert state is not None
+    trained = _trained(trainer)
+    _check_shapes(trained, state["weights"])
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            _local(parameter).copy_(state["weights"][name])
+    optimizer = trainer.optimizer.optimizer
+    in_order = [p for group in optimizer.param_groups for p in group["params"]]
+    states = {
+        number: {key: _unmarked(value, in_order[number]) for key, value in each.items()}
+        for number, each in state["optimizer"]["state"].items()
+    }
+    optimizer.load_state_dict({"state": states, "param_groups": state["optimizer"]["param_groups"]})
+    if state["scaler"] is not None:
+        trainer.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _trained(trainer: Any) -> dict[str, torch.Tensor]:
+    # What is not trained (the model beneath adapters) comes from where it came from the first time.
+    return {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
+
+
+def _replicated(trainer: Any) -> bool:
+    return ranks.connected() and not any(isinstance(p, DTensor) for p in trainer.model.parameters())
+
+
+def _from_the_first(state: Mapping[str, Any] | None) -> Any:
+    """Give every rank what the first has: its JSON, then tensor by tensor."""
+    packer = TreePacker()
+    text = json.dumps(packer.pack(state)).encode() if ranks.rank() == 0 else None
+    shapes = json.dumps({n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}).encode()
+    told = json.loads(ranks.broadcast_bytes(text))
+    tensors = {}
+    for name, (dtype, shape) in json.loads(ranks.broadcast_bytes(shapes if text else None)).items():
+        mine = packer.tensors.get(name)
+        data = ranks.broadcast_bytes(bytes(mine.reshape(-1).view(torch.uint8).numpy()) if mine is not None else None)
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        tensors[name] = flat.view(getattr(torch, dtype)).reshape(shape)
+    return unpack(told, tensors)
+
+
+def _deepspeed_state(engine: Any) -> dict[str, object]:
+    zero = engine.optimizer
+    scaler = getattr(zero, "loss_scaler", None)
+    return {
+        "weights": [each.data for each in _owned_weights(zero)],
+        "optimizer": _base_optimizer_state(zero),
+        "scaler": {name: value for name, value in vars(scaler).items() if isinstance(value, int | float)}
+        if scaler is not None
+        else None,
+        "counters": {name: int(getattr(engine, name)) for name in _COUNTERS},
+    }
+
+
+def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
+    zero = engine.optimizer
+    owned = _owned_weights(zero)
+    if [each.shape for each in owned] != [each.shape for each in state["weights"]]:
+        raise RunError("the checkpoint is of another model or another number of ranks; its weights do not fit this run")
+    if state["scaler"] is not None:
+        vars(zero.loss_scaler).update(state["scaler"])
+    if hasattr(zero, _STAGE_3):
+        # DeepSpeed's own way, with what its checkpoint files would hold.
+        told = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
+        zero.checkpoint_event_prologue()
+        zero.load_state_dict(
+            {ranks.rank(): {**told, "optimizer_state_dict": state["optimizer"], "fp32_flat_groups": state["weights"]}}
+        )
+        zero.checkpoint_event_epilogue()
+    else:
+        zero.optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            for mine, saved in zip(owned, state["weights"], strict=True):
+                mine.data.copy_(saved)
+        zero.update_lp_params()
+    for name, value in state["counters"].items():
+        setattr(engine, name, value)
+
+
+def _owned_weights(zero: Any) -> list[torch.Tensor]:
+    for name in (_STAGE_3, "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+        if hasattr(zero, name):
+            return list(getattr(zero, name))
+    raise RunError(f"checkpoints of DeepSpeed's {type(zero).__name__} are not known here; leave `save_steps` out")
+
+
+def _base_optimizer_state(zero: Any) -> dict[str, object]:
+    if not hasattr(zero, _STAGE_3):
+        return dict(zero.optimizer.state_dict())
+    zero._set_fp32_optimizer_param_groups()  # between steps stage 3 leaves its optimizer without parameters
+    try:
+        return dict(zero.optimizer.state_dict())
+    finally:
+        zero._clear_fp32_optimizer_param_groups()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _marked(value: object) -> object:
+    return (_SHARD, _local(value)) if isinstance(value, DTensor) else value
+
+
+def _unmarked(value: Any, parameter: torch.Tensor) -> object:
+    if not (isinstance(value, tuple) and value[0] == _SHARD):
+        return value
+    assert isinstance(parameter, DTensor)
+    place = parameter.device_mesh, parameter.placements
+    shard = value[1].to(_local(parameter).device)
+    return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def _check_shapes(trained: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    for name in trained.keys() | saved.keys():
+        if name not in trained or name not in saved or _local(trained[name]).shape != saved[name].shape:
+            raise RunError(f"the checkpoint is of another model: {name} does not fit; resume with the model of its run")

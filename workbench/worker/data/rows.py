@@ -1,0 +1,230 @@
+"""The training and evaluation rows of a rank: read, tokenized, dealt out to the ranks and padded.
+
+Every technique must see the same rows in the same optimizer step, so the rows are dealt out here and not by the
+Trainer: a step's global batch depends on the seed alone, and the ranks cut it up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.data import Sampler
+
+from workbench.base.errors import ConfigError
+
+__all__ = [
+    "IGNORED",
+    "Collator",
+    "Example",
+    "GlobalBatchSampler",
+    "Row",
+    "Rows",
+    "aligned",
+    "eval_batches",
+    "load",
+    "tokenize",
+]
+
+IGNORED = -100  # torch's cross entropy leaves labels of this value out
+_MULTIPLE = 8  # tensor cores, and vector registers, like lengths that 8 divides
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One row of text."""
+
+    source: str
+    """What the model reads, or is asked to do; empty where the target is plain text to learn from."""
+    target: str
+    """What it should write."""
+    input: str = ""
+    """What it is asked to do it with, where the row keeps that apart."""
+    opening: str = ""
+    """How the answer begins, where the model is only asked to go on."""
+    table_id: str | None = None
+    """The table that it is asked of, where there is one."""
+
+
+Row = Mapping[str, Sequence[int]]
+"""A tokenized example: `input_ids` and, unless it is only asked, `labels`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """The two parts of a dataset."""
+
+    train: Sequence[Example]
+    """The rows to learn from; never empty."""
+    eval: Sequence[Example]
+    """The rows to judge by; may be empty."""
+
+
+def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
+    """Read the rows of a job.
+
+    Args:
+        train: A JSON Lines file of `source` and `target`.
+        evaluation: The same for evaluation; None for no evaluation.
+        hub: The options of a hub dataset, which `datasets` then loads instead of the files.
+
+    Raises:
+        ConfigError: When a file is missing, a line is broken, or there is no row to train on.
+    """
+    if hub is not None:
+        from workbench.worker.data.hub import load_hub
+
+        rows = load_hub(hub)
+    elif train is not None:
+        rows = Rows(train=_read(Path(train)), eval=_read(Path(evaluation)) if evaluation else [])
+    else:
+        raise ConfigError("the job names neither a training file nor a hub dataset; prepare the dataset first")
+    if not rows.train:
+        raise ConfigError(f"no row to train on in {train or hub}")
+    return rows
+
+
+def tokenize(
+    tokenizer: object, examples: Sequence[Example], *, max_source_length: int, max_target_length: int
+) -> list[Row]:
+    """Turn examples into token ids, cut to the given lengths (the end-of-text token is kept)."""
+    if not examples:
+        return []
+    encode = tokenizer if callable(tokenizer) else None
+    assert encode is not None
+    sources = encode([e.source for e in examples], truncation=True, max_length=max_source_length)["input_ids"]
+    targets = encode([e.target for e in examples], truncation=True, max_length=max_target_length)["input_ids"]
+    return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
+
+
+def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bring each label beside the logits that should give it.
+
+    Args:
+        logits: (batch, length, vocabulary).
+        labels: (batch, length).
+        causal: Whether the logits of a place say the token after it, as a causal model's do.
+
+    Returns:
+        Both; of a causal model the last logits and the first labels are left out.
+    """
+    return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
+
+
+class Collator:
+    """Pad rows to the longest of their batch, rounded up to a multiple of 8."""
+
+    def __init__(self, *, pad_id: int, start_id: int | None = None, left: bool = False) -> None:
+        """Keep how to pad.
+
+        Args:
+            pad_id: The padding token.
+            start_id: The token that starts the decoder; None for a causal model, which has none.
+            left: Pad on the left, where the model is to go on at the right end.
+        """
+        self.pad_id = pad_id
+        self.start_id = start_id
+        self.left = left
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """Make a batch.
+
+        Returns:
+            `input_ids`, `attention_mask` (batch, source length); `labels` where the rows have them and, with a start
+            token, `decoder_input_ids` (batch, target length). Padding is -100 in the labels, so that no loss counts it.
+        """
+        inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
+        masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
+        batch = {"input_ids": inputs, "attention_mask": masks}
+        if all("labels" in row for row in rows):
+            batch["labels"] = labels = self._pad([row["labels"] for row in rows], IGNORED)
+            if self.start_id is not None:
+                shifted = labels.new_full(labels.shape, self.start_id)
+                shifted[:, 1:] = labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)
+                batch["decoder_input_ids"] = shifted
+        return batch
+
+    def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
+        width = -(-max(len(row) for row in rows) // _MULTIPLE) * _MULTIPLE
+        padding = [[value] * (width - len(row)) for row in rows]
+        padded = [[*pad, *row] if self.left else [*row, *pad] for row, pad in zip(rows, padding, strict=True)]
+        return torch.tensor(padded, dtype=torch.long)
+
+
+class GlobalBatchSampler(Sampler[list[int]]):
+    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks.
+
+    The last global batch of an epoch is filled up with rows from the epoch's start: every step has the same size.
+    """
+
+    def __init__(
+        self, *, rows: int, micro_batch: int, accumulation: int, rank: int, world_size: int, seed: int
+    ) -> None:
+        """Keep the shape of a step.
+
+        Args:
+            rows: How many rows there are.
+            micro_batch: Rows of one forward pass of one rank.
+            accumulation: Forward passes before one optimizer step.
+            rank: This rank.
+            world_size: The number of ranks.
+            seed: Seed of the order, the same on every rank.
+        """
+        self.rows = rows
+        self.micro_batch = micro_batch
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.epoch = 0
+        self.global_batch = micro_batch * accumulation * world_size
+        self.micro_batches = -(-rows // self.global_batch) * accumulation
+
+    def __len__(self) -> int:
+        """Give this rank's micro-batches in an epoch."""
+        return self.micro_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Give this rank's micro-batches of the next epoch, each as row numbers."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        self.epoch += 1
+        order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
+        for number in range(self.micro_batches):
+            start = (number * self.world_size + self.rank) * self.micro_batch
+            yield [order[(start + i) % self.rows] for i in range(self.micro_batch)]
+
+
+def eval_batches(rows: Sequence[Row], *, size: int, rank: int, world_size: int) -> Iterator[tuple[list[Row], bool]]:
+    """Deal out rows for evaluation, longest first, so that batches need little padding.
+
+    Yields:
+        A batch and whether it counts. Every rank gets the same number of batches (under ZeRO-3 a forward pass is
+        a collective); a rank left without rows gets one that does not count.
+    """
+    order = sorted(rows, key=lambda row: -len(row["input_ids"]))
+    for start in range(0, len(order), size * world_size):
+        mine = order[start + rank * size : start + (rank + 1) * size]
+        yield (mine, True) if mine else ([order[-1]], False)
+
+
+def _read(path: Path) -> list[Example]:
+    if not path.exists():
+        raise ConfigError(f"{path} does not exist on this pod; was the dataset prepared and sent?")
+    examples = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                raw = json.loads(line)
+                examples.append(_example(raw))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(f"{path} line {number}: {error!r}; a line is an object of source, target") from error
+    return examples
+
+
+def _example(raw: Mapping[str, object]) -> Example:
+    table_id = None if raw.get("table_id") is None else str(raw["table_id"])
+    return Example(
+        source=str(raw["source"]), target=str(raw["target"]), input=str(raw.get("input") or ""), table_id=table_id
+    )

@@ -1,0 +1,1 @@
+"""The model and tokenizer of a job."""

@@ -1,0 +1,115 @@
+"""The model and tokenizer of a job: from the hub, from a folder, or built in; encoder-decoder or causal.
+
+Code that comes with a model is never run: `trust_remote_code` stays False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from workbench.jobs.model import Family, ModelKind, model_kind
+from workbench.worker.data.rows import Example
+from workbench.worker.model import tiny
+
+__all__ = ["Loaded", "initial", "load", "parameter_count", "weight_bytes"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A model with its tokenizer."""
+
+    model: Any
+    """A model of transformers, in FP32 unless it was loaded with other options."""
+    tokenizer: Any
+    """Its tokenizer; it has a padding token."""
+    family: Family
+    """Whether it is an encoder-decoder or a causal model."""
+
+
+def load(
+    name: str,
+    examples: Sequence[Example],
+    *,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    wording: str = "",
+) -> Loaded:
+    """Load the model that a job names; every rank must call it, and all get the same weights.
+
+    Args:
+        name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
+        examples: The training rows, from whose text a built-in model's tokenizer is made.
+        seed: Seed of a built-in model's weights.
+        options: What `from_pretrained` gets beside, such as a quantization.
+        wording: Text around every row, which a built-in model's tokenizer learns too.
+
+    Raises:
+        ConfigError: When the name is none of the four.
+    """
+    kind = model_kind(name)
+    if kind is ModelKind.BUILTIN:
+        return _built_in(name, tiny.tokenizer_for_all(name, examples, wording), seed, options)
+    place = str(Path(name).expanduser()) if kind is ModelKind.FOLDER else name
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    return _from_pretrained(place, tokenizer, options)
+
+
+def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] | None = None) -> Loaded:
+    """Load the model that a job named once more, as it was before its first step.
+
+    Args:
+        name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
+        tokenizer: The tokenizer that the run saved; a built-in model's is its own.
+        seed: Seed of a built-in model's weights.
+        options: As for `load`.
+    """
+    if model_kind(name) is not ModelKind.BUILTIN:
+        return load(name, (), seed=seed, options=options)
+    return _built_in(name, tokenizer, seed, options)
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Count the parameters of the whole model, also where ZeRO-3 left this rank only a part of each."""
+    return sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
+
+
+def weight_bytes(place: str) -> int:
+    """Count the bytes of a model's weights in FP32 from its configuration alone.
+
+    Args:
+        place: A folder or a hub id.
+    """
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        return 4 * parameter_count(auto.from_config(config, trust_remote_code=False))
+
+
+def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
+    model = tiny.make(name, tokenizer, seed)
+    if not options:
+        return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
+    # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
+    read = type(model).from_pretrained(
+        None, config=model.config, state_dict=model.state_dict(), **{"dtype": torch.float32, **options}
+    )
+    return Loaded(model=read, tokenizer=tokenizer, family=_family(read.config))
+
+
+def _from_pretrained(place: str, tokenizer: Any, options: Mapping[str, Any] | None) -> Loaded:
+    family = _family(AutoConfig.from_pretrained(place, trust_remote_code=False))
+    auto = AutoModelForSeq2SeqLM if family is Family.ENCODER_DECODER else AutoModelForCausalLM
+    model = auto.from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **(options or {})})
+    if tokenizer.pad_token_id is None:  # as with Llama 2; attention masks and labels leave padding out by themselves
+        tokenizer.pad_token = tokenizer.eos_token
+    return Loaded(model=model, tokenizer=tokenizer, family=family)
+
+
+def _family(config: Any) -> Family:
+    return Family.ENCODER_DECODER if config.is_encoder_decoder else Family.CAUSAL

@@ -1,0 +1,165 @@
+"""torch's own sharding (`fully_shard`, FSDP2) of a model over the ranks that the launcher has started.
+
+It happens before the Trainer makes its optimizer, so that the optimizer is made of the shards. The Trainer must not
+be asked for FSDP itself: accelerate 1.15 gives plain DDP on CPUs without a word. What a rank holds and computes is
+torch's affair; what is decided here is which modules are gathered together, over which ranks, in which number format,
+and what is gathered ahead of its turn. Gradients are summed and cut up after every micro-batch, as under ZeRO-2 and 3:
+that costs traffic with accumulation, and spares each rank the whole of the gradients.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.adapters import Fsdp
+from workbench.jobs.choices import Precision, Shard
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["layers_of", "shard_model", "spread_over", "whole_state", "without_tied"]
+
+
+def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None:
+    """Shard a model in place: every transformer layer by itself, and what is left as one more group.
+
+    Each rank comes with the whole model and keeps its part; on GPUs one group after the other moves there, so that the
+    whole never has to fit. `generate` gathers what it needs too.
+
+    Args:
+        model: The model, the same on every rank.
+        options: What is sharded, and how.
+        precision: `bf16` gathers and computes in it, from FP32 shards.
+        gpus: GPUs of a pod; 0 for CPUs.
+
+    Raises:
+        ConfigError: The model has no layers of the named classes, or the pods have no slots to shard over.
+    """
+    layers = layers_of(model, options.layers)
+    how: dict[str, Any] = {
+        "mesh": _mesh(Shard(options.shard), "cuda" if gpus else "cpu"),
+        "mp_policy": _policy(precision, options),
+    }
+    keep = options.shard == Shard.GRADS
+    for layer in reversed(layers):  # a layer within a layer comes first
+        fully_shard(layer, reshard_after_forward=not keep, **how)
+    # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass: it stays gathered.
+    fully_shard(model, reshard_after_forward=False, **how)
+    register_fsdp_forward_method(model, "generate")
+    _prefetch(layers, options.prefetch)
+
+
+def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
+    """Find the layers that are sharded each by itself.
+
+    Args:
+        model: A model of transformers, with or without adapters.
+        names: Class names; none for those that the model says must not be split.
+
+    Raises:
+        ConfigError: There are none, or one shares a weight with another or with the rest.
+    """
+    wanted = set(names or getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in wanted]
+    missing = set(names) - {type(layer).__name__ for layer in layers}
+    if missing or not layers:
+        known = sorted({type(module).__name__ for module in model.modules()})
+        what = f"fsdp layers names {', '.join(sorted(missing))}" if missing else "fsdp layers is empty"
+        raise ConfigError(f"{what}, and the model consists of {', '.join(known)}; name its transformer layers")
+    _check_nothing_is_tied(model, None, set(layers), {})
+    return layers
+
+
+def _check_nothing_is_tied(
+    module: nn.Module, layer: nn.Module | None, layers: set[nn.Module], groups: dict[int, nn.Module | None]
+) -> None:
+    # torch says so itself, but only in the first forward pass.
+    layer = module if module in layers else layer
+    for name, parameter in module.named_parameters(recurse=False):
+        if groups.setdefault(id(parameter), layer) is not layer:
+            names = sorted({type(each).__name__ for each in layers})
+            raise ConfigError(
+                f"fsdp layers {', '.join(names)} share the weight {name!r} of a {type(module).__name__} with another "
+                "part of the model, and a shared weight must be gathered as one; name smaller layers"
+            )
+    for child in module.children():
+        _check_nothing_is_tied(child, layer, layers, groups)
+
+
+def whole_state(model: Any) -> dict[str, Any]:
+    """Gather a sharded model's weights in rank 0's main memory; every rank must call it.
+
+    Returns:
+        On rank 0 all weights by name, a tied weight once; elsewhere nothing.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return without_tied(model, get_model_state_dict(model, options=options))
+
+
+def without_tied(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep of the names that share one weight only the first; loading ties the others to it again.
+
+    Args:
+        model: The model, unwrapped, which knows what is tied.
+        state: Its weights by name; DeepSpeed's and FSDP's have a copy under each name.
+    """
+    tied = set(_names(model, remove_duplicate=False)) - set(_names(model, remove_duplicate=True))
+    return {name: tensor for name, tensor in state.items() if name not in tied}
+
+
+def spread_over(options: Fsdp, world_size: int) -> int:
+    """Tell over how many ranks a weight is spread: those of a pod for `hybrid`, else all."""
+    return _on_pod() if options.shard == Shard.HYBRID else world_size
+
+
+def _on_pod() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _names(model: Any, *, remove_duplicate: bool) -> list[str]:
+    return [name for name, _ in model.named_parameters(remove_duplicate=remove_duplicate)]
+
+
+def _mesh(shard: Shard, device: str) -> DeviceMesh:
+    world = ranks.world_size()
+    if shard is not Shard.HYBRID:
+        return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
+    on_pod = _on_pod()
+    uneven = ranks.sums([float(on_pod)])[0] != on_pod * world
+    if on_pod == 1 or uneven:
+        what = "unequal numbers of slots" if uneven else "one slot each"
+        raise ConfigError(
+            f"fsdp shard 'hybrid' shards within each pod, and these pods have {what}; use 'full' or 'grads'"
+        )
+    # The launchers number the ranks pod by pod.
+    return init_device_mesh(device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard"))
+
+
+def _policy(precision: str, options: Fsdp) -> MixedPrecisionPolicy:
+    if precision != Precision.BF16:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32 if options.reduce_in_fp32 else torch.bfloat16
+    )
+
+
+def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
+    # Modules are registered in the order of the forward pass, the encoder's before the decoder's.
+    if not ahead:
+        return
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, FSDPModule)
+        layer.set_modules_to_forward_prefetch(_sharded(layers[number + 1 : number + 1 + ahead]))
+        layer.set_modules_to_backward_prefetch(_sharded(layers[max(0, number - ahead) : number][::-1]))
+
+
+def _sharded(layers: Sequence[nn.Module]) -> list[FSDPModule]:
+    return [layer for layer in layers if isinstance(layer, FSDPModule)]

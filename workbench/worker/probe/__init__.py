@@ -1,0 +1,1 @@
+"""What a pod has, and how fast pods speak to each other."""

@@ -1,0 +1,119 @@
+"""Measure an all-reduce between pods: `python -m workbench.worker.probe.allreduce`, one process a pod.
+
+Started over SSH by `pods/exchange.py`. Its request is one JSON line on stdin; rank 0 answers with the port of the
+store that it opened on its own address, the others read that as a second line; rank 0 prints what it measured. When
+stdin ends it ends: whoever asked is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from statistics import median
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+__all__ = ["main"]
+
+_MIB = 1 << 20
+_SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
+_LONG_S = 0.5
+_LATENCIES = 100
+_PATIENCE = timedelta(seconds=40)
+
+
+def main() -> None:
+    """Take part in the measurement."""
+    request = json.loads(sys.stdin.readline())
+    os.environ.update(request["env"])
+    import torch
+    import torch.distributed as dist
+
+    gpu = torch.cuda.is_available()
+    backend = "nccl" if gpu else "gloo"
+    store = _store(request)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    dist.init_process_group(
+        backend, store=store, rank=request["rank"], world_size=request["world_size"], timeout=_PATIENCE
+    )
+    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+    latency_s = _median_s(torch.zeros(1, device=device), 10, _LATENCIES)
+    _say(request, {"backend": backend, "latency_s": latency_s})
+    for size in _SIZES:
+        buffer = torch.zeros(size // 4, device=device)
+        first_s = torch.tensor([_median_s(buffer, 0, 1)], device=device)
+        dist.all_reduce(first_s, op=dist.ReduceOp.MAX)  # all must repeat equally often
+        longest_s = float(first_s)
+        took_s = longest_s if longest_s > _LONG_S else _median_s(buffer, 1, max(2, min(20, int(0.3 / longest_s))))
+        _say(request, {"bytes": size, "took_s": took_s})
+        if longest_s > _LONG_S:
+            break
+    _say(request, {"over": True})
+    dist.destroy_process_group()
+
+
+def _median_s(buffer: object, warm_up: int, times: int) -> float:
+    import torch.distributed as dist
+
+    took = []
+    for number in range(warm_up + times):
+        began = time.perf_counter()
+        dist.all_reduce(buffer)
+        if getattr(buffer, "is_cuda", False):
+            _wait_for_gpu()
+        if number >= warm_up:
+            took.append(time.perf_counter() - began)
+    return median(took)
+
+
+def _wait_for_gpu() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def _store(request: Mapping[str, object]) -> Store:
+    """Open the store on rank 0's address and tell its port, or join it.
+
+    The socket is bound here, to that one address: torch's own store listens on all of the machine's.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    address, world = str(request["address"]), int(str(request["world_size"]))
+    if request["rank"] == 0:
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        listener.bind((address, 0))
+        listener.listen()
+        port = int(listener.getsockname()[1])
+        store = TCPStore(
+            address, port, world, is_master=True, timeout=_PATIENCE, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+        _say(request, {"port": port})
+        return store
+    port = int(json.loads(sys.stdin.readline())["port"])
+    return TCPStore(address, port, world, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+
+
+def _end_with_stdin() -> None:
+    while sys.stdin.readline():
+        pass
+    os._exit(1)
+
+
+def _say(request: Mapping[str, object], what: Mapping[str, object]) -> None:
+    if request["rank"] == 0:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Print what a pod has as one JSON object: `python -m workbench.worker.probe.examine ADDRESS [FOLDER]`.
+
+Run over SSH by `pods/doctor.py`, which judges. It imports nothing heavy, changes nothing and takes a blink.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from workbench.base.versions import installed_versions
+from workbench.worker.agent.cgroup import memory_limit_bytes
+from workbench.worker.agent.gpus import GpuWatch
+from workbench.worker.agent.network import interface_of
+
+__all__ = ["compile_locks", "examine", "limits", "main"]
+
+_GIB = 1024**3
+
+
+def examine(address: str, folder: Path) -> dict[str, object]:
+    """Look at this machine.
+
+    Args:
+        address: The address by which this pod is known.
+        folder: A folder on the disk that runs write to.
+
+    Returns:
+        `time_s` (epoch), `interface` of the address, `versions` by package, `gpus` (as `GpuWatch.latest`),
+        `memory_gib` that is available, `memory_limit_gib` and `gpu_gib` (see `limits`), `disk` and `shm` (`free_gib`,
+        `total_gib`; `shm` is None where there is none),
+        `cores`, and `locks` of compiled ops (see `compile_locks`).
+    """
+    extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    gpus = GpuWatch().latest()
+    gpu_gib, memory_limit_gib = limits(gpus)
+    return {
+        "time_s": time.time(),
+        "interface": interface_of(address),
+        "versions": installed_versions(),
+        "gpus": gpus,
+        "gpu_gib": gpu_gib,
+        "memory_gib": _memory_gib("MemAvailable"),
+        "memory_limit_gib": memory_limit_gib,
+        "disk": _room(folder),
+        "shm": _room(Path("/dev/shm")),
+        "cores": len(os.sched_getaffinity(0)),
+        "locks": list(compile_locks(Path(extensions))),
+    }
+
+
+def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
+    """Give the memory that a job can have here, whatever is taken now.
+
+    Args:
+        gpus: As `GpuWatch.latest` gives them.
+
+    Returns:
+        GiB of the smallest GPU; GiB of this machine's memory, or of the least limit of a control group around this
+        process. None for what is not known.
+    """
+    limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
+    known = [size for size in (whole, limit / _GIB if limit is not None else None) if size is not None]
+    return min((gpu["total_gib"] for gpu in gpus), default=None), min(known, default=None)
+
+
+def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
+    """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go.
+
+    Yields:
+        `path`, `age_s`, and `busy`: whether some process works in its folder, as a compiler does.
+    """
+    locks = [path for path in folder.glob("**/lock") if path.is_file()]
+    busy = _working_folders() if locks else set()
+    for path in locks:
+        age_s = max(0.0, time.time() - path.stat().st_mtime)
+        yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
+
+
+def _working_folders() -> set[str]:
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            found.add(str(process.readlink()))
+        except OSError:
+            continue  # another user's, or gone
+    return found
+
+
+def _room(folder: Path) -> dict[str, float] | None:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return {"free_gib": usage.free / _GIB, "total_gib": usage.total / _GIB}
+
+
+def _memory_gib(name: str) -> float | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines)
+    return int(sizes[name].split()[0]) * 1024 / _GIB
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what is found."""
+    address, *folder = sys.argv[1:] if argv is None else argv
+    sys.stdout.write(json.dumps(examine(address, Path(folder[0] if folder else "."))) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The bytes that a training step holds, counted without a device."""

@@ -1,0 +1,42 @@
+"""Answer, on a pod and beside a run, what the run is predicted to need: a helper that the agent has forked.
+
+It traces the model's step on fake tensors, in a process that has torch imported, and touches neither GPUs nor ranks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.planner.prediction import answer
+from workbench.worker.agent.gpus import GpuWatch
+from workbench.worker.probe.examine import limits
+
+__all__ = ["main"]
+
+_NICE = 10  # a tenth of a rank's share: a second of CPU must come to an end beside a run of some seconds
+
+
+def main() -> None:
+    """Read `inquiry.json` in the working directory, leave `answer.json`: the `prediction` and the `trace`."""
+    os.nice(_NICE)
+    gc.disable()  # what a step holds must not depend on when cycles are collected
+    asked = json.loads(Path("inquiry.json").read_text(encoding="utf-8"))
+    found = asked.get("trace") or _traced(asked["request"])
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # set to nothing for the trace; NVML makes no CUDA context
+    free_gib = shutil.disk_usage(Path.cwd()).free / 2**30
+    said = {"prediction": answer(asked, found, limits(GpuWatch().latest()), free_gib), "trace": found}
+    part = Path("answer.json.part")
+    part.write_text(json.dumps(said), encoding="utf-8")
+    part.rename("answer.json")
+
+
+def _traced(request: Mapping[str, Any]) -> dict[str, Any]:
+    from workbench.worker.trace.trace import prepared_trace
+
+    return prepared_trace(request)

@@ -1,0 +1,249 @@
+"""Count the bytes of one training step without a model: `python -m workbench.worker.trace.trace < REQUEST`.
+
+The planner starts this in a process of its own, so that a notebook never imports torch. Tensors are fake (they have
+shapes and no memory), the operations are the model's own. What a step holds is affine in the number of layers, so two
+shallow copies say it for any depth, operation by operation. A storage is of the rows of a batch or is not: where they
+are a large prime number, its size tells.
+
+Weights, their gradients and the optimizer are left to the planner: it depends on the technique who holds them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from workbench.jobs.adapters import lora_from
+from workbench.worker.data.rows import aligned
+from workbench.worker.trace.recorder import Point, Tape, front, layer_stacks, watch_layers
+
+__all__ = ["main", "prepared_trace", "trace"]
+
+_PRIMES = (10007, 10009, 10037, 10039, 10061)
+_DEPTHS = (2, 3)
+_DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
+
+
+def main() -> None:
+    """Answer the request on standard input, on standard output, in JSON."""
+    gc.disable()  # what a step holds must not depend on when cycles are collected
+    sys.stdout.write(json.dumps(prepared_trace(json.load(sys.stdin))))
+    sys.stdout.flush()
+
+
+def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Trace as `trace` does, in a process that does nothing else: it may be changed for what the request asks."""
+    _on_gpu(bool(request.get("gpu")))
+    return trace(request)
+
+
+def trace(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Count the bytes of a training step.
+
+    Args:
+        request: `config` (of the model, as its config.json), `source` and `target` (tokens of a row; a causal model
+            reads both as one text), `arithmetic` (a list of `fp32`, `autocast-bf16`, `autocast-fp16`, `bf16`, `fp16`:
+            of the activations under autocast, or of the weights too), `checkpointing`, `lora` (options or null),
+            `gpu` (whether dropout keeps its mask in bytes, as it does there), `whole` (to trace the model at its own
+            depth, which takes longer and must give the same).
+
+    Returns:
+        `points` by arithmetic: [bytes, bytes a row, bytes of logits, the same a row, elements of gradients that are
+        there by then], only those moments of the step that can be its highest; and `sizes`: the elements of the
+        parameters, see `_sizes`.
+    """
+    config = _config(request["config"])
+    depths = _DEPTHS if _depth(config) > max(_DEPTHS) and not request.get("whole") else None
+    points = {}
+    for arithmetic in request["arithmetic"]:
+        runs = {
+            depth: _step(config, request, arithmetic, depth=depth, rows=_prime(request)) for depth in depths or (0,)
+        }
+        points[arithmetic] = [list(p) for p in front(_extrapolated(runs, _depth(config)))]
+    return {"points": points, "sizes": _sizes(config, request, depths)}
+
+
+def _prime(request: Mapping[str, Any]) -> int:
+    """Choose a number of rows that divides no size of the model, so that what it divides is of the rows."""
+    sizes = [value for value in (*request["config"].values(), request["source"], request["target"]) if value]
+    return next(p for p in _PRIMES if not any(isinstance(size, int) and size % p == 0 for size in sizes))
+
+
+def _config(raw: Mapping[str, Any]) -> Any:
+    known = {key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")}
+    return AutoConfig.for_model(raw["model_type"], **known)
+
+
+def _depth(config: Any) -> int:
+    """Give the layers of each stack; 0 where its stacks differ and no shallow copy can stand for it."""
+    found = {getattr(config, key) for key in _DEPTH_KEYS if getattr(config, key, None)}
+    return int(found.pop()) if len(found) == 1 else 0
+
+
+def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
+    raw = config.to_dict()
+    if depth:
+        whole = _depth(config)
+        raw |= {key: depth for key in _DEPTH_KEYS if raw.get(key)}
+        raw |= {k: v[:depth] for k, v in raw.items() if isinstance(v, list) and len(v) == whole}
+    shallow = _config(raw)
+    family = AutoModelForSeq2SeqLM if shallow.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = family.from_config(shallow)
+    model.train()
+    if request.get("checkpointing"):
+        model.gradient_checkpointing_enable()
+    if request.get("lora") is not None:
+        model = _with_adapters(model, request)
+    return model
+
+
+def _with_adapters(model: Any, request: Mapping[str, Any]) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    options = lora_from(request["lora"])
+    names = options.target_modules
+    if request.get("checkpointing"):
+        model.enable_input_require_grads()
+    lora = LoraConfig(
+        r=options.r,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=names if isinstance(names, str) else list(names),
+        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+    )
+    with torch.device("meta"):
+        return get_peft_model(model, lora)
+
+
+def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
+    """Put fake tensors in the place of a model's, a tied weight's once, in another number format if one is given."""
+    made: dict[int, Any] = {}
+    for module in model.modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None:
+                continue
+            if id(tensor) not in made:
+                kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+                fake = torch.empty(tensor.shape, dtype=kind, device="cpu")
+                parameter = isinstance(tensor, torch.nn.Parameter)
+                made[id(tensor)] = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad) if parameter else fake
+            (module._parameters if name in module._parameters else module._buffers)[name] = made[id(tensor)]
+
+
+def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int) -> Tape:
+    """Do a forward and a backward pass on fake tensors."""
+    causal = not config.is_encoder_decoder
+    length = request["source"] + request["target"] if causal else request["source"]
+    model = _model(config, request, depth)
+    autocast = arithmetic.startswith("autocast-")
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic.removeprefix("autocast-"))
+    tape = Tape(vocabulary=config.vocab_size, rows=rows)
+    with FakeTensorMode(), ExitStack() as watched:
+        _pretend(model, None if autocast else dtype)
+        watch_layers(model, tape)
+        watched.enter_context(tape)
+        labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
+        batch = {
+            "input_ids": torch.zeros(rows, length, dtype=torch.long),
+            "attention_mask": torch.ones(rows, length, dtype=torch.long),
+            **({} if causal else {"decoder_input_ids": torch.zeros_like(labels)}),
+        }
+        loss = _loss(model, batch, labels, tape, dtype if autocast else None)
+        del batch  # as in the Trainer, where nothing but the graph holds a batch or its logits by now
+        loss.backward()  # type: ignore[no-untyped-call]
+    return tape
+
+
+def _forward(model: Any, batch: Mapping[str, torch.Tensor], autocast: torch.dtype | None) -> Any:
+    if autocast is None:
+        return model(**batch)
+    from accelerate.utils import convert_outputs_to_fp32
+
+    # As accelerate's prepare_model does it: autocast around the forward pass, its outputs turned to FP32.
+    with torch.autocast("cpu", dtype=autocast):
+        outputs = model(**batch)
+    return convert_outputs_to_fp32(lambda: outputs)()
+
+
+def _loss(model: Any, batch: Any, labels: torch.Tensor, tape: Tape, autocast: torch.dtype | None) -> torch.Tensor:
+    """Compute the loss of jobs/trainer.py, which is not imported: the Trainer alone takes two seconds."""
+    outputs = _forward(model, batch, autocast)
+    tape.place = "loss"
+    logits, labels = aligned(outputs["logits"].float(), labels, causal="decoder_input_ids" not in batch)
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
+
+
+def _extrapolated(runs: Mapping[int, Tape], depth: int) -> list[Point]:
+    """Work out every moment of the deep model's step from the shallow ones'.
+
+    Middle layers are left out where they were not traced: what is affine is highest at an end.
+    """
+    depths = sorted(runs)
+    found = []
+    for place, moments in runs[depths[0]].moments.items():
+        copies = [runs[d].moments.get(place, []) for d in depths]
+        if any(len(copy) != len(moments) for copy in copies):
+            raise RuntimeError(f"the step does other things in {place} when it has more layers")
+        found += [Point(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
+    return found
+
+
+def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> list[float]:
+    """Follow straight lines through what two depths gave to a third."""
+    if len(at) == 1:
+        return [float(value) for value in values[0]]
+    share = (depth - at[0]) / (at[1] - at[0])
+    return [first + (second - first) * share for first, second in zip(values[0], values[1], strict=True)]
+
+
+def _sizes(config: Any, request: Mapping[str, Any], depths: Sequence[int] | None) -> dict[str, Any]:
+    """List the parameters: [elements, whether they are trained, whether 4 bits can hold them].
+
+    Returns:
+        `layers`: one list for every transformer layer; `rest`: what is in none of them.
+    """
+    whole = _depth(config)
+    model = _model(config, request, depths[-1] if depths else 0)
+    stacks = layer_stacks(model)
+    output = model.get_output_embeddings()
+    linear = {
+        id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not output and not _is_lora(m)
+    }
+
+    def entry(parameter: Any) -> list[int]:
+        frozen = not parameter.requires_grad
+        return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in linear)]
+
+    layers = []
+    for stack in stacks:
+        listed = [[entry(p) for p in layer.parameters()] for layer in stack]
+        layers += [listed[0], *[listed[1]] * (whole - 1)] if depths else listed
+    inside = {id(p) for stack in stacks for layer in stack for p in layer.parameters()}
+    return {"layers": layers, "rest": [entry(p) for p in model.parameters() if id(p) not in inside]}
+
+
+def _is_lora(module: Any) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def _on_gpu(gpu: bool) -> None:
+    if gpu:
+        # A GPU's dropout keeps a mask of a byte an element; a CPU's keeps a factor of the input's own type.
+        def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+            del inplace
+            return torch.native_dropout(input, p, True)[0] if training and p else input
+
+        torch.nn.functional.dropout = dropout
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The trainer that every rank of a `FineTune` job runs."""

@@ -1,0 +1,171 @@
+"""Fail a run that does not run as it was asked to: libraries fall back to something else without a word.
+
+After the first step every rank tells what it holds, as an `engine` event, and compares it with the job. What counts
+as the technique that was asked for is written down here in one table; how it is counted, in `holdings.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from workbench.base.errors import RunError
+from workbench.jobs.adapters import fsdp_from
+from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.events import emit
+from workbench.worker.model.sharding import spread_over
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.train.sharding_audit import Holdings, Share, gradients_of, holdings_of
+
+__all__ = ["TechniqueCheck", "differences"]
+
+_ENGINES = {Technique.SINGLE: "none", Technique.DDP: "ddp", Technique.FSDP: "fsdp"}
+_WORDS = {"none": "no DeepSpeed", "ddp": "DistributedDataParallel", "fsdp": "FSDP"}
+_UPDATE = ("gradients", "updated", "states")
+# What each technique spreads over the ranks; everything else is whole on each of them. DeepSpeed has averaged the
+# gradients of stage 1, too, down to a rank's own part when its optimizer takes them.
+_SPREAD: Mapping[Technique, tuple[str, ...]] = {
+    Technique.SINGLE: (),
+    Technique.DDP: (),
+    Technique.ZERO1: _UPDATE,
+    Technique.ZERO2: _UPDATE,
+    Technique.ZERO3: ("trained", *_UPDATE),
+    Technique.ZERO3_OFFLOAD: ("trained", *_UPDATE),
+    Technique.FSDP: ("trained", *_UPDATE),
+}
+_ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
+
+def differences(job: FineTune, held: Holdings, *, world_size: int, shards: int) -> Iterator[str]:
+    """Compare what was asked for with what a rank holds.
+
+    Args:
+        job: What was asked for.
+        held: What the rank holds.
+        world_size: The ranks that were started.
+        shards: Over how many of them the technique was to spread its state.
+
+    Yields:
+        A sentence for each thing that is not as it was asked for.
+    """
+    technique = Technique(job.technique)
+    asked = _shape(_ENGINES.get(technique, f"deepspeed-zero{technique.zero_stage}"), _offloads(technique), world_size)
+    # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
+    offloads = held.engine == "deepspeed-zero3" and "optimizer" in held.offload
+    ran = _shape(held.engine, offloads, held.world_size)
+    if asked != ran:
+        yield f"technique {technique!s} was asked for ({asked}), but this ran: {ran}"
+        return
+    for name in ("trained", *_UPDATE):
+        yield from _share_differs(name, getattr(held, name), shards if name in _SPREAD[technique] else 1)
+    arithmetic = _ARITHMETIC.get(Precision(job.precision), "float32")
+    if held.arithmetic != arithmetic:
+        yield f"precision {job.precision} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
+    if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
+        yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
+    if job.peft == Peft.QLORA and "uint8" not in held.parameters.dtypes:
+        yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
+    if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
+        yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
+    if offloads and held.updated.devices not in (("cpu",), ()):
+        yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
+
+
+class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Look on during the first step, tell what was seen, and stop the run where it is something else."""
+
+    def __init__(self, job: FineTune, *, world_size: int) -> None:
+        """Keep what was asked, and how many ranks were started for it."""
+        self.job = job
+        self.world_size = world_size
+        self.trainer: Any = None
+        self._seen: Counter[str] = Counter()
+        self._hooks: list[Any] = []
+        self._gradients = Share(local=0, whole=0)
+        self._done = False
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Begin to look, in the first step."""
+        if self._done:
+            return
+        for module in self.trainer.model.modules():
+            # A layer of 4-bit weights computes in the format that it was told to, and answers in that of its input.
+            if isinstance(module, nn.Linear) and module.weight.dtype.is_floating_point:
+                self._hooks.append(module.register_forward_hook(self._note))
+        engine = getattr(self.trainer, "deepspeed", None)
+        if engine is not None:
+            self._look_before_step_of(engine)
+
+    def on_pre_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Count the gradients while they are there; a DeepSpeed engine has used them already."""
+        if not self._done and getattr(self.trainer, "deepspeed", None) is None:
+            self._gradients = gradients_of(self.trainer)
+
+    def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
+        """Tell, and compare.
+
+        Raises:
+            RunError: Something else ran than was asked for; says what.
+        """
+        if self._done:
+            return
+        self._done = True
+        self._look_no_more()
+        most = self._seen.most_common(1)
+        held = holdings_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
+        emit("engine", **held.to_dict())
+        shards = spread_over(fsdp_from(self.job.fsdp), self.world_size)
+        found = list(differences(self.job, held, world_size=self.world_size, shards=shards))
+        if self.job.technique == Technique.SINGLE and ranks.connected():
+            found.append("technique single was asked for, but a process group is open")
+        if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
+            found.append("precision tf32 was asked for, but torch multiplies in full fp32")
+        if found:
+            raise RunError("; ".join([*found, "check the DeepSpeed configuration of the job"]))
+
+    def _look_no_more(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        engine = getattr(self.trainer, "deepspeed", None)
+        if engine is not None:
+            engine.__dict__.pop("step", None)
+
+    def _note(self, _module: Any, _inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and torch.is_grad_enabled():
+            self._seen[str(output.dtype).removeprefix("torch.")] += 1
+
+    def _look_before_step_of(self, engine: Any) -> None:
+        original = engine.step
+
+        def step(*args: Any, **options: Any) -> Any:
+            if engine.is_gradient_accumulation_boundary():
+                self._gradients = gradients_of(self.trainer)
+            return original(*args, **options)
+
+        engine.step = step
+
+
+def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
+    # Padding makes a share a little more than 1/N, and nothing near the half way to the whole.
+    most = share.whole * (1 + 1 / shards) / 2
+    if shards > 1 and share.local > most:
+        yield f"{name} was to be spread over {shards} ranks, but {share.local} of {share.whole} elements are here"
+    # What took no part in the loss has neither gradient nor state.
+    if shards == 1 and share.local < share.whole and name in ("trained", "updated"):
+        yield f"{name} was to be whole on each rank, but {share.local} of {share.whole} elements are here"
+
+
+def _offloads(technique: Technique) -> bool:
+    return technique is Technique.ZERO3_OFFLOAD
+
+
+def _shape(engine: str, offload: bool, world_size: int) -> str:
+    how = _WORDS.get(engine) or f"ZeRO stage {engine[-1]}"
+    return f"{how}{' with offload' if offload else ''} on {world_size} rank{'s' if world_size > 1 else ''}"

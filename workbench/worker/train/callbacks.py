@@ -1,0 +1,172 @@
+"""What the Trainer tells while it runs: events for the notebook, and a stop where a run is not what it should be."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from workbench.base.errors import RunError
+from workbench.rundir.events import emit
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank.records import memory
+
+__all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory", "phase"]
+
+
+def phase(name: str) -> None:
+    """Say what this rank is doing now."""
+    emit("phase", name=name)
+
+
+def emit_memory(step: int) -> None:
+    """Say how much memory this rank uses, and used at its peak."""
+    emit("memory", step=step, **memory())
+
+
+class StepClock:
+    """Time the training steps, and nothing else.
+
+    Evaluations are left out of every figure. Steps under the FLOPS profiler count as run time, but not in the
+    throughput: its hooks make them slower than the others.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing measured."""
+        self.runtime_s = 0.0
+        self._fair_s = 0.0
+        self._fair_samples = 0
+        self._logged: tuple[float, int] = (0.0, 0)
+        self._samples = 0
+        self._since: float | None = None
+
+    def resume(self) -> None:
+        """Start or go on measuring."""
+        self._since = time.monotonic()
+
+    def pause(self) -> None:
+        """Leave out what follows, until `resume`."""
+        if self._since is not None:
+            self.runtime_s += time.monotonic() - self._since
+        self._since = None
+
+    def step(self, samples: int, *, profiled: bool) -> None:
+        """Count an optimizer step that has just ended."""
+        before = self.runtime_s
+        StepClock.pause(self)  # a meter's own would look at what it measures
+        StepClock.resume(self)
+        self._samples += samples
+        if not profiled:
+            self._fair_s += self.runtime_s - before
+            self._fair_samples += samples
+
+    def since_last_log(self) -> float:
+        """Give the samples per second since the last call."""
+        seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
+        self._logged = (self.runtime_s, self._samples)
+        return samples / seconds if seconds > 0 else 0.0
+
+    def per_s(self, count: float) -> float | None:
+        """Give a count of all steps but profiled ones as a rate; None where there were no others."""
+        return round(count / self._fair_s, 3) if self._fair_s > 0 else None
+
+    @property
+    def samples_per_s(self) -> float:
+        """The throughput of the steps so far, profiled ones left out where there are others."""
+        if self._fair_s > 0:
+            return self._fair_samples / self._fair_s
+        return self._samples / self.runtime_s if self.runtime_s > 0 else 0.0
+
+
+class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Turn the Trainer's progress into events."""
+
+    def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int, scales_loss: bool = False) -> None:
+        """Keep what the events are computed from.
+
+        Args:
+            clock: Measures the steps.
+            global_batch: Rows of a step.
+            profile_step: The step under the FLOPS profiler.
+            scales_loss: Whether a gradient that is no number only makes the loss scale smaller, as with fp16.
+        """
+        self.scales_loss = scales_loss
+        self.clock = clock
+        self.global_batch = global_batch
+        self.profile_step = profile_step
+        self._learning_rate: float | None = None
+
+    def on_step_begin(self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any) -> None:
+        """Note the learning rate of the step: afterwards a DeepSpeed optimizer's is already the next one's."""
+        self._learning_rate = float(lr_scheduler.get_last_lr()[0])
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Count the step; the first one also tells the memory."""
+        self.clock.step(self.global_batch, profiled=state.global_step == self.profile_step)
+        if state.global_step == 1:
+            emit("first_step")
+            emit_memory(1)
+
+    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        """Have the last evaluation happen before training ends: trackers close their run then."""
+        if control.should_training_stop:
+            control.should_evaluate = True
+
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        """Tell the metrics of the steps since the last log; trackers get the same figures, being called later."""
+        if logs and "train_runtime" in logs:
+            # The Trainer's own sums count evaluations as training.
+            logs["train_runtime"] = round(self.clock.runtime_s, 3)
+            logs["train_samples_per_second"] = round(self.clock.samples_per_s, 3)
+            logs.pop("train_steps_per_second", None)
+        if not logs or "loss" not in logs:
+            return
+        _finite("loss", logs["loss"], state.global_step)
+        if self.scales_loss and not math.isfinite(logs.get("grad_norm") or 0.0):
+            logs.pop("grad_norm")  # the step was left out, and the next one has half the scale
+        _finite("gradient norm", logs.get("grad_norm"), state.global_step)
+        rate = round(self.clock.since_last_log(), 3)
+        logs["samples_per_s"] = rate
+        if self._learning_rate is not None:
+            logs["learning_rate"] = self._learning_rate
+        if ranks.rank() != 0:
+            return
+        emit(
+            "step",
+            step=state.global_step,
+            max_steps=state.max_steps,
+            epoch=round(state.epoch or 0.0, 4),
+            loss=logs["loss"],
+            grad_norm=logs.get("grad_norm"),
+            learning_rate=self._learning_rate,
+            samples_per_s=rate,
+            **({"profiled": True} if state.global_step == self.profile_step else {}),
+        )
+
+
+class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """End training after the step in progress once a file is there; all ranks after the same one."""
+
+    def __init__(self, asked: Path) -> None:
+        """Keep where the file would be; it is enough that one rank sees it."""
+        self.asked = asked
+        self.stopped = False
+        """Whether training ended because of it."""
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Look, and agree: ranks that went on alone would wait for the others for ever."""
+        if control.should_training_stop:  # it was the last step anyway
+            return
+        if not ranks.sums([float(self.asked.exists())])[0]:
+            return
+        self.stopped = control.should_training_stop = control.should_log = True
+        if ranks.rank() == 0:
+            emit("stopped", step=state.global_step)
+
+
+def _finite(what: str, value: float | None, step: int) -> None:
+    if value is not None and not math.isfinite(value):
+        raise RunError(f"{what} is {value} at step {step}; try a lower learning rate, or precision fp32")

@@ -1,0 +1,179 @@
+"""Checkpoints to resume from: written by every rank into the run's folder on its pod, and read back from there.
+
+A rank writes its part under another name, its manifest last; only when all ranks have done so do the parts get
+their names, so a step has either all parts or is no checkpoint. A disk that is full costs the checkpoint, not the
+run. What is in a part is in `snapshot.py`; which one is fetched, trusted and sent is in `runs/checkpoints.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from workbench.base.errors import RunError
+from workbench.rundir.checkpoints.manifest import problem_of, read_manifest, write_manifest
+from workbench.rundir.events import emit
+from workbench.worker.checkpoint import snapshot
+from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.train.callbacks import StopCallback, emit_memory, phase
+
+__all__ = ["Checkpoints", "ResumableTrainer"]
+
+_KEPT = 2
+
+
+class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
+
+    def __init__(self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback) -> None:
+        """Read the checkpoint that the run goes on from, where it does.
+
+        Args:
+            folder: This run's folder on this pod.
+            every: Optimizer steps between checkpoints; None for none.
+            resumes: Whether a checkpoint was sent along.
+            stop: Tells whether training was asked to stop; a checkpoint is then due too.
+
+        Raises:
+            RunError: The checkpoint that was sent is damaged or is not of this run's ranks.
+        """
+        self.folder = folder / "checkpoints"
+        self.every = every
+        self.stop = stop
+        self.sent = folder / "resume" / f"rank-{ranks.rank()}"
+        """Where the part of this rank was sent to, where one was; it is of no use once it is read."""
+        self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
+        """What the run goes on from; None for a run from the beginning."""
+        self._good: deque[int] = deque()
+        self._told = False
+
+    @property
+    def first_step(self) -> int:
+        """The optimizer step after which the run goes on; 0 from the beginning."""
+        return int(self.tree["step"]) if self.tree is not None else 0
+
+    def on_train_begin(self, args: Any, state: Any, _control: Any, train_dataloader: Any = None, **_: Any) -> None:
+        """Let the order of rows be that of the epoch in which the run goes on."""
+        if self.tree is None:
+            return
+        train_dataloader.batch_sampler.epoch = state.global_step // _steps_of_epoch(args, train_dataloader)
+        if ranks.rank() == 0:
+            emit("resumed", step=state.global_step)
+
+    def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Ask the Trainer to save after this step, when one is due."""
+        due = self.every is not None and state.global_step % self.every == 0
+        control.should_save = due or (self.every is not None and self.stop.stopped)
+        if self.tree is not None and state.global_step == self.first_step + 1:
+            emit("first_step")
+            emit_memory(state.global_step)
+
+    def save(self, trainer: Any) -> None:
+        """Write a checkpoint of this moment; every rank must call it. A full disk is said once and stops nothing."""
+        began, step = time.monotonic(), trainer.state.global_step
+        final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+        part = final.with_name(f"{final.name}.part")
+        size, error = _write(part, snapshot.capture(trainer), step)
+        failed, total = ranks.sums([float(error is not None), float(size)])
+        if failed:
+            shutil.rmtree(part, ignore_errors=True)
+            self._tell(step, error)
+            return
+        part.rename(final)
+        ranks.barrier()
+        self._good.append(step)
+        while len(self._good) > _KEPT:
+            shutil.rmtree(self.folder / f"step-{self._good.popleft()}" / final.name, ignore_errors=True)
+        if ranks.rank() == 0:
+            emit("checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3))
+
+    def restore(self, trainer: Any) -> None:
+        """Put the trainer back to where the checkpoint was made, where there is one; every rank must call it."""
+        if self.tree is None:
+            return
+        snapshot.restore(trainer, self.tree)
+        self.tree["engine"] = None  # its tensors would stay in memory for the whole run
+        shutil.rmtree(self.sent, ignore_errors=True)
+
+    def _tell(self, step: int, error: OSError | None) -> None:
+        if error is not None and not self._told:
+            emit("checkpoint_failed", step=step, message=error.strerror or str(error))
+            self._told = True
+
+
+class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """The Trainer with its own checkpoints replaced by `Checkpoints`, which are alike under every technique."""
+
+    checkpoints: Checkpoints | None = None
+    """Its checkpoints; without them it neither saves nor resumes."""
+
+    def keep_checkpoints(self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback) -> None:
+        """Save, and go on from what was sent, as `Checkpoints` says."""
+        self.checkpoints = Checkpoints(folder, every=every, resumes=resumes, stop=stop)
+        self.add_callback(self.checkpoints)
+
+    def _save_checkpoint(self, _model: Any, _trial: Any) -> None:
+        assert self.checkpoints is not None
+        self.clock.pause()
+        phase("checkpoint")
+        self.checkpoints.save(self)
+        phase("training")
+        self.clock.resume()
+
+    def _init_training_state(self, max_steps: int, steps_of_epoch: int, *rest: Any) -> tuple[int, int]:
+        begin: tuple[int, int] = super()._init_training_state(max_steps, steps_of_epoch, *rest)
+        if (tree := self._tree) is None:
+            return begin
+        self.state.global_step, self.state.epoch = tree["step"], tree["epoch"]
+        epochs, steps = divmod(self.state.global_step, steps_of_epoch)
+        return epochs, steps * self.args.gradient_accumulation_steps
+
+    def _prepare_for_training(self, *args: Any) -> Any:
+        prepared = super()._prepare_for_training(*args)
+        if self.checkpoints is not None:
+            self.checkpoints.restore(self)
+        return prepared
+
+    def _run_epoch(self, **options: Any) -> None:
+        if self._tree is not None:
+            options["resume_from_checkpoint"] = "sent"  # what is skipped and loaded in the first epoch hangs on it
+        super()._run_epoch(**options)
+
+    def _load_rng_state(self, _checkpoint: Any) -> None:
+        if (tree := self._tree) is not None:
+            snapshot.restore_random(tree)
+
+    @property
+    def _tree(self) -> dict[str, Any] | None:
+        return self.checkpoints.tree if self.checkpoints is not None else None
+
+
+def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError | None]:
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write_tree(part, tree)
+        size = write_manifest(part, step=step, rank=ranks.rank(), world_size=ranks.world_size())
+    except OSError as error:
+        return 0, error
+    return size, None
+
+
+def _read_sent(part: Path) -> dict[str, Any]:
+    if problem := problem_of(part):
+        raise RunError(f"the checkpoint to resume from arrived damaged: {problem}; submit the run again")
+    manifest = read_manifest(part)
+    if (manifest.get("rank"), manifest.get("world_size")) != (ranks.rank(), ranks.world_size()):
+        raise RunError(f"the checkpoint to resume from is of {manifest.get('world_size')} ranks; use as many")
+    tree: dict[str, Any] = read_tree(part)
+    return tree
+
+
+def _steps_of_epoch(args: Any, loader: Any) -> int:
+    return max(1, len(loader) // int(args.gradient_accumulation_steps))

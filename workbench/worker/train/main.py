@@ -1,0 +1,204 @@
+"""The trainer: what every rank of a `FineTune` job runs, from the job file to the done-record.
+
+It trains, judges and saves; it knows nothing of pods, launchers and SSH. `main` takes everything from the rank's
+environment and `job.json`, and speaks by events and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from workbench.base.versions import installed_versions
+from workbench.jobs.adapters import fsdp_from
+from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.model import Family, ModelKind, model_kind
+from workbench.jobs.prompts import wording
+from workbench.rundir.events import emit
+from workbench.worker.answer import generate
+from workbench.worker.answer.generate import Prediction
+from workbench.worker.data import rows as data
+from workbench.worker.data.rows import Rows
+from workbench.worker.model import adapters, sharding
+from workbench.worker.model import load as model
+from workbench.worker.model.encode import Encoder
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank import records as report
+from workbench.worker.train.audit import TechniqueCheck
+from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory, phase
+from workbench.worker.train.meter import StepMeter
+from workbench.worker.train.profile import StepProfiler, step_to_profile
+from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
+from workbench.worker.train.trainer import FineTuner
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run this rank of a job.
+
+    Leaves `done.json` in the rank's folder when every rank has finished, or `error.json` at the moment of an
+    exception, which is raised again. Rank 0 leaves the model, its predictions and the profile in `out/`.
+    """
+    work = Assignment.read()
+    try:
+        _run(work)
+    except Exception as error:
+        report.write_error(work.rank_folder, work.rank, error)
+        raise
+    report.write_done(work.rank_folder, work.rank)
+
+
+def _run(work: Assignment) -> None:
+    prepare_process(work)
+    arguments = training_arguments(work)
+    work.out.mkdir(parents=True, exist_ok=True)
+    phase("loading data")
+    rows = data.load(work.train, work.evaluation, work.hub)
+    phase("loading model")
+    options = adapters.load_options(work.job.peft, work.job.precision)
+    words = wording(work.job.prompt, system=work.job.system)
+    base = model.load(work.job.model, rows.train, seed=work.job.seed, options=options, wording=words)
+    loaded = adapters.attached(base, work.job)
+    encoder = Encoder(loaded, work.job)
+    stop = StopCallback(work.stop)
+    trainer = _trainer(work, arguments, loaded, encoder, rows)
+    trainer.add_callback(stop)
+    trainer.keep_checkpoints(work.folder, every=work.job.save_steps, resumes=work.job.resume is not None, stop=stop)
+    emit("device", name=report.device())
+    _start(work, trainer, rows)
+    phase("training")
+    _train(trainer)
+    rates = trainer.clock.totals()
+    phase("saving")
+    _save(work, trainer, loaded)
+    predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
+    emit_memory(trainer.state.global_step)
+    if work.rank == 0:
+        _end(work, trainer, predictions, rates)
+    ranks.barrier()
+    ranks.close()
+
+
+def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
+    if work.technique is Technique.FSDP:
+        options = fsdp_from(work.job.fsdp)
+        sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
+    clock = StepMeter(causal=encoder.causal)
+    check = TechniqueCheck(work.job, world_size=work.world_size)
+    train = encoder.rows(rows.train)
+    trainer = FineTuner(
+        rows=train,
+        eval_rows=encoder.rows(rows.eval),
+        clock=clock,
+        causal=encoder.causal,
+        model=loaded.model,
+        args=arguments,
+        processing_class=loaded.tokenizer,
+        data_collator=encoder.collator,
+    )
+    profile_step = step_to_profile(work.job.profile_step, after=work.resumed_step, last=_steps(work, len(train)))
+    check.trainer = trainer
+    trainer.add_callback(check)
+    scaled = work.job.precision == Precision.FP16
+    trainer.tell_first(
+        EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step, scales_loss=scaled)
+    )
+    if profile_step and work.rank == 0:
+        trainer.profiler = StepProfiler(
+            loaded.model,
+            step=profile_step,
+            micro_batch=work.job.per_device_train_batch_size,
+            report=work.out / "profile.txt",
+            options=(work.deepspeed or {}).get("flops_profiler", {}),
+        )
+        trainer.add_callback(trainer.profiler)
+    return trainer
+
+
+def _steps(work: Assignment, rows: int) -> int:
+    per_epoch = -(-rows // work.global_batch)
+    return work.job.max_steps or max(1, -int(-work.job.epochs * per_epoch // 1))
+
+
+def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
+    if work.rank != 0:
+        return
+    job = work.job
+    trainable, parameters = adapters.counts(trainer.model)
+    emit(
+        "start",
+        model=work.base,
+        family=str(Family.CAUSAL if trainer.causal else Family.ENCODER_DECODER),
+        parameters=parameters,
+        trainable_parameters=trainable,
+        world_size=work.world_size,
+        global_batch_size=work.global_batch,
+        max_steps=_steps(work, len(trainer.train_dataset)),
+        epochs=job.epochs,
+        train_rows=len(rows.train),
+        eval_rows=len(rows.eval),
+        technique=str(job.technique),
+        precision=str(job.precision),
+        device=str(trainer.args.device),
+        versions=installed_versions(),
+    )
+
+
+def _train(trainer: FineTuner) -> None:
+    trainer.args.eval_on_start = bool(trainer.eval_dataset)
+    trainer.clock.resume()
+    trainer.train_loss = trainer.train().training_loss
+    trainer.clock.pause()
+    if trainer.state.global_step not in trainer.eval_losses:
+        trainer.evaluate()
+
+
+def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
+    if work.job.peft != Peft.NONE:
+        adapters.save(loaded.model, work.out / "model", base=work.base)
+        if work.rank == 0:
+            loaded.tokenizer.save_pretrained(work.out / "model")
+        return
+    # Under ZeRO-3 and FSDP each rank holds a part of every weight: all must take part, and rank 0 gets the whole.
+    state = trainer.whole_state()
+    if work.rank == 0:
+        folder = work.out / "model"
+        # Only a model that was read may have names of an older format to go back to; transformers would compile 900
+        # patterns to find that a built-in one has none.
+        read = model_kind(work.job.model) is not ModelKind.BUILTIN
+        loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True, save_original_format=read)
+        loaded.tokenizer.save_pretrained(folder)
+
+
+def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Prediction]:
+    examples = [e for e in rows.eval if e.source or e.input][: work.job.predict_rows]  # plain text asks nothing
+    if not examples:
+        return []
+    phase("predicting")
+    predictions = generate.predict(trainer, encoder, examples)
+    if work.rank == 0:
+        generate.write_predictions(work.out / "predictions.jsonl", predictions)
+        emit("predictions", rows=len(predictions), exact_match=generate.exact_match(predictions))
+    return predictions
+
+
+def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction], rates: Mapping[str, object]) -> None:
+    losses = trainer.eval_losses
+    emit(
+        "end",
+        steps=trainer.state.global_step,
+        epochs=round(trainer.state.epoch or 0.0, 4),
+        train_runtime_s=round(trainer.clock.runtime_s, 3),
+        train_samples_per_s=round(trainer.clock.samples_per_s, 3),
+        train_loss=trainer.train_loss,
+        eval_loss=losses.get(trainer.state.global_step),
+        first_eval_loss=losses.get(0),
+        exact_match=generate.exact_match(predictions),
+        global_batch_size=work.global_batch,
+        **rates,
+    )
+
+
+if __name__ == "__main__":
+    main()

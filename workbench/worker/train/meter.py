@@ -1,0 +1,103 @@
+"""Measure the training steps of a rank: their time, the tokens in them, and the bytes sent for them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from workbench.worker.data.rows import IGNORED
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.train.callbacks import StepClock
+from workbench.worker.train.traffic import Sent, Traffic, addresses, read_sent, unseen
+
+__all__ = ["StepMeter", "tokens_of"]
+
+
+def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
+    """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text.
+
+    Returns:
+        Those that are not padding, still on the batch's device, and all.
+    """
+    mask, labels = batch["attention_mask"], batch["labels"]
+    if causal:
+        return mask.sum(), mask.numel()
+    return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
+
+
+class StepMeter(StepClock):
+    """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
+
+    def __init__(self, *, causal: bool) -> None:
+        """Start with nothing measured; every rank must make one, once the process group is there.
+
+        Args:
+            causal: Whether the model reads source and target as one text.
+        """
+        super().__init__()
+        self.profiled_tokens: int | None = None
+        """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
+        self._causal = causal
+        self._useful: Any = 0
+        self._padded = 0
+        self._fair_useful: Any = 0
+        self._fair_padded = 0
+        self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
+        # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
+        self._peers = _everyone() if ranks.connected() else frozenset()
+        if ranks.world_size() > 1 and not self._unseen and not self._peers:
+            self._unseen = "no connection to another rank was found"
+        self._traffic = Traffic(self._sent)
+
+    def see(self, batch: Mapping[str, torch.Tensor], *, profiled: bool) -> None:
+        """Count a micro-batch that is about to be trained on."""
+        useful, padded = tokens_of(batch, self._causal)
+        self._useful, self._padded = self._useful + useful, self._padded + padded
+        if profiled:
+            self.profiled_tokens = padded
+
+    def step(self, samples: int, *, profiled: bool) -> None:
+        """Count an optimizer step that has just ended."""
+        super().step(samples, profiled=profiled)
+        if not profiled:
+            self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
+        self._useful, self._padded = 0, 0
+        self._traffic.step()
+
+    def resume(self) -> None:
+        """Start or go on measuring."""
+        self._traffic.resume()
+        super().resume()
+
+    def pause(self) -> None:
+        """Leave out what follows, until `resume`."""
+        super().pause()
+        self._traffic.pause()
+
+    def totals(self) -> dict[str, float | int | None]:
+        """Tell this rank's traffic as an event, and give the tokens a second of all ranks; all must call it.
+
+        The steps that count are those of `samples_per_s`.
+        """
+        self._traffic.tell(self._unseen)
+        useful, padded = ranks.sums([float(self._fair_useful), float(self._fair_padded)])
+        return {
+            "useful_tokens_per_s": self.per_s(useful),
+            "padded_tokens_per_s": self.per_s(padded),
+            "profiled_tokens": self.profiled_tokens,
+        }
+
+    def _sent(self) -> Sent | None:
+        return read_sent(self._peers, alone=os.environ.get("LOCAL_WORLD_SIZE", "1") == "1")
+
+
+def _everyone() -> frozenset[str]:
+    """Give the addresses of all ranks."""
+    ranks.barrier()  # NCCL opens its connections with the first collective
+    told = ranks.gather_bytes(json.dumps(sorted(addresses())).encode())
+    return frozenset(address for mine in told for address in json.loads(mine))

@@ -1,0 +1,185 @@
+"""What a rank really holds after a step: counted on the tensors themselves, not read from any configuration.
+
+Of the training state it counts elements and number formats, of the engine it looks at what has wrapped the model and
+how the optimizer was made. It judges nothing; `honesty.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["Holdings", "Share", "engine_of", "gradients_of", "holdings_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The part of something that lies on this rank."""
+
+    local: int
+    """Elements here."""
+    whole: int
+    """Elements of all of it."""
+    dtypes: tuple[str, ...] = ()
+    """Number formats of what is here, by torch's names."""
+    devices: tuple[str, ...] = ()
+    """Where it is: `cpu`, `cuda`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holdings:
+    """What a rank holds and what works on it."""
+
+    engine: str
+    """`none`, `ddp`, `fsdp`, or `deepspeed-zero` with the stage."""
+    world_size: int
+    """Ranks that train together."""
+    parameters: Share
+    """The model's weights between steps, frozen ones too."""
+    trained: Share
+    """The weights that are trained."""
+    gradients: Share
+    """Gradients at the update, averaged over the ranks."""
+    updated: Share
+    """The weights that this rank's optimizer updates: where there is a master copy, that one."""
+    states: Share
+    """States of the optimizer for each element it updates; none at all for SGD without momentum."""
+    arithmetic: str
+    """The number format that most linear layers gave their results in."""
+    offload: tuple[str, ...] = ()
+    """What the engine keeps on the host: `optimizer`, `parameters`."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Give the JSON form."""
+        return asdict(self)
+
+
+def engine_of(trainer: Any) -> str:
+    """Name what runs the model: `none`, `ddp`, `fsdp`, `deepspeed-zero1` to `deepspeed-zero3`.
+
+    Args:
+        trainer: The Trainer, after its first step.
+    """
+    engine = getattr(trainer, "deepspeed", None)
+    if engine is not None:
+        optimizer = engine.optimizer
+        if hasattr(optimizer, "fp32_partitioned_groups_flat"):
+            return "deepspeed-zero3"
+        if hasattr(optimizer, "single_partition_of_fp32_groups"):
+            return "deepspeed-zero2" if optimizer.partition_gradients else "deepspeed-zero1"
+        return "deepspeed-zero0"
+    model = trainer.model
+    if isinstance(model, FSDPModule) and any(isinstance(p, DTensor) for p in _parameters(model)):
+        return "fsdp"
+    return "ddp" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "none"
+
+
+def gradients_of(trainer: Any) -> Share:
+    """Count the gradients, right before the optimizer uses them."""
+    trained = [p for p in _parameters(trainer.model) if p.requires_grad]
+    engine = getattr(trainer, "deepspeed", None)
+    if engine is None:
+        return _share([p.grad for p in trained if p.grad is not None], whole=_whole(trained))
+    # At the update DeepSpeed 0.19.8 has freed the gradients of the parameters themselves, under stage 1 too, and keeps
+    # a rank's own part of the averages; with offload it lies beside the master copy.
+    held = [p.grad for p in _masters(engine.optimizer) if p.grad is not None]
+    for group in getattr(engine.optimizer, "averaged_gradients", {}).values():
+        held += [group] if isinstance(group, torch.Tensor) else list(group or ())
+    return _share(held, whole=_whole(trained))
+
+
+def holdings_of(trainer: Any, *, gradients: Share, arithmetic: str) -> Holdings:
+    """Count everything, between two steps.
+
+    Args:
+        trainer: The Trainer, after its first step.
+        gradients: What `gradients_of` found during the step.
+        arithmetic: What the linear layers gave.
+    """
+    every = _parameters(trainer.model)
+    trained = [p for p in every if p.requires_grad]
+    engine = getattr(trainer, "deepspeed", None)
+    optimizer = _torch_optimizer(trainer.optimizer if engine is None else engine.optimizer)
+    masters = _masters(engine.optimizer) if engine is not None else []
+    updated = masters or [p for group in optimizer.param_groups for p in group["params"]]
+    states = list(_states(optimizer))
+    per_element = round(_count(states) / max(1, _count(updated)))
+    return Holdings(
+        engine=engine_of(trainer),
+        world_size=ranks.world_size(),
+        parameters=_share(every, whole=_whole(every)),
+        trained=_share(trained, whole=_whole(trained)),
+        gradients=gradients,
+        updated=_share(updated, whole=_whole(trained)),
+        states=_share(states, whole=per_element * _whole(trained)),
+        arithmetic=arithmetic,
+        offload=_offload(engine),
+    )
+
+
+def _parameters(model: Any) -> list[torch.Tensor]:
+    return list(model.parameters())
+
+
+def _torch_optimizer(optimizer: Any) -> Any:
+    # accelerate's and DeepSpeed's wrappers both keep what they wrap under this name.
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _masters(optimizer: Any) -> list[torch.Tensor]:
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):
+        if hasattr(optimizer, name):
+            return list(getattr(optimizer, name))
+    return []
+
+
+def _states(optimizer: Any) -> Iterator[torch.Tensor]:
+    for parameter, state in optimizer.state.items():
+        for value in state.values():
+            # A step counter is a tensor too, and the scales of 8-bit states are smaller than what they scale.
+            if isinstance(value, torch.Tensor) and _local(value).numel() == _local(parameter).numel() > 1:
+                yield value
+
+
+def _offload(engine: Any) -> tuple[str, ...]:
+    if engine is None:
+        return ()
+    parts = {"optimizer": engine.zero_offload_optimizer(), "parameters": engine.zero_offload_param()}
+    return tuple(name for name, part in parts.items() if part is not None and str(part.device) not in ("none", ""))
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Give what of a tensor lies here."""
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    shard = getattr(tensor, "ds_tensor", None)  # ZeRO-3 leaves an empty tensor in place of the parameter
+    found: torch.Tensor = tensor if shard is None else shard
+    return found
+
+
+def _whole(tensors: Iterable[Any]) -> int:
+    return sum(int(getattr(t, "ds_numel", t.numel())) for t in tensors)
+
+
+def _count(tensors: Iterable[Any]) -> int:
+    return sum(int(_local(t).numel()) for t in tensors)
+
+
+def _share(tensors: Iterable[Any], *, whole: int) -> Share:
+    here = [_local(t) for t in tensors]
+    return Share(
+        local=sum(t.numel() for t in here),
+        whole=whole,
+        dtypes=tuple(sorted({str(t.dtype).removeprefix("torch.") for t in here if t.numel()})),
+        devices=tuple(sorted({t.device.type for t in here if t.numel()})),
+    )

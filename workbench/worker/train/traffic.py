@@ -1,0 +1,181 @@
+"""How many bytes this rank has sent to other pods: the kernel's own count of each TCP connection, while steps run.
+
+gloo talks over TCP, and so does NCCL where it has nothing better. What goes through shared memory, NVLink or
+InfiniBand no kernel counts: then nothing is said, rather than too little. Linux only, and no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.rundir.events import emit
+
+__all__ = ["Sent", "Traffic", "addresses", "read_sent", "unseen"]
+
+# struct tcp_info, https://github.com/torvalds/linux/blob/v6.12/include/uapi/linux/tcp.h#L229: offsets in bytes.
+# tcpi_bytes_sent and tcpi_bytes_retrans stand side by side (since 4.19); tcpi_bytes_acked is what arrived (since 4.1).
+_BYTES_SENT = 200
+_BYTES_ACKED = 120
+_ESTABLISHED = 1
+_INFO_BYTES = 512
+_SETTLING = 2  # steps
+_OPEN = Path("/proc/self/fd")
+
+Sent = Mapping[tuple[str, ...], int]
+"""Bytes sent so far, by both ends of the connection."""
+
+
+def addresses() -> set[str]:
+    """Give the addresses of this pod under which this process is connected to others, the rendezvous store left out."""
+    return {here for link in _links() for here, _, _, _ in [_ends(link)]}
+
+
+def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
+    """Count the bytes that this process has sent on its connections to other ranks, since each was opened.
+
+    Args:
+        peers: The addresses of all ranks. Connections to others, such as a tracker's server, do not count.
+        alone: Whether this is the only rank of its pod. Otherwise connections within the pod do not count.
+
+    Returns:
+        The counts; None where the kernel does not tell.
+    """
+    sent: dict[tuple[str, ...], int] = {}
+    for link in _links():
+        ends = _ends(link)
+        if ends[2] in peers and (alone or ends[0] != ends[2]):
+            if (count := _bytes_sent(link)) is None:
+                return None
+            sent[ends] = count
+    return sent
+
+
+def unseen(backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys/class")) -> str:
+    """Say why the bytes that a process group sends cannot be counted; empty where they can.
+
+    Args:
+        backend: torch's name of the backend.
+        environ: The rank's environment.
+        sysfs: Where the kernel lists devices.
+    """
+    if not _counts():
+        return "this system does not tell it"
+    if "nccl" not in backend:
+        return "" if "gloo" in backend else f"the backend {backend} may not use TCP"
+    if environ.get("LOCAL_WORLD_SIZE") == environ.get("WORLD_SIZE"):
+        return "NCCL within one pod uses shared memory or NVLink"
+    if environ.get("NCCL_NET", "").lower() == "socket":
+        return ""
+    if environ.get("NCCL_NET") or environ.get("NCCL_NET_PLUGIN", "none") != "none":
+        return "NCCL was given a network plugin"
+    devices = sysfs / "infiniband"
+    there = devices.is_dir() and any(devices.iterdir())
+    return "NCCL may use InfiniBand" if there and environ.get("NCCL_IB_DISABLE") != "1" else ""
+
+
+class Traffic:
+    """Add up what this rank sends while steps run, evaluations and checkpoints left out.
+
+    The first two steps are left out too: in the first the weights are handed round, and in the second ZeRO-3 still
+    gathers some of them twice (3.06 models instead of 2.13), until it knows the order in which they are needed.
+    """
+
+    def __init__(self, read: Callable[[], Sent | None]) -> None:
+        """Start with nothing seen.
+
+        Args:
+            read: Counts the bytes sent so far.
+        """
+        self.steps = 0
+        """Steps that were counted; 0 until the third has ended."""
+        self.sent_bytes: int | None = 0
+        """Bytes sent in them; None where the kernel does not tell."""
+        self._read = read
+        self._settling = _SETTLING
+        self._since: Sent | None = None
+
+    def step(self) -> None:
+        """Count a step that has just ended."""
+        if self._settling == 0:
+            self.steps += 1
+        else:
+            self._settling -= 1
+            self.resume()
+
+    def resume(self) -> None:
+        """Go on after `pause`; nothing before the second step has ended."""
+        if self._settling == 0 and self._since is None and self.sent_bytes is not None:
+            self._since = self._read()
+            if self._since is None:
+                self.sent_bytes = None
+
+    def pause(self) -> None:
+        """Leave out what follows, until `resume`; idempotent."""
+        if self._since is None or self.sent_bytes is None:
+            return
+        now = self._read()
+        # One that is new counts from its opening on; of one that was closed, the last bytes are not known.
+        known = now is not None and now.keys() >= self._since.keys()
+        before, self._since = self._since, None
+        self.sent_bytes += sum(count - before.get(ends, 0) for ends, count in now.items()) if known and now else 0
+        if not known:
+            self.sent_bytes = None
+
+    def tell(self, reason: str = "") -> None:
+        """Say how many bytes were sent in how many steps, as an event; None where that is not known.
+
+        Args:
+            reason: Why it cannot be known; empty where it can.
+        """
+        if not reason and self.sent_bytes is None:
+            reason = "the kernel does not tell, or a connection was replaced"
+        if not reason and not self.steps:
+            reason = "there were fewer than three steps"
+        emit(
+            "traffic",
+            sent_bytes=None if reason else self.sent_bytes,
+            steps=self.steps,
+            ranks_on_pod=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            **({"reason": reason} if reason else {}),
+        )
+
+
+def _counts() -> bool:
+    """Tell whether this system counts what a connection sends: Linux does."""
+    return _OPEN.is_dir() and hasattr(socket, "TCP_INFO")
+
+
+def _links() -> Iterator[socket.socket]:
+    """Give this process's established TCP connections, but those to the rendezvous store."""
+    store = os.environ.get("MASTER_PORT", "")
+    for entry in list(_OPEN.iterdir()) if _counts() else ():
+        with suppress(OSError):  # no socket, not connected, or closed meanwhile
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as link:
+                of_ip = link.family in (socket.AF_INET, socket.AF_INET6) and link.type == socket.SOCK_STREAM
+                if of_ip and _info(link)[0] == _ESTABLISHED and store not in _ends(link)[1::2]:
+                    yield link
+
+
+def _ends(link: socket.socket) -> tuple[str, str, str, str]:
+    here, there = link.getsockname(), link.getpeername()
+    return here[0].removeprefix("::ffff:"), str(here[1]), there[0].removeprefix("::ffff:"), str(there[1])
+
+
+def _info(link: socket.socket) -> bytes:
+    return link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+
+
+def _bytes_sent(link: socket.socket) -> int | None:
+    # Without what was sent again: a busy machine does that even to itself, and it says nothing of the technique.
+    info = _info(link)
+    if len(info) >= _BYTES_SENT + 16:
+        sent, again = struct.unpack_from("=QQ", info, _BYTES_SENT)
+        return int(sent - again)
+    return int(struct.unpack_from("=Q", info, _BYTES_ACKED)[0]) if len(info) >= _BYTES_ACKED + 8 else None

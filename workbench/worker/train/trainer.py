@@ -1,0 +1,196 @@
+"""The Hugging Face Trainer with the parts replaced that would make techniques differ from one another.
+
+Rows are dealt out by `GlobalBatchSampler`, the loss is a mean over the tokens of the global batch, and the
+evaluation loss is a mean over all tokens of the evaluation rows, so that none depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+
+from workbench.base.errors import RunError
+from workbench.rundir.events import emit
+from workbench.worker.data.rows import GlobalBatchSampler, Row, aligned, eval_batches
+from workbench.worker.model import sharding
+from workbench.worker.rank import collectives as ranks
+from workbench.worker.train.callbacks import emit_memory, phase
+from workbench.worker.train.checkpoints import ResumableTrainer
+from workbench.worker.train.meter import StepMeter
+from workbench.worker.train.profile import StepProfiler
+
+__all__ = ["FineTuner", "token_loss"]
+
+
+def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> Any:
+    """Sum the cross entropy of the labels and divide it by the tokens of the whole global batch.
+
+    The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them. T5's own loss
+    ignores `num_items_in_batch` and would come out N x GAS times too large.
+    """
+    logits = outputs["logits"].float()
+    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return total if num_items_in_batch is None else total / num_items_in_batch
+
+
+class FineTuner(ResumableTrainer):
+    """Train, evaluate and profile alike under every technique."""
+
+    def __init__(
+        self,
+        *,
+        rows: Sequence[Row],
+        eval_rows: Sequence[Row],
+        clock: StepMeter,
+        causal: bool = False,
+        **options: Any,
+    ) -> None:
+        """Make the Trainer.
+
+        Args:
+            rows: The training rows.
+            eval_rows: The evaluation rows; may be empty.
+            clock: Counts the batches, and is paused during evaluations.
+            causal: Whether the model goes on with a text, so that each logits foretell the next place's label.
+            options: What the Trainer itself takes; a sharded model as `model` is left as it is.
+        """
+        self.causal = causal
+        self.sharded = isinstance(options.get("model"), FSDPModule)
+        super().__init__(
+            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=self._token_loss, **options
+        )
+        # Which labels the Trainer counts: those that have logits before them, as `aligned` pairs them.
+        self._loss_shifts_labels = causal
+        if self.sharded:
+            # accelerate would refuse the shards, or wrap them in DDP; they are where and what they should be.
+            self.accelerator.prepare_model = lambda model, **_: model
+        self.remove_callback(PrinterCallback)
+        # The Trainer says it to the model alone; T5's decoder has a configuration of its own.
+        for part in self.model.modules():
+            if isinstance(part, PreTrainedModel):
+                part.config.use_cache = False
+        self.clock = clock
+        self.profiler: StepProfiler | None = None
+        self.eval_losses: dict[int, float] = {}
+
+    def get_train_dataloader(self) -> DataLoader[Row]:
+        """Deal out the rows of each global batch to the ranks."""
+        return DataLoader(
+            self.train_dataset,
+            batch_sampler=GlobalBatchSampler(
+                rows=len(self.train_dataset),
+                micro_batch=self.args.per_device_train_batch_size,
+                accumulation=self.args.gradient_accumulation_steps,
+                rank=ranks.rank(),
+                world_size=ranks.world_size(),
+                seed=self.args.seed,
+            ),
+            collate_fn=self.data_collator,
+            pin_memory=self.args.device.type == "cuda",
+        )
+
+    def tell_first(self, callback: TrainerCallback) -> None:
+        """Add a callback that is called before all others, those of trackers among them."""
+        self.callback_handler.callbacks.insert(0, callback)
+
+    @property
+    def forward_is_collective(self) -> bool:
+        """Whether a forward pass needs every rank, because each holds but a part of the weights."""
+        engine = getattr(self, "deepspeed", None)
+        zero3 = engine is not None and int(engine.zero_optimization_stage()) == 3
+        return ranks.world_size() > 1 and (self.sharded or zero3)
+
+    def whole_state(self) -> dict[str, Any]:
+        """Give all weights by name, in main memory; every rank must call it, and rank 0's is the one that is whole."""
+        if self.sharded:
+            return sharding.whole_state(self.model)
+        return sharding.without_tied(self.model, self.accelerator.get_state_dict(self.model_wrapped) or {})
+
+    def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
+        """Do a forward and a backward pass; stop at the first loss that is no number."""
+        self.clock.see(inputs, profiled=self._is_profiled())
+        if self._is_profiled():
+            assert self.profiler is not None
+            with self.profiler.micro_batch_of(getattr(self, "deepspeed", None)):
+                loss = super().training_step(model, inputs, num_items_in_batch)
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if not math.isfinite(loss.item()):
+            raise RunError(
+                f"loss is {loss.item()} on rank {ranks.rank()} at step {self.state.global_step + 1}; "
+                "try a lower learning rate, or precision fp32"
+            )
+        return loss
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        """Compute the loss, under the FLOPS profiler on its step."""
+        if model.training and self._is_profiled():
+            assert self.profiler is not None
+            with self.profiler.forward():
+                return super().compute_loss(model, inputs, *args, **options)
+        return super().compute_loss(model, inputs, *args, **options)
+
+    def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
+        """Compute the mean loss of a token over all evaluation rows, and tell it.
+
+        Returns:
+            `eval_loss`; empty where there are no evaluation rows.
+        """
+        if not self.eval_dataset:
+            return {}
+        step = self.state.global_step
+        if step in self.eval_losses:  # the Trainer evaluates after its last step, and once more after the epoch
+            return {"eval_loss": self.eval_losses[step]}
+        training = self.is_in_train and not self.control.should_training_stop
+        self.clock.pause()
+        phase("evaluating")
+        self.eval_losses[step] = loss = self._eval_loss()
+        if ranks.rank() == 0:
+            emit("eval", step=step, eval_loss=loss)
+        if self.args.report_to:
+            self.log({"eval_loss": loss})
+        emit_memory(step)
+        if training:
+            phase("training")
+            self.clock.resume()
+        return {"eval_loss": loss}
+
+    def _eval_loss(self) -> float:
+        model = self.model_wrapped
+        model.eval()
+        total, tokens = 0.0, 0
+        size = self.args.per_device_eval_batch_size
+        with torch.no_grad():
+            for rows, counts in eval_batches(
+                self.eval_dataset, size=size, rank=ranks.rank(), world_size=ranks.world_size()
+            ):
+                batch = self._prepare_inputs(self.data_collator(rows))
+                labels = batch.pop("labels")
+                loss = self._token_loss(model(**batch), labels)
+                if counts:
+                    total += float(loss.item())
+                    tokens += int((labels[:, int(self.causal) :] != -100).sum().item())
+        model.train()
+        total, count = ranks.sums([total, tokens])
+        return total / count
+
+    def _token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+        logits, told = aligned(outputs["logits"], labels, self.causal)
+        return token_loss({"logits": logits}, told, num_items_in_batch)
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved
+            super()._move_model_to_device(model, device)
+
+    def _is_profiled(self) -> bool:
+        return (
+            self.profiler is not None
+            and self.state.global_step == self.profiler.step - 1
+            and bool(self.accelerator.sync_gradients)
+        )

@@ -1,0 +1,179 @@
+"""One rank without an agent: its process, its output in files, and a record of how it ended.
+
+The trainer runs in a fork of this process, so that a crash of it leaves somebody to write down why. Its output goes to
+the rank's folder and, without the event lines, to this process's own output: the log of the container.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from workbench.base import proc
+from workbench.rundir.collect import LineSplitter
+from workbench.rundir.events import MARK
+from workbench.rundir.state import write_json
+from workbench.worker.agent.records import failure_from, read_record
+from workbench.worker.rank.records import write_done
+
+__all__ = ["END", "Task", "address_of", "run_task"]
+
+END = "end.json"
+"""The record of how a rank ended, in its folder."""
+_GRACE_S = 8.0  # Kubernetes waits 30 s between SIGTERM and SIGKILL, torchrun too; the record must be written in them
+_LOOK_S = 0.1
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What one rank runs."""
+
+    folder: Path
+    """The rank's own folder; new."""
+    rank: int
+    """Its number."""
+    env: Mapping[str, str]
+    """Variables beside those of this process. May hold secrets: never printed."""
+    argv: Sequence[str] = ()
+    """The program of a script; empty for the trainer."""
+    cwd: Path | None = None
+    """The folder that a script starts in."""
+
+
+def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
+    """Run it to its end and leave `end.json`; blocks.
+
+    SIGTERM and SIGINT are passed on, and what has not ended 8 s later is killed.
+
+    Args:
+        task: What to run.
+        meanwhile: Called once the rank's process is there; it may start threads.
+
+    Returns:
+        The exit code; 128 + n for signal n.
+    """
+    task.folder.mkdir(parents=True, exist_ok=True)
+    stopped: list[float] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.append(time.monotonic()))
+    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+    # Before the threads: a process that forks must have none.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
+    if meanwhile is not None:
+        meanwhile()
+    copies = []
+    for name, (reader, writer) in pipes.items():
+        os.close(writer)
+        own = 1 if name == "stdout" else 2
+        copies.append(threading.Thread(target=_copy, args=(reader, task.folder / f"{name}.log", own), daemon=True))
+        copies[-1].start()
+    code, rss_bytes = _await(pid, stopped)
+    for copy in copies:
+        copy.join(timeout=5)  # a process that the rank left behind may hold the other end for ever
+    _write_end(task, code, rss_bytes, stopped=bool(stopped))
+    return code if code >= 0 else 128 - code
+
+
+def address_of() -> str:
+    """Give the address by which other pods reach this one, as far as its own name says."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
+    """Be the rank; never returns."""
+    code = 1
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        proc.die_with_parent(parent)
+        os.setpgid(0, 0)
+        os.dup2(ends["stdout"], 1)
+        os.dup2(ends["stderr"], 2)
+        os.environ.update(task.env)
+        if task.argv:
+            os.chdir(task.cwd or "/")
+            os.execvpe(task.argv[0], list(task.argv), os.environ)
+        from workbench.worker.train.main import main
+
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:  # the border of a process
+        traceback.print_exc()
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _copy(reader: int, path: Path, own: int) -> None:
+    splitter = LineSplitter()
+    with path.open("wb", buffering=0) as log, open(reader, "rb", buffering=0) as source:
+        while data := source.read(_BLOCK_BYTES):
+            log.write(data)
+            for line in splitter.feed(data):
+                if line and not line.startswith(MARK):
+                    os.write(own, f"{line}\n".encode())
+
+
+def _await(pid: int, stopped: list[float]) -> tuple[int, int]:
+    """Wait for the process; give its exit code (negative for a signal) and its peak of resident memory, bytes."""
+    told = killed = False
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+        if stopped and not told:
+            told = _send(pid, signal.SIGTERM)
+        if stopped and not killed and time.monotonic() - stopped[0] > _GRACE_S:
+            killed = _send(pid, signal.SIGKILL)
+        time.sleep(_LOOK_S)
+
+
+def _send(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False  # it has not made its group yet, or has just ended
+    return True
+
+
+def _write_end(task: Task, code: int, rss_bytes: int, *, stopped: bool) -> None:
+    done = task.folder / "done.json"
+    if task.argv and code == 0:
+        write_done(task.folder, task.rank)
+    error: Mapping[str, object] | None = None
+    if code != 0 or not done.exists():
+        error = read_record(task.folder / "error.json") or asdict(failure_from(task.folder, code))
+    facts = {
+        "rank": task.rank,
+        "exit_code": code,
+        "done": code == 0 and done.exists(),
+        "stopped": stopped,
+        "error": error,
+        "host": socket.gethostname(),
+        "address": address_of(),
+        "max_rss_bytes": rss_bytes,
+        "ended_s": time.time(),
+    }
+    write_json(task.folder / END, facts)

@@ -1,0 +1,209 @@
+"""The warm server: import torch, transformers and DeepSpeed once, then fork a rank whenever the agent asks for one.
+
+Started by the agent as `python -m workbench.worker.warm FD`, with one end of a socket pair. It runs no tensor
+operation, makes no CUDA call and joins no process group, so that what it forks can do all of these. A rank is forked
+twice, is thereby the agent's child, and runs to the end of a normal Python program.
+
+The imports take 4 s of CPU, 6 s without what is done here: no garbage is looked for while they make a million objects
+that stay, and nothing is prepared for compiling that nobody compiles.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.base import entries, proc
+
+__all__ = ["LATE_MODULES", "MODULES", "import_for_forks", "main"]
+
+MODULES = (
+    "torch",
+    "deepspeed",
+    "transformers.trainer",
+    "transformers.trainer_seq2seq",
+    "transformers.models.t5.modeling_t5",
+    "datasets",
+    "accelerate",
+    entries.TRAINER_MODULE,
+)
+"""What is imported, unless WORKBENCH_WARM_MODULES names others, with commas."""
+
+LATE_MODULES = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject", "torch.utils.cpp_extension")
+"""What DeepSpeed's engine imports when it is made. Not all versions have all of it."""
+
+_MESSAGE_BYTES = 1 << 20
+_ADOPTION_S = 10.0
+
+
+def main() -> None:
+    """Import, then fork until the agent closes the line. In a forked rank: become it, and end with it."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    link.set_inheritable(False)
+    _import_all(link)
+    while data := link.recv(_MESSAGE_BYTES):
+        request = json.loads(data)
+        if _fork(link, request):
+            _become_rank(link, request)
+            module, _, function = str(request["entry"]).partition(":")
+            # An exception leaves the loop, and ends this as it ends any program: a traceback, exit code 1.
+            getattr(importlib.import_module(module), function)()
+            _end()
+
+
+def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
+    """Import modules into a process that is there to be forked, and keep what then lives out of collections.
+
+    Functions that libraries decorate with `torch.compile` are compiled when they are called first, if ever.
+
+    Args:
+        modules: What must be there.
+        late: What may be missing.
+
+    Raises:
+        ImportError: When one of the first cannot be imported.
+    """
+    # The collector finds next to nothing in what modules are made of, and takes 1.6 s to say so.
+    gc.disable()
+    with _compile_when_called() if "torch" in modules else contextlib.nullcontext():
+        for name in modules:
+            importlib.import_module(name)
+        for name in late:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    # What lives now lives on: kept out of collections, its pages stay shared with the ranks.
+    gc.freeze()
+    gc.enable()
+
+
+@contextlib.contextmanager
+def _compile_when_called() -> Iterator[None]:
+    """Put off what `torch.compile` does as a decorator: for Muon and bitsandbytes it imports torch._inductor, 0.9 s."""
+    import torch
+
+    at_once: Callable[..., Any] = torch.compile
+
+    def later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda model: later(model, **options)
+        if isinstance(model, torch.nn.Module):
+            return at_once(model, **options)
+        compiled = functools.cache(lambda: at_once(model, **options))
+        return functools.wraps(model)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = later
+    try:
+        yield
+    finally:
+        torch.compile = at_once
+
+
+def _import_all(link: socket.socket) -> None:
+    # torch.cuda.is_available() then asks NVML and leaves CUDA alone: CUDA does not survive a fork.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    began = time.monotonic()
+    names = os.environ.get("WORKBENCH_WARM_MODULES")
+    try:
+        import_for_forks(names.split(",") if names else MODULES, () if names else LATE_MODULES)
+    except BaseException:  # the border of a process: whatever an import does, the agent must hear of it
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    if threading.active_count() > 1:
+        sys.stderr.write(f"warm server: imports left threads, which ranks will lack: {threading.enumerate()}\n")
+    link.send(json.dumps({"state": "ready", "took_s": round(time.monotonic() - began, 3)}).encode())
+
+
+def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
+    """Fork a rank; tell whether this is it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        middle = os.fork()
+        if middle == 0:
+            try:
+                rank = os.fork()
+            except OSError:
+                os._exit(1)
+            if rank:
+                os._exit(0)
+            return True
+        failed = os.waitpid(middle, 0)[1] != 0
+        error = "the second fork failed"
+    except OSError as refusal:
+        failed, error = True, str(refusal)
+    if failed:
+        link.send(json.dumps({"token": request["token"], "error": error}).encode())
+    return False
+
+
+def _become_rank(link: socket.socket, request: Mapping[str, object]) -> None:
+    # First of all its name, said by itself: the agent then knows it before it can end.
+    link.send(json.dumps({"token": request["token"], "pid": os.getpid()}).encode())
+    link.close()
+    agent = int(str(request["agent"]))
+    deadline = time.monotonic() + _ADOPTION_S
+    while os.getppid() != agent and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    proc.die_with_parent(agent)
+    proc.offer_to_oom_killer()
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    folder = Path(str(request["folder"]))
+    proc.open_output(folder)
+    for stream in (sys.stdout, sys.stderr):
+        # Changed, not replaced: loggers made during the imports hold them.
+        stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    env = request["env"]
+    assert isinstance(env, dict)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(str(request["cwd"]))
+    sys.argv = [str(request["entry"])]
+    _write_stacks_on_signal(folder)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(int(str(request["threads"])))
+
+
+def _end() -> None:
+    # As a program ends, threads awaited, atexit run, output flushed, and as multiprocessing ends its forks: taking
+    # four thousand modules apart first would cost every rank half a second and copies of the shared pages.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _write_stacks_on_signal(folder: Path) -> None:
+    faulthandler.enable()
+    part = folder / ".stacks.txt"
+    file = part.open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    _kept.append(file)
+    # The agent sends the signal only where it sees the file.
+    part.rename(folder / "stacks.txt")
+
+
+_kept: list[object] = []
+"""Open for as long as the process lives: faulthandler knows only the descriptor."""
+
+
+if __name__ == "__main__":
+    main()
