@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,31 @@ for _module, _name in (
 
 
 class Terminal:
-    """Print what a kernel says; a line that is rewritten in place stays one line, in a terminal and in a log."""
+    """Print what a kernel sends; a line that is rewritten in place stays one line, in a terminal and in a log."""
 
     def __init__(self) -> None:
         self._line = ""
         self._last = ""
         self._said_at = 0.0
+        self._rewritten = ""
 
     def say(self, text: str) -> None:
         """Print text as it came from the kernel."""
+        self.end_line()
+        self._put(text)
+
+    def rewrite(self, line: str) -> None:
+        """Print a line in place of the one that was rewritten last, if that has not ended."""
+        self._put("\r" + line.ljust(len(self._rewritten)))
+        self._rewritten = line
+
+    def end_line(self, **_: object) -> None:
+        """Let the line that was being rewritten, if there is one, stay."""
+        if self._rewritten:
+            self._rewritten = ""
+            self._put("\n")
+
+    def _put(self, text: str) -> None:
         if sys.stdout.isatty():
             print(text, end="", flush=True)
             return
@@ -73,6 +90,7 @@ class TellingClient(NotebookClient):
         super().__init__(notebook, **options)
         self.terminal = Terminal()
         self.on_cell_start = self.say_heading
+        self.on_cell_executed = self.terminal.end_line
 
     def say_heading(self, cell: nbformat.NotebookNode, **_: object) -> None:
         """Print the heading of a Markdown cell that has one."""
@@ -83,12 +101,21 @@ class TellingClient(NotebookClient):
 
     def process_message(self, msg: dict[str, Any], cell: nbformat.NotebookNode, cell_index: int) -> Any:
         """Print the text of one message of the kernel, then handle it as ever."""
-        content = msg["content"]
-        if msg["msg_type"] == "stream":
+        content, kind = msg["content"], msg["msg_type"]
+        if kind == "stream":
             self.terminal.say(content["text"])
-        elif msg["msg_type"] in ("execute_result", "display_data"):
+        elif kind in ("display_data", "update_display_data") and _is_line(content):
+            if kind == "display_data":
+                self.terminal.end_line()
+            self.terminal.rewrite(content["data"]["text/plain"])
+        elif kind in ("execute_result", "display_data"):
             self.terminal.say(content["data"].get("text/plain", "") + "\n")
         return super().process_message(msg, cell, cell_index)
+
+
+def _is_line(content: Mapping[str, Any]) -> bool:
+    """Whether a display is a line of progress: text alone, to be updated."""
+    return list(content["data"]) == ["text/plain"] and "display_id" in content.get("transient", {})
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> bool:
@@ -100,7 +127,6 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> bool:
     client = TellingClient(
         notebook,
         timeout=CELL_TIMEOUT_S,
-        coalesce_streams=True,  # of a line that was rewritten in place, keep the last
         resources={"metadata": {"path": str(folder)}},
         extra_arguments=[f"--InteractiveShellApp.exec_lines={[TABLES_AS_TEXT]!r}"],
         config=Config({"KernelManager": {"transport_encryption": "auto"}}),
@@ -121,7 +147,9 @@ def main() -> int:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     succeeded = execute(notebook, folder)
     html = folder / NOTEBOOK.with_suffix(".html").name
-    html.write_text(HTMLExporter().from_notebook_node(notebook)[0], encoding="utf-8")
+    # Streams are joined only now: the client, asked to, would no longer find the displays behind them (an IndexError).
+    exporter = HTMLExporter(config=Config({"CoalesceStreamsPreprocessor": {"enabled": True}}))
+    html.write_text(exporter.from_notebook_node(notebook)[0], encoding="utf-8")
     print(f"\nExecuted notebook: {html} ({time.monotonic() - started:.0f} s)")
     runs = sorted(path.parent for path in folder.glob("runs/*/runs/*/run.json"))
     if not succeeded or not runs:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
@@ -60,7 +60,9 @@ class ProgressLine:
         """
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
-        self._live = self._stream.isatty() or _is_notebook(self._stream)
+        self._in_notebook = _is_notebook(self._stream)
+        self._live = self._in_notebook or self._stream.isatty()
+        self._display: Any = None
         self._pending: Progress | None = None
         self._drawn: Progress | None = None
         self._drawn_at = float("-inf")
@@ -84,7 +86,7 @@ class ProgressLine:
         self._closed = True
         if self._pending != self._drawn:
             self._draw()
-        if self._live and self._drawn is not None:
+        if self._live and not self._in_notebook and self._drawn is not None:
             self._write("\n")
 
     def _is_worth_it(self, progress: Progress) -> bool:
@@ -97,14 +99,28 @@ class ProgressLine:
     def _draw(self) -> None:
         assert self._pending is not None
         self._drawn, self._drawn_at = self._pending, self._clock()
-        if not self._live:
+        if self._in_notebook:
+            self._show(progress_text(self._pending))
+        elif not self._live:
             self._write(progress_text(self._pending, columns=10_000) + "\n")
         else:
             # One column stays free: a terminal would otherwise wrap, and \r not find the line's start.
-            columns = shutil.get_terminal_size().columns - 1 if self._stream.isatty() else _NOTEBOOK_COLUMNS
+            columns = shutil.get_terminal_size().columns - 1
             text = progress_text(self._pending, columns)
             self._write("\r" + text.ljust(min(self._drawn_columns, columns)))
             self._drawn_columns = len(text)
+
+    def _show(self, text: str) -> None:
+        # Not as text with \r, where each drawing is a further output of the cell: nbclient's `coalesce_streams` joins
+        # those when the cell ends but keeps the old indices of the displays behind them, and their next update is an
+        # IndexError or lands in another output.
+        from IPython.display import display
+
+        bundle = {"text/plain": text}
+        if self._display is None:
+            self._display = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(bundle, raw=True)
 
     def _write(self, text: str) -> None:
         # A terminal without UTF-8 must not end the waiting.
@@ -144,5 +160,4 @@ def _cut(text: str, columns: int) -> str:
 
 
 def _is_notebook(stream: TextIO) -> bool:
-    # ipykernel's stream is no terminal, but every front end behind it obeys \r.
     return type(stream).__module__.split(".")[0] == "ipykernel"
