@@ -29,14 +29,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: The arguments. Default: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line."""
     args = _parser().parse_args(argv)
     try:
         if args.command == "doctor":
@@ -55,19 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_spec(spec_path: Path, out: Path | None) -> int:
-    """Carry out a `SPEC.json` from pods to result.
-
-    Args:
-        spec_path: The file.
-        out: The run directory, new or empty. Default: a new one below `runs` in the current folder.
-
-    Returns:
-        0 where the run succeeded, 1 where it did not.
-
-    Raises:
-        ConfigError: Something asked for is refused; nothing has started.
-        WorkbenchError: The pods did not start.
-    """
+    """Carry out a `SPEC.json` from pods to result."""
     spec = RunSpec.load(spec_path)
     prepared = prepare_run(spec, root=out)
     cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
@@ -86,18 +67,7 @@ def run_spec(spec_path: Path, out: Path | None) -> int:
 
 
 def doctor_spec(spec_path: Path) -> int:
-    """Start the pods of a `SPEC.json`, examine them, print what is found, and stop them; nothing stays.
-
-    Args:
-        spec_path: The file; its job is not looked at.
-
-    Returns:
-        0 where all is well, 1 where something is bad.
-
-    Raises:
-        ConfigError: Something asked for is refused.
-        WorkbenchError: The pods did not start.
-    """
+    """Start the pods of a `SPEC.json`, examine them, print what is found, and stop them; nothing stays."""
     spec = replace(RunSpec.load(spec_path).cluster, warm=False)
     with TemporaryDirectory(prefix="workbench-doctor-") as folder:
         with Cluster.from_spec(spec, path=Path(folder) / "cluster") as cluster:
@@ -107,19 +77,7 @@ def doctor_spec(spec_path: Path) -> int:
 
 
 def plan_spec(spec_path: Path, gpu_memory_gib: float | None) -> int:
-    """Print what the job of a `SPEC.json` needs under every technique; nothing starts.
-
-    Args:
-        spec_path: The file.
-        gpu_memory_gib: Memory of one GPU, which a specification does not say. None plans for CPUs.
-
-    Returns:
-        0 where the job's own technique fits or nothing says how much memory there is, 1 where it does not fit.
-
-    Raises:
-        ConfigError: Something asked for is refused, or the model's shape is not known here.
-        WorkbenchError: The model's step cannot be traced.
-    """
+    """Print what the job of a `SPEC.json` needs under every technique; nothing starts."""
     spec = RunSpec.load(spec_path)
     if not isinstance(spec.job, FineTune):
         raise ConfigError("a plan is made for a finetune job; what a script needs is not known")
@@ -136,19 +94,7 @@ def plan_spec(spec_path: Path, gpu_memory_gib: float | None) -> int:
 
 
 def report_on(folders: Sequence[Path], out: Path) -> int:
-    """Write `report.html` and `report.md` on the runs below some folders; nothing starts.
-
-    Args:
-        folders: Run directories, directories of clusters, folders of benchmarks.
-        out: The folder to write to; files of these names are replaced.
-
-    Returns:
-        0.
-
-    Raises:
-        ConfigError: A folder is not there, or holds no run.
-        WorkbenchError: The files cannot be written.
-    """
+    """Write `report.html` and `report.md` on the runs below some folders; nothing starts."""
     html, md = write_report(folders, out)
     _say(f"{html}\n{md}")
     return 0

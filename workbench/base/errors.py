@@ -82,14 +82,6 @@ class RunFailed(RunError):
 def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
     """Make the error for a value outside a closed set, naming the nearest allowed one.
 
-    Args:
-        what: The name of the field or key.
-        got: The value that was given.
-        allowed: All values that would do.
-
-    Returns:
-        The error, ready to raise.
-
     Example:
         >>> print(one_of("technique", "zero-1", ["single", "zero1"]))
         technique 'zero-1' is not known: did you mean 'zero1'? Allowed: single, zero1

@@ -14,22 +14,22 @@ Json = Mapping[str, object]
 
 
 def part(data: Json, name: str) -> Json:
-    """Give an object within an object; an empty one where it is none."""
+    """Return an object within an object; an empty one where it is none."""
     value = data.get(name)
     return value if isinstance(value, Mapping) else {}
 
 
 def text(value: object) -> str:
-    """Give a text; an empty one for what is none."""
+    """Return a text; an empty one for what is none."""
     return value if isinstance(value, str) else ""
 
 
 def number(value: object) -> float | None:
-    """Give a finite number; None for what is none."""
+    """Return a finite number; None for what is none."""
     known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return float(value) if known else None  # type: ignore[arg-type]
 
 
 def whole(value: object) -> int | None:
-    """Give a whole number; None for what is none."""
+    """Return a whole number; None for what is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -18,17 +18,13 @@ __all__ = ["file_digest", "package_zip", "zip_files"]
 
 
 def file_digest(path: Path) -> str:
-    """Give the SHA-256 of a file as hexadecimal text."""
+    """Return the SHA-256 of a file as hexadecimal text."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def package_zip() -> tuple[str, bytes]:
-    """Zip this package; the same code gives the same bytes.
-
-    Returns:
-        The file name `workbench-<hash>.zip` and the content.
-    """
+    """Zip this package; the same code gives the same bytes."""
     root = Path(HOME, "workbench")
     data = zip_files(root.parent, sorted(root.rglob("*.py")))
     return f"workbench-{hashlib.sha256(data).hexdigest()[:16]}.zip", data

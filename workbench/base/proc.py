@@ -52,12 +52,12 @@ class Process:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Give what tells it from every other process since boot."""
+        """Return what tells it from every other process since boot."""
         return (self.pid, self.start)
 
 
 def look_up(pid: int) -> Process | None:
-    """Give the process that has this pid now, or None."""
+    """Return the process that has this pid now, or None."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -68,13 +68,13 @@ def look_up(pid: int) -> Process | None:
 
 
 def process_table() -> dict[int, Process]:
-    """Give all processes by pid; about 15 µs each."""
+    """Return all processes by pid; about 15 µs each."""
     found = (look_up(int(name)) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 (names, not paths)
     return {process.pid: process for process in found if process is not None}
 
 
 def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
-    """Give the pids of `roots` that are in the table and of all that descend from them."""
+    """Return the pids of `roots` that are in the table and of all that descend from them."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -89,7 +89,7 @@ def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
 
 
 def ancestors(table: Mapping[int, Process], pid: int) -> set[int]:
-    """Give the pids above this one, itself among them."""
+    """Return the pids above this one, itself among them."""
     found: set[int] = set()
     while pid in table and pid not in found:
         found.add(pid)
@@ -108,7 +108,7 @@ def marks(pid: int) -> dict[str, str]:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Give a process's resident memory now and at its highest, in bytes; zeros once it has gone."""
+    """Return a process's resident memory now and at its highest, in bytes; zeros once it has gone."""
     now = peak = 0
     with contextlib.suppress(OSError, ValueError, IndexError):
         now = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE_BYTES
@@ -119,11 +119,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def send(process: Process, signum: int) -> bool:
-    """Signal this process and no other, even if its pid was given away in the meantime.
-
-    Returns:
-        Whether it was still there.
-    """
+    """Signal this process and no other, even if its pid was given away in the meantime."""
     try:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -147,11 +143,7 @@ def send(process: Process, signum: int) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already.
-
-    Args:
-        parent: The pid that the parent must have.
-    """
+    """Have the kernel kill this process when its parent dies; exit at once if the parent is dead already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)

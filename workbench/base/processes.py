@@ -33,7 +33,7 @@ class Process:
     """When it started, in clock ticks since boot."""
 
     def is_alive(self) -> bool:
-        """Tell whether it still runs; a zombie does not."""
+        """Whether it still runs; a zombie does not."""
         stat = _stat(self.pid)
         return stat is not None and stat[2] == self.start_time and stat[0] not in "ZX"
 
@@ -55,7 +55,7 @@ class Process:
 
 
 def find(pid: int) -> Process | None:
-    """Give the live process with this pid, or None."""
+    """Return the live process with this pid, or None."""
     stat = _stat(pid)
     return None if stat is None or stat[0] in "ZX" else Process(pid=pid, start_time=stat[2])
 
@@ -76,10 +76,7 @@ def descendants(root: int) -> list[Process]:
 
 
 def with_mark(name: str, values: Iterable[str]) -> list[Process]:
-    """List the live processes started with `name` as one of the values in their environment, this one left out.
-
-    Processes of other users are not readable and so not found.
-    """
+    """List the live processes started with `name` as one of the values in their environment, this one left out."""
     marks = {os.fsencode(f"{name}={value}") for value in values}
     found = []
     for pid in _pids():
@@ -92,16 +89,7 @@ def with_mark(name: str, values: Iterable[str]) -> list[Process]:
 
 
 def end_all(listing: Callable[[], Iterable[Process]], *, grace_s: float, kill_s: float = 1.0) -> list[Process]:
-    """End every listed process: TERM, then KILL to those left after the grace; list again until none is left.
-
-    Args:
-        listing: Lists the processes that are to go, anew each time, so that children born meanwhile are found.
-        grace_s: Seconds between TERM and KILL.
-        kill_s: Seconds to wait after the first KILL.
-
-    Returns:
-        Those that are still alive, which a process in uninterruptible sleep can be.
-    """
+    """End every listed process: TERM, then KILL to those left after the grace; list again until none is left."""
     told: set[Process] = set()
     start_s = time.monotonic()
     while left := list(listing()):
@@ -124,7 +112,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Give a `preexec_fn` after which the kernel kills the child when the calling thread ends (Linux only)."""
+    """Return a `preexec_fn` after which the kernel kills the child when the calling thread ends (Linux only)."""
     prctl = _prctl()
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

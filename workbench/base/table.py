@@ -59,10 +59,6 @@ def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:
 def text_table(grid: Grid, width: int = 60) -> str:
     """Draw a table as text.
 
-    Args:
-        grid: The table.
-        width: Letters after which a cell goes on in the next line; nothing is left out.
-
     Example:
         >>> print(text_table(Grid(columns=("pod", "GiB"), rows=[("pod-0", "1.5"), ("a", "12")], right={"GiB"})))
         pod    GiB

@@ -14,7 +14,7 @@ PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 
 
 def installed_versions() -> dict[str, str]:
-    """Give the versions of Python, of this package and of each of `PACKAGES` that is there."""
+    """Return the versions of Python, of this package and of each of `PACKAGES` that is there."""
     found = {"python": platform.python_version(), "workbench": workbench.__version__}
     for package in PACKAGES:
         try:

@@ -21,11 +21,7 @@ _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 1
 
 @contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Give a name for a socket's path that the system takes, however deep the folder is.
-
-    Raises:
-        RunError: The path is too long and this system has no /proc to shorten it.
-    """
+    """Return a name for a socket's path that the system takes, however deep the folder is."""
     if len(os.fsencode(path)) <= _LONGEST:
         yield str(path)
         return
@@ -50,11 +46,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, object]:
-    """Read one JSON object that ends with a newline.
-
-    Raises:
-        RunError: The line is longer than `limit` bytes, cut off or no JSON object.
-    """
+    """Read one JSON object that ends with a newline."""
     data = bytearray()
     while not data.endswith(b"\n"):
         block = connection.recv(65536)
@@ -71,11 +63,7 @@ def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, 
 
 
 def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, object]:
-    """Send one request to the socket at `path` and return the answer.
-
-    Raises:
-        RunError: Nobody answers there, or the answer says what went wrong.
-    """
+    """Send one request to the socket at `path` and return the answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout_s)

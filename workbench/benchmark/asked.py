@@ -23,13 +23,7 @@ __all__ = ["columns_asked", "key_of", "places", "raw_spec", "whole_job"]
 
 
 def key_of(spec: RunSpec | Json) -> str:
-    """Give the fingerprint of what a spec asks for: equal texts mean the same work on the same number of pods.
-
-    The job with every default spelled out, the pods that it takes, what each of them is and where they come from
-    count; where the cluster keeps its files, its time-outs and the addresses of its hosts do not.
-
-    Args:
-        spec: A specification, or the JSON form of one.
+    """Return the fingerprint of what a spec asks for: equal texts mean the same work on the same number of pods.
 
     Example:
         >>> short = {"cluster": {"count": 3}, "job": {"technique": "zero1"}}
@@ -50,12 +44,12 @@ def key_of(spec: RunSpec | Json) -> str:
 
 
 def raw_spec(spec: RunSpec | Json) -> Json:
-    """Give the JSON form of a specification."""
+    """Return the JSON form of a specification."""
     return spec.to_dict() if isinstance(spec, RunSpec) else spec
 
 
 def whole_job(spec: Json) -> Json:
-    """Give the job of a spec with every default spelled out; one of a version that knew other options as it stands."""
+    """Return the job of a spec with every default spelled out."""
     job = part(spec, "job")
     with suppress(WorkbenchError, TypeError):
         return job_from_dict(job).to_dict()
@@ -78,7 +72,7 @@ _PATHS = ("model", "dataset", "deepspeed", "resume", "path")
 
 
 def places(spec: Json) -> tuple[int, int]:
-    """Give the pods that a spec takes, and the ranks on all of them."""
+    """Return the pods that a spec takes, and the ranks on all of them."""
     job, cluster = part(spec, "job"), part(spec, "cluster")
     if job.get("technique") == Technique.SINGLE:
         return 1, 1
@@ -87,7 +81,7 @@ def places(spec: Json) -> tuple[int, int]:
 
 
 def columns_asked(spec: Json) -> dict[str, object]:
-    """Give the columns that are known before anything runs."""
+    """Return the columns that are known before anything runs."""
     if not part(spec, "job"):
         return {}
     job = whole_job(spec)

@@ -209,11 +209,11 @@ class Benchmark:
         return replace(row, cost=row.pod_hours * self._price) if known else row  # type: ignore[operator]
 
     def __repr__(self) -> str:
-        """Say how many runs there are."""
+        """Return how many runs there are."""
         return f"Benchmark({self.name}: {len(self.grid.rows)} runs, in {self.path})"
 
     def __str__(self) -> str:
-        """Give the outlook as text."""
+        """Return the outlook as text."""
         return str(self.outlook())
 
     def _repr_html_(self) -> str:

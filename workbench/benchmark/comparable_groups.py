@@ -36,7 +36,7 @@ class Spread:
     """How many repeats measured it."""
 
     def overlaps(self, other: Spread) -> bool:
-        """Tell whether the two ranges, from smallest to largest, share a value."""
+        """Whether the two ranges, from smallest to largest, share a value."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -81,17 +81,7 @@ class Group:
 
 
 def groups(rows: Iterable[Row]) -> tuple[Group, ...]:
-    """Put rows that may be compared together, fold repeats, and work out speed-up and efficiency.
-
-    A row that did not succeed does not tell everything about the work that it would have done: it joins the first
-    group that nothing it tells contradicts.
-
-    Args:
-        rows: The rows of a benchmark, in its order.
-
-    Returns:
-        The groups, the one with the most rows first.
-    """
+    """Put rows that may be compared together, fold repeats, and work out speed-up and efficiency."""
     known = list(rows)
     found: list[tuple[dict[str, object], list[Row]]] = []
     # Those that tell most decide what the groups are.
@@ -115,23 +105,13 @@ def groups(rows: Iterable[Row]) -> tuple[Group, ...]:
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
-    """Tell whether a figure of two lines is different.
-
-    Args:
-        one: A line.
-        other: Another.
-        figure: A name of `FIGURES`.
-
-    Returns:
-        True only where both were repeated and their spreads, from smallest to largest, share no value. A single run
-        has no spread, so nothing is called different from it.
-    """
+    """Whether a figure of two lines is different."""
     spread, others = one.spreads.get(figure), other.spreads.get(figure)
     return spread is not None and others is not None and not spread.overlaps(others)
 
 
 def _work(row: Row) -> dict[str, object]:
-    """Give what must be equal for rows to be compared; None for what the row does not tell."""
+    """Return what must be equal for rows to be compared; None for what the row does not tell."""
     job = row.spec.get("job")
     asked = job.get("max_steps") if isinstance(job, Mapping) else None
     return {

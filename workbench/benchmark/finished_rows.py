@@ -26,15 +26,12 @@ _STANDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
 
 
 def code_of() -> str:
-    """Give the fingerprint of this package, as it travels to the pods."""
+    """Return the fingerprint of this package, as it travels to the pods."""
     return package_zip()[0].removeprefix("workbench-").removesuffix(".zip")
 
 
 def data_of(job: Job) -> str:
-    """Give the fingerprint of the files that a job names: data, model, DeepSpeed JSON, or the script's folder.
-
-    What is named by an id, and comes from elsewhere, is not looked at.
-    """
+    """Return the fingerprint of the files that a job names: data, model, DeepSpeed JSON, or the script's folder."""
     digest = hashlib.sha256()
     for name, path in _files(job):
         digest.update(name.encode() + b"\0" + _mark(path).encode() + b"\n")
@@ -42,15 +39,7 @@ def data_of(job: Job) -> str:
 
 
 def note_of(key: str, repeat: int, *, code: str, data: str, versions: Mapping[str, str]) -> dict[str, object]:
-    """Make the note that a benchmark leaves in the `run.json` of a row.
-
-    Args:
-        key: Of the row.
-        repeat: Which repeat of it.
-        code: From `code_of`.
-        data: From `data_of`.
-        versions: On the pods, by package.
-    """
+    """Make the note that a benchmark leaves in the `run.json` of a row."""
     made = {"key": key, "repeat": repeat, "code": code, "data": data, "versions": dict(versions)}
     return {"benchmark": made}
 
@@ -77,18 +66,14 @@ class Standing:
     """The rows below one folder, as they were when it was made."""
 
     def __init__(self, folder: Path):
-        """Look; a folder that is not there holds nothing.
-
-        Args:
-            folder: The benchmark's folder.
-        """
+        """Look; a folder that is not there holds nothing."""
         found: dict[tuple[str, int], list[Found]] = {}
         for each in _look(folder):
             found.setdefault(each.place, []).append(each)
         self._found = {place: sorted(them, key=lambda f: -f.submitted_s) for place, them in found.items()}
 
     def finished(self, note: Mapping[str, object]) -> Row | None:
-        """Give the newest finished row that stands: it succeeded or ran out of memory, all else being equal."""
+        """Return the newest finished row that stands: it succeeded or ran out of memory, all else being equal."""
         for found in self._same(note):
             row = row_of(found.path)
             if row.outcome in _STANDS:
@@ -96,14 +81,14 @@ class Standing:
         return None
 
     def live(self, note: Mapping[str, object]) -> Path | None:
-        """Give the directory of a run that stands and goes on, or waits for its cluster."""
+        """Return the directory of a run that stands and goes on, or waits for its cluster."""
         for found in self._same(note):
             if not row_of(found.path).outcome.is_terminal:
                 return found.path
         return None
 
     def rows(self) -> Sequence[Row]:
-        """Give all rows, of any version."""
+        """Return all rows, of any version."""
         return [row_of(found.path) for them in self._found.values() for found in them]
 
     def _same(self, note: Mapping[str, object]) -> list[Found]:

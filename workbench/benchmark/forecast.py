@@ -93,11 +93,11 @@ class Outlook:
         return sum(row.runs - row.standing for row in rows)
 
     def __repr__(self) -> str:
-        """Say how many runs there are."""
+        """Return how many runs there are."""
         return f"Outlook({self.name}: {len(self.rows)} rows, {self.runs} runs, {self.to_go} to go)"
 
     def __str__(self) -> str:
-        """Give the table as text."""
+        """Return the table as text."""
         from workbench.display.benchmark.forecast import outlook_text
 
         return outlook_text(self)
@@ -109,13 +109,7 @@ class Outlook:
 
 
 def foresee_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None, trace: bool = True) -> Foreseen:
-    """Predict what a row needs of each pod, and whether that cannot fit; takes seconds for a model not seen before.
-
-    Args:
-        spec: The row; its `pods` say on how many it runs.
-        gpu_memory_gib: Memory of one GPU. None: nothing is refused for it.
-        trace: Whether a step of the model may be traced; else only what was traced before is used.
-    """
+    """Predict what a row needs of each pod, and whether that cannot fit; takes seconds for a model not seen before."""
     job, pods, pod = spec.job, spec.pods or spec.cluster.count, spec.cluster.pods
     if not isinstance(job, FineTune):
         return Foreseen(unknown="of a script nothing is predicted")
@@ -138,15 +132,7 @@ def foresee_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None, trace:
 
 
 def expected_time(row: Row, standing: Sequence[Row]) -> Expected:
-    """Say how long a row takes, from rows that were run before.
-
-    A step on several ranks takes T = k * Tc + Tn: k rows of compute and what the network adds. One row of the same
-    technique on one rank tells Tc, one on several tells Tn; what a run takes beside its steps is taken from them too.
-
-    Args:
-        row: The row, by what is asked of it.
-        standing: Rows on disk, of any kind; those that did other work tell nothing.
-    """
+    """Return how long a row takes, from rows that were run before."""
     done = [r for r in standing if r.outcome is Outcome.SUCCEEDED and r.duration_s is not None]
     same = [r.duration_s for r in done if r.key == row.key and r.duration_s is not None]
     if same:
@@ -190,7 +176,7 @@ class _Step:
 
 
 def _shape(row: Row) -> tuple[object, ...]:
-    """Give what must be equal for one row to tell of another's time."""
+    """Return what must be equal for one row to tell of another's time."""
     cluster = row.spec.get("cluster")
     raw = cluster if isinstance(cluster, dict) else {}
     backend, pod = raw.get("backend"), raw.get("pods")

@@ -64,20 +64,7 @@ def make_grid(
     repeats: int = 1,
     slots: int = 1,
 ) -> Grid:
-    """Multiply jobs, techniques, pod counts and options.
-
-    Args:
-        jobs: Jobs; a script has no technique and takes the pods and the options that it knows.
-        techniques: Techniques to give each fine-tuning job. Default: its own.
-        pods: Numbers of pods.
-        vary: Options of a job by name, and the values that each takes. The name `global_batch_size` stands for the
-            rows of an optimizer step, all ranks together: `per_device_train_batch_size` follows from it.
-        repeats: How often each row runs, with the same seed.
-        slots: Ranks of a pod, which `global_batch_size` needs.
-
-    Raises:
-        ConfigError: Nothing is asked for, an option or technique is not known, or a number cannot be.
-    """
+    """Multiply jobs, techniques, pod counts and options."""
     vary = dict(vary or {})
     _check(jobs, techniques, pods, vary, repeats)
     rows: list[Planned] = []
@@ -108,11 +95,7 @@ def _unique(rows: Sequence[Planned]) -> tuple[Planned, ...]:
 
 
 def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: int, slots: int) -> Job:
-    """Give the job of one row.
-
-    Raises:
-        ConfigError: The combination makes no sense.
-    """
+    """Return the job of one row."""
     if not isinstance(job, FineTune):
         return replace(job, **options)  # type: ignore[arg-type]
     technique = technique or job.technique

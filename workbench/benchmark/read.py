@@ -28,14 +28,7 @@ __all__ = ["key_of", "row_of", "skipped_row"]
 
 
 def row_of(run_dir: Path) -> Row:
-    """Read the row of a run.
-
-    Args:
-        run_dir: The run directory, of a run that goes on or has ended in whatever way; files may be missing or cut.
-
-    Returns:
-        The row. One whose files tell nothing of its end, and that no keeper carries on, has failed.
-    """
+    """Read the row of a run."""
     paths = RunPaths(run_dir)
     spec, info, result = read_json(paths.spec), read_json(paths.info), read_json(paths.result)
     facts = result or _so_far(paths)
@@ -58,13 +51,7 @@ def row_of(run_dir: Path) -> Row:
 
 
 def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float | None = None) -> Row:
-    """Make the row of a run that is never started.
-
-    Args:
-        spec: What would have run.
-        reason: Why it is not, in one line.
-        predicted_memory_gib: What the planner says that it would need.
-    """
+    """Make the row of a run that is never started."""
     raw = raw_spec(spec)
     key = key_of(raw)
     return Row(
@@ -80,7 +67,7 @@ def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float |
 
 
 def _told(facts: Json) -> dict[str, object]:
-    """Give those columns that the run itself told better: the pods it was really given."""
+    """Return those columns that the run itself told better: the pods it was really given."""
     hosts = facts.get("hosts")
     told = {
         "pods": len(hosts) if isinstance(hosts, list) else None,
@@ -127,7 +114,7 @@ _COLUMNS = {
 
 
 def _so_far(paths: RunPaths) -> Json:
-    """Give what a run without a result has told; of what is measured from its start, nothing is known."""
+    """Return what a run without a result has told; of what is measured from its start, nothing is known."""
     try:
         facts = measured(read_events(paths.events), 0.0)
     except (OSError, ValueError, TypeError):

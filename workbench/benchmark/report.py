@@ -48,31 +48,18 @@ class Report:
     """When it was made, in seconds since 1970."""
 
     def card_of(self, row: Row) -> Card | None:
-        """Give the card of a row's run; None where it did not end, or cannot be read."""
+        """Return the card of a row's run; None where it did not end, or cannot be read."""
         return self.cards.get(row.path) if row.path else None
 
     def losses_of(self, row: Row) -> Losses:
-        """Give the losses of a row's run; empty where there are none."""
+        """Return the losses of a row's run; empty where there are none."""
         return self.losses.get(row.path, Losses()) if row.path else Losses()
 
 
 def write_report(
     source: Sequence[Row] | Sequence[str | Path], folder: str | Path, *, title: str = "Benchmark"
 ) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole.
-
-    Args:
-        source: Rows; or run directories, directories of clusters or folders of benchmarks.
-        folder: Where to; it is made if it is not there.
-        title: What to call it.
-
-    Returns:
-        The HTML file and the Markdown file, absolute.
-
-    Raises:
-        ConfigError: There is no such folder in `source`, or no run in any of them.
-        RunError: A file cannot be written.
-    """
+    """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
     from workbench.display.benchmark.report_html import report_html
     from workbench.display.benchmark.report_md import report_md
 
@@ -95,17 +82,7 @@ def write_report(
 
 
 def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
-    """Read the rows of all runs at or below some folders; those of one benchmark in its order, the others by age.
-
-    Args:
-        places: Run directories, directories of clusters, folders of benchmarks.
-
-    Returns:
-        The rows, and what there is to say of runs that are not among them, a line each.
-
-    Raises:
-        ConfigError: A folder is not there, or no run is at or below any of them.
-    """
+    """Read the rows of all runs at or below some folders; those of one benchmark in its order, the others by age."""
     rows: list[Row] = []
     broken: list[str] = []
     seen: set[Path] = set()
@@ -144,7 +121,7 @@ def _kept(place: Path) -> list[Row]:
 
 
 def _run_again_since(row: Row, kept: Sequence[Row]) -> bool:
-    """Tell whether the benchmark took another run for this row; by name, as the folder may have been moved."""
+    """Whether the benchmark took another run for this row; by name, as the folder may have been moved."""
     taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
     return bool(taken) and row.path is not None and row.path.name not in taken
 
@@ -167,15 +144,7 @@ def _cost(found: tuple[int, Row] | None) -> float | None:
 def gather(
     rows: Sequence[Row], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
 ) -> Report:
-    """Gather what the report of some rows states; what cannot be read is left out, and named.
-
-    Args:
-        rows: The rows.
-        title: What to call it.
-        problems: What is known not to be readable, a line each.
-        with_cards: Whether to read what cards hold: profiles, answers, logs. Plots of speed, memory and losses do
-            without.
-    """
+    """Gather what the report of some rows states; what cannot be read is left out, and named."""
     lines = list(problems)
     losses: dict[Path, Losses] = {}
     cards: dict[Path, Card] = {}

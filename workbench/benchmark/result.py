@@ -37,14 +37,7 @@ class BenchmarkResult:
         return tuple(row for row in self.rows if row.from_disk)
 
     def report(self, folder: str | Path | None = None) -> Path:
-        """Write `report.html` and `report.md`, which need no network.
-
-        Args:
-            folder: Where to; files of these names are replaced. Default: the benchmark's own folder.
-
-        Returns:
-            The HTML file, absolute.
-        """
+        """Write `report.html` and `report.md`, which need no network."""
         from workbench.benchmark.report import write_report
 
         return write_report(self.rows, Path(folder or self.folder).expanduser().absolute())[0]
@@ -60,13 +53,13 @@ class BenchmarkResult:
         return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
 
     def __repr__(self) -> str:
-        """Say how many rows ended how."""
+        """Return how many rows ended how."""
         counts = {outcome: sum(row.outcome is outcome for row in self.rows) for outcome in Outcome}
         said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
         return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {said}; {len(self.from_disk)} from disk)"
 
     def __str__(self) -> str:
-        """Give the table as text."""
+        """Return the table as text."""
         from workbench.display.benchmark.table import benchmark_text
 
         return benchmark_text(self.groups, PUBLISHED)
@@ -88,7 +81,7 @@ class BenchmarkPlots:
     """The benchmark."""
 
     def __str__(self) -> str:
-        """Say where the pictures can be seen."""
+        """Return where the pictures can be seen."""
         return f"{self.result!r}: plots are seen in a notebook, and in the file that .report() writes"
 
     def _repr_html_(self) -> str:

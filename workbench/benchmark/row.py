@@ -155,7 +155,7 @@ class Row:
     """What stands behind it."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; the path as text."""
+        """Return the JSON form; the path as text."""
         data = asdict(self)
         data["path"] = str(self.path) if self.path else None
         return data

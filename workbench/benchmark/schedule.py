@@ -50,7 +50,7 @@ class _Item:
 
 
 def spec_of(planned: Planned, cluster: Cluster) -> RunSpec:
-    """Give the specification of a planned run on a cluster."""
+    """Return the specification of a planned run on a cluster."""
     return RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
 
 
@@ -66,15 +66,7 @@ class Course:
         gpu_memory_gib: float | None = None,
         force: bool = False,
     ):
-        """Look at what stands; nothing starts.
-
-        Args:
-            rows: What to run, in order.
-            cluster: Where; it is ready.
-            folder: Where the run directories are kept.
-            gpu_memory_gib: Memory of one GPU; None skips nothing for it.
-            force: Run also what cannot fit.
-        """
+        """Look at what stands; nothing starts."""
         self._cluster, self._folder = cluster, folder
         standing, code = Standing(folder), code_of()
         versions = dict(cluster.pods[0].versions) if cluster.pods else {}
@@ -94,15 +86,7 @@ class Course:
         return tuple(item.row for item in self._items)
 
     def run(self, show: Shown) -> None:
-        """Carry out what is to do.
-
-        Args:
-            show: Called with all rows a few times a second.
-
-        Raises:
-            KeyboardInterrupt: It came; the row that ran is cancelled, those after it wait.
-            RunError: The cluster is gone; the rows after wait.
-        """
+        """Carry out what is to do."""
         show(self.rows, {})
         try:
             # What is left of an earlier kernel goes on already: nothing may start beside it and slow it down.
@@ -120,7 +104,7 @@ class Course:
         return [item for item in self._items if not item.row.outcome.is_terminal]
 
     def _again(self, item: _Item) -> bool:
-        """Tell whether a row that an earlier kernel had left did not come to an end that stands."""
+        """Whether a row that an earlier kernel had left did not come to an end that stands."""
         return id(item) in self._live and item.row.outcome in (Outcome.FAILED, Outcome.CANCELLED)
 
     @staticmethod

@@ -19,17 +19,7 @@ __all__ = ["diagnose"]
 
 
 def diagnose(paths: ClusterPaths, pods: list[Pod], spec: PodSpec, *, bandwidth: bool) -> Diagnosis:
-    """Examine every pod, and measure between them unless a run would be in the way.
-
-    Args:
-        paths: The cluster's directory.
-        pods: Its pods.
-        spec: What each was asked to be.
-        bandwidth: Whether to measure the all-reduce.
-
-    Raises:
-        RunError: The keeper does not answer.
-    """
+    """Examine every pod, and measure between them unless a run would be in the way."""
     standing = ask(paths.socket, {"op": "status"})
     package, running = str(standing["package"]), str(standing["running"])
     if not package:
@@ -47,7 +37,7 @@ def diagnose(paths: ClusterPaths, pods: list[Pod], spec: PodSpec, *, bandwidth: 
 
 
 def _obstacle(pods: int, bandwidth: bool, running: str, reached: bool) -> str:
-    """Say why the all-reduce is not measured; empty where it can be."""
+    """Return why the all-reduce is not measured; empty where it can be."""
     if not bandwidth:
         return "it was not asked for"
     if pods < 2:

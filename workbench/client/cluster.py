@@ -220,7 +220,7 @@ class Cluster:
         return Run.load(paths.root)
 
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
-        """Give the command that starts the ranks of a job, without starting it: the dry run.
+        """Return the command that starts the ranks of a job, without starting it: the dry run.
 
         The job is sent to the pods and waits there, so the printed line works when pasted into a terminal for as
         long as the cluster lives. What it starts is nobody's run: its output goes to that terminal alone.
@@ -275,7 +275,7 @@ class Cluster:
         remove_left(self.spec.backend, self.path)
 
     def _ask_to_close(self) -> bool:
-        """Tell whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
+        """Whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
         with suppress(RunError):
             ask(self._paths.socket, {"op": "close"})
             return True
@@ -298,7 +298,7 @@ class Cluster:
         return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"
 
     def __str__(self) -> str:
-        """Give the pods as a text table."""
+        """Return the pods as a text table."""
         from workbench.display.cluster.panel import cluster_words, look_at
 
         return cluster_words(look_at(self))

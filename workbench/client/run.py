@@ -113,7 +113,7 @@ class Run:
         return read_events(self.paths.events)
 
     def logs(self, rank: int = 0, stream: str = "stderr", tail: int | None = 200) -> str:
-        """Give what a rank printed, without its event lines.
+        """Return what a rank printed, without its event lines.
 
         Args:
             rank: Which rank.

@@ -66,20 +66,12 @@ class Fsdp:
 
 
 def lora_from(data: Mapping[str, object]) -> Lora:
-    """Read the `lora` object of a job.
-
-    Raises:
-        ConfigError: A key is unknown or a value is refused.
-    """
+    """Read the `lora` object of a job."""
     return Lora(**_known("lora", data, Lora))  # type: ignore[arg-type]
 
 
 def fsdp_from(data: Mapping[str, object]) -> Fsdp:
-    """Read the `fsdp` object of a job.
-
-    Raises:
-        ConfigError: A key is unknown or a value is refused.
-    """
+    """Read the `fsdp` object of a job."""
     return Fsdp(**_known("fsdp", data, Fsdp))  # type: ignore[arg-type]
 
 

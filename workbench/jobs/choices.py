@@ -27,12 +27,12 @@ class Technique(StrEnum):
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Tell whether a DeepSpeed engine runs it."""
+        """Whether a DeepSpeed engine runs it."""
         return self.zero_stage > 0
 
     @property
     def zero_stage(self) -> int:
-        """Give the ZeRO stage, 0 where there is none."""
+        """Return the ZeRO stage, 0 where there is none."""
         stages = {Technique.ZERO1: 1, Technique.ZERO2: 2, Technique.ZERO3: 3, Technique.ZERO3_OFFLOAD: 3}
         return stages.get(self, 0)
 
@@ -100,5 +100,5 @@ class Optimizer(StrEnum):
 
     @property
     def uses_bitsandbytes(self) -> bool:
-        """Tell whether it is bitsandbytes that updates."""
+        """Whether it is bitsandbytes that updates."""
         return self not in (Optimizer.ADAMW, Optimizer.SGD)

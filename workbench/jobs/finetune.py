@@ -122,7 +122,7 @@ class FineTune:
         _check_env(self.env)
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form, with every default spelled out."""
+        """Return the JSON form, with every default spelled out."""
         return {"kind": self.kind, **asdict(self), "report_to": list(self.report_to)}
 
 
@@ -158,7 +158,7 @@ class Script:
         _check_env(self.env)
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form."""
+        """Return the JSON form."""
         return {"kind": self.kind, **asdict(self), "args": list(self.args)}
 
 
@@ -167,14 +167,7 @@ Job = FineTune | Script
 
 
 def job_from_dict(data: Mapping[str, object]) -> Job:
-    """Read the JSON form of a job.
-
-    Args:
-        data: `{"kind": "finetune" | "script", option: value, …}`; without `kind` it is a finetune.
-
-    Raises:
-        ConfigError: For an unknown kind or key (naming the nearest known one) or a value that is refused.
-    """
+    """Read the JSON form of a job."""
     kind = data.get("kind", "finetune")
     if kind not in type_of_kind:
         raise one_of("job kind", kind, type_of_kind)

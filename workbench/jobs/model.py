@@ -37,12 +37,6 @@ class Family(StrEnum):
 def model_family(model: str) -> Family | None:
     """Tell the family of the model that a job names, where that can be known without the hub.
 
-    Args:
-        model: The `model` of a job.
-
-    Returns:
-        The family; None for a hub id that does not say it by its name, and for what is no model.
-
     Example:
         >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
         ('causal', 'encoder-decoder', None)
@@ -60,13 +54,7 @@ def model_family(model: str) -> Family | None:
 
 
 def model_kind(model: str) -> ModelKind:
-    """Tell where the model that a job names comes from.
-
-    Args:
-        model: The `model` of a job. A folder that exists wins over a hub id of the same name.
-
-    Raises:
-        ConfigError: When it is neither a built-in model, a model folder, nor a possible hub id.
+    """Return where the model that a job names comes from.
 
     Example:
         >>> print(model_kind("tiny-t5"), model_kind("google/flan-t5-small"))

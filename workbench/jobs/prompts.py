@@ -62,7 +62,7 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
 
 
 def source_text(instruction: str, input: str = "") -> str:
-    r"""Give what an encoder-decoder model reads of a row.
+    r"""Return what an encoder-decoder model reads of a row.
 
     Example:
         >>> source_text("Summarize this dialogue:", "Ann: Hi!")
@@ -72,7 +72,7 @@ def source_text(instruction: str, input: str = "") -> str:
 
 
 def wording(prompt: str, *, system: str | None = None) -> str:
-    r"""Give the words that a form itself puts around every row.
+    r"""Return the words that a form itself puts around every row.
 
     Example:
         >>> wording("llama2-chat")

@@ -22,11 +22,7 @@ _SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
 
 
 def check_together(job: FineTune) -> None:
-    """Refuse options that contradict one another, before anything starts.
-
-    Raises:
-        ConfigError: Says which, why, and what to use instead.
-    """
+    """Refuse options that contradict one another, before anything starts."""
     _check_technique(job)
     _check_peft(job)
     _check_optimizer(job)
@@ -34,15 +30,7 @@ def check_together(job: FineTune) -> None:
 
 
 def check_family(job: FineTune, family: Family | None) -> None:
-    """Refuse options that a model of this family has no use for.
-
-    Args:
-        job: The job.
-        family: Its model's; None where that is not known yet.
-
-    Raises:
-        ConfigError: Says which, and what to use instead.
-    """
+    """Refuse options that a model of this family has no use for."""
     if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
         raise ConfigError(
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
@@ -54,15 +42,7 @@ def check_family(job: FineTune, family: Family | None) -> None:
 
 
 def check_hardware(job: FineTune, *, gpus: int) -> None:
-    """Refuse what pods of this kind cannot do.
-
-    Args:
-        job: The job.
-        gpus: GPUs of a pod; 0 for CPUs.
-
-    Raises:
-        ConfigError: Says what, and what to use instead.
-    """
+    """Refuse what pods of this kind cannot do."""
     if gpus < 2 and fsdp_from(job.fsdp).shard == Shard.HYBRID:
         raise ConfigError(
             "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "

@@ -34,13 +34,7 @@ class Fleet:
     """The pods of one cluster."""
 
     def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
-        """Prepare; `launch` starts pods.
-
-        Args:
-            paths: The cluster's directory.
-            spec: What the cluster is asked to be.
-            report: Takes a line for people, whenever there is something to say.
-        """
+        """Prepare; `launch` starts pods."""
         self.pods: Sequence[Pod] = ()
         """The pods as they were last seen."""
         self._paths = paths
@@ -69,11 +63,7 @@ class Fleet:
         return shared_words([(link.pod.name, link.shared) for link in self._links])
 
     def launch(self) -> None:
-        """Start the pods and an agent on each.
-
-        Raises:
-            WorkbenchError: Whatever the backend, SSH or an agent says; what has started is left to `take_down`.
-        """
+        """Start the pods and an agent on each."""
         folders = folders_to_probe(self._spec, self._paths.root)
         self._identity = Identity.create(self._paths.identity)
         context = LaunchContext(
@@ -112,11 +102,7 @@ class Fleet:
             raise PodError("the cluster was closed during its start")
 
     def take(self, count: int) -> list[AgentLink]:
-        """Give the lines to the first pods.
-
-        Raises:
-            RunError: There are not so many, or one of them has ended.
-        """
+        """Return the lines to the first pods."""
         if not 1 <= count <= len(self._links):
             raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
         ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods[:count] if pod.phase.is_terminal]
@@ -135,12 +121,7 @@ class Fleet:
             return self.pods
 
     def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
-        """Until closing, speak to every agent so often that no lease ends, and look after the pods.
-
-        Args:
-            closing: Ends it.
-            busy: Gives the lines that a run uses: that run opens them again itself when they break.
-        """
+        """Until closing, speak to every agent so often that no lease ends, and look after the pods."""
         while not closing.wait(min(_LOOK_S, self._spec.lease_s / 3)):
             try:
                 self._everywhere(partial(_speak, busy=busy()))
@@ -176,11 +157,7 @@ def _shut_down(link: AgentLink) -> None:
 
 
 def _check_versions(pods: Sequence[Pod]) -> None:
-    """Refuse pods whose libraries differ: collectives between versions hang or give wrong sums.
-
-    Raises:
-        PodError: A table of what differs.
-    """
+    """Refuse pods whose libraries differ: collectives between versions hang or give wrong sums."""
     names = sorted({name for pod in pods for name in pod.versions})
     rows = [(name, [pod.versions.get(name, "none") for pod in pods]) for name in names]
     different = [

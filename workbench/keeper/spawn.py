@@ -19,10 +19,7 @@ __all__ = ["spawn_keeper", "start_error"]
 
 
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
-    """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it.
-
-    It has its spec from a pipe, for that may hold secrets; one that never gets it, because this is interrupted, ends.
-    """
+    """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
     with paths.keeper_log.open("ab") as log:
         keeper = subprocess.Popen(

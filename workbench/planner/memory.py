@@ -47,12 +47,12 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Give the sum."""
+        """Return the sum."""
         return self.tensors + self.overhead
 
     @property
     def tensors(self) -> float:
-        """Give the sum of what is in tensors."""
+        """Return the sum of what is in tensors."""
         return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead)
 
     def times(self, factor: float) -> Memory:
@@ -60,7 +60,7 @@ class Memory:
         return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
     def plus(self, other: Memory) -> Memory:
-        """Give both together."""
+        """Return both together."""
         return Memory(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 
@@ -75,13 +75,7 @@ class Need:
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
-    """Work out what a rank needs.
-
-    Args:
-        setting: How it trains.
-        trace: What a step of its model holds.
-        rows: Rows of a micro-batch.
-    """
+    """Work out what a rank needs."""
     if not setting.gpu:  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     moments = [_at(setting, trace, moment, rows) for moment in trace.moments[setting.arithmetic]]
@@ -93,7 +87,7 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
 
 
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
-    """Give what the device and the host hold at a moment of the forward or the backward pass."""
+    """Return what the device and the host hold at a moment of the forward or the backward pass."""
     device, host = _kept(setting, trace)
     logits = max(0.0, moment.logits + rows * moment.logits_row)
     held = moment.held(rows)
@@ -107,7 +101,7 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
 
 
 def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-    """Give what both hold while the optimizer works."""
+    """Return what both hold while the optimizer works."""
     device, host = _kept(setting, trace)
     trained, shard = trace.trained, trace.trained / setting.shards
     technique = setting.technique
@@ -132,7 +126,7 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 
 
 def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-    """Give what device and host hold all the time."""
+    """Return what device and host hold all the time."""
     frozen = trace.parameters - trace.trained - trace.packed
     packed = trace.packed * (_PACKED if setting.packed else setting.weight_bytes)
     trained, shards = trace.trained, setting.shards
@@ -159,7 +153,7 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 
 
 def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
-    """Give the bytes of gradients and of communication at a moment."""
+    """Return the bytes of gradients and of communication at a moment."""
     trained, arrived, technique = trace.trained, min(moment.gradients, trace.trained), setting.technique
     held = trained if setting.accumulates else arrived
     if technique in (Technique.SINGLE, Technique.DDP):

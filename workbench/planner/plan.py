@@ -113,15 +113,11 @@ class PlanTable:
 
     @property
     def cheapest(self) -> PlanRow | None:
-        """Give the row that fits and moves least over the network; None where none fits."""
+        """Return the row that fits and moves least over the network; None where none fits."""
         return next((row for row in self.rows if row.cheapest), None)
 
     def row(self, technique: str) -> PlanRow:
-        """Give the row of a technique.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """Return the row of a technique."""
         found = next((row for row in self.rows if row.technique == technique), None)
         if found is None:
             raise ConfigError(f"the plan has no technique {technique!r}")
@@ -205,29 +201,14 @@ def plan(
 def predict(
     job: FineTune, *, pods: int, gpus: int, lengths: tuple[int, int] | None = None, trace: bool = True
 ) -> PlanRow | None:
-    """Predict what a job needs as it is, without a verdict.
-
-    Args:
-        job: The job.
-        pods: The pods it runs on.
-        gpus: GPUs of a pod; 0 for CPUs.
-        lengths: As for `plan`.
-        trace: Whether a step may be traced, which takes seconds; else only what was traced before is used.
-
-    Returns:
-        The row of its technique; None where it would have to be traced and may not be.
-
-    Raises:
-        ConfigError: The model's shape is not known here.
-        WorkbenchError: Its step cannot be traced.
-    """
+    """Predict what a job needs as it is, without a verdict."""
     setting = setting_of(job, pods=pods, gpus=gpus)
     traced = _trace(job, [setting], gpu=gpus > 0, lengths=lengths, only_cached=not trace)
     return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
 
 
 def _as_planned(job: FineTune, technique: str) -> FineTune | PlanRow:
-    """Give a job with another technique; a refused row where that cannot work."""
+    """Return a job with another technique; a refused row where that cannot work."""
     own = technique == job.technique
     try:
         return replace(
@@ -242,7 +223,7 @@ def _as_planned(job: FineTune, technique: str) -> FineTune | PlanRow:
 
 
 def machine_memory_gib() -> float:
-    """Give this machine's memory in GiB."""
+    """Return this machine's memory in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
 
@@ -260,14 +241,7 @@ def _trace(
 
 
 def row_of(setting: Setting, trace: Trace, rows: int, limits: tuple[float | None, float | None]) -> PlanRow:
-    """Work out a row of the table.
-
-    Args:
-        setting: How it trains.
-        trace: What a step of its model holds.
-        rows: Rows of a micro-batch.
-        limits: GiB of one GPU, and of a pod's own memory; None where it is not known.
-    """
+    """Work out a row of the table."""
     need = need_of(setting, trace, rows)
     fit = _fit(setting, need, limits)
     return PlanRow(

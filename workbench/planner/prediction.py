@@ -37,28 +37,12 @@ class Foresight:
     """What one cluster knows of the memory of its runs before they need it."""
 
     def __init__(self, spec: PodSpec, *, local: bool) -> None:
-        """Remember what the pods are.
-
-        Args:
-            spec: What each pod is.
-            local: Whether the pods share this machine.
-        """
+        """Remember what the pods are."""
         self._spec = spec
         self._local = local
 
     def begin(self, job: FineTune | Script, pods: int, prediction: Path, left: Path) -> None:
-        """Write what a job is predicted to need where that is known, and leave an inquiry for its first pod.
-
-        The pod knows what it has: memory, GPUs, and room on the disk.
-
-        Never raises for what it cannot predict.
-
-        Args:
-            job: The job; of a script nothing can be said.
-            pods: The pods that it runs on.
-            prediction: Where to write what is known.
-            left: Where to leave the inquiry.
-        """
+        """Write what a job is predicted to need where that is known, and leave an inquiry for its first pod."""
         if not isinstance(job, FineTune):
             return
         with contextlib.suppress(WorkbenchError, OSError):
@@ -74,21 +58,7 @@ class Foresight:
 
 
 def inquiry(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str, Any]:
-    """Put together all that an answer is made of; JSON, free of secrets and of paths on the pods.
-
-    Args:
-        job: The job.
-        pods: The pods that it runs on.
-        spec: What each of them is.
-        local: Whether they share this machine.
-
-    Returns:
-        `setting` and `rows` of the job, `request` for its trace, `limits`, `saves`: whether it keeps checkpoints, and
-        `keep`: by arithmetic, the file that remembers the trace on this machine.
-
-    Raises:
-        ConfigError: The model's shape is not known here.
-    """
+    """Put together all that an answer is made of; JSON, free of secrets and of paths on the pods."""
     setting = setting_of(job, pods=pods, gpus=spec.gpus)
     request = request_of(job, model_config(job.model), [setting.arithmetic], gpu=setting.gpu, lengths=None)
     return {
@@ -107,17 +77,7 @@ def answer(
     limits: Limits = (None, None),
     free_gib: float | None = None,
 ) -> dict[str, Any]:
-    """Answer an inquiry.
-
-    Args:
-        asked: The inquiry.
-        trace: The trace of its request, as `workbench.worker.trace.trace.trace` gives it or as it was remembered.
-        limits: What the pod that answers has, for what the inquiry does not know.
-        free_gib: Room on the disk that the run writes to there; None where it is not known.
-
-    Returns:
-        What `prediction.json` holds.
-    """
+    """Answer an inquiry."""
     setting = setting_from(asked["setting"])
     traced = trace if isinstance(trace, Trace) else joined([trace])
     row = row_of(setting, traced, asked["rows"], (None, None))
@@ -139,7 +99,7 @@ def answer(
 
 
 def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
-    """Give the GiB that the first pod must store: the model, and the last checkpoint beside the one being made."""
+    """Return the GiB that the first pod must store: the model, and the last checkpoint beside the one being made."""
     model = setting.weight_bytes * trace.trained if trace.trained < trace.parameters else 4 * trace.parameters
     checkpoint = (4 + setting.state_bytes) * trace.trained / setting.shards * setting.on_pod
     return (model + 2 * checkpoint * saves) / GIB
@@ -155,15 +115,7 @@ def _room(disk_gib: float, free_gib: float | None) -> str:
 
 
 def foretell(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:
-    """Add to a diagnosis whether a job will fit each pod, by the memory that was found there; may take seconds.
-
-    Args:
-        diagnosis: What the doctor found.
-        job: The job.
-        pods: The pods that it would run on, the first ones.
-        spec: What each of them was asked to be.
-        local: Whether they share this machine.
-    """
+    """Add to a diagnosis whether a job will fit each pod, by the memory that was found there; may take seconds."""
     try:
         row = predict(job, pods=pods, gpus=spec.gpus)
         assert row is not None

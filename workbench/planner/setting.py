@@ -76,16 +76,7 @@ class Setting:
 
 
 def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
-    """Work out a job's setting.
-
-    Args:
-        job: The job.
-        pods: The pods it runs on.
-        gpus: GPUs of a pod; 0 for CPUs.
-
-    Raises:
-        ConfigError: Its DeepSpeed JSON cannot be read.
-    """
+    """Work out a job's setting."""
     technique, precision = Technique(job.technique), Precision(job.precision)
     on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
     ranks = on_pod * pods if technique is not Technique.SINGLE else 1
@@ -141,15 +132,7 @@ def arithmetic_of(job: FineTune) -> str:
 def request_of(
     job: FineTune, config: Mapping[str, object], arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None
 ) -> dict[str, object]:
-    """Ask for the trace of a job's step.
-
-    Args:
-        job: The job.
-        config: Its model's shape.
-        arithmetic: The number formats that are wanted.
-        gpu: Whether it runs on GPUs.
-        lengths: Tokens of source and target. None for the longest that the job allows.
-    """
+    """Ask for the trace of a job's step."""
     source, target = lengths or (job.max_source_length, job.max_target_length)
     lora = lora_from(job.lora)
     return {

@@ -65,12 +65,6 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
 def model_config(model: str) -> Mapping[str, object]:
     """Find the shape of the model that a job names.
 
-    Args:
-        model: The `model` of a job: built in, a folder, or a hub id that is in the local cache or known by name.
-
-    Raises:
-        ConfigError: It is none of these, or its config.json cannot be read.
-
     Example:
         >>> model_config("google-t5/t5-large")["num_layers"], model_config("meta-llama/Llama-2-7b-hf")["hidden_size"]
         (24, 4096)

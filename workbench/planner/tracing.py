@@ -55,7 +55,7 @@ class Moment:
     """Elements of gradients that parameters have got by then."""
 
     def held(self, rows: int) -> float:
-        """Give the bytes with that many rows."""
+        """Return the bytes with that many rows."""
         return max(0.0, self.base + rows * self.row)
 
 
@@ -78,7 +78,7 @@ class Parameters:
 
     @property
     def all(self) -> int:
-        """Give the elements of all of them."""
+        """Return the elements of all of them."""
         return self.frozen + self.trained + self.packed
 
 
@@ -95,62 +95,50 @@ class Trace:
 
     @property
     def parameters(self) -> int:
-        """Give the elements of all parameters."""
+        """Return the elements of all parameters."""
         return self.rest.all + sum(layer.all for layer in self.layers)
 
     @property
     def trained(self) -> int:
-        """Give those that are trained."""
+        """Return those that are trained."""
         return self.rest.trained + sum(layer.trained for layer in self.layers)
 
     @property
     def packed(self) -> int:
-        """Give those that 4 bits can hold."""
+        """Return those that 4 bits can hold."""
         return self.rest.packed + sum(layer.packed for layer in self.layers)
 
     @property
     def largest(self) -> int:
-        """Give the elements of the largest parameter."""
+        """Return the elements of the largest parameter."""
         return max(self.rest.largest, *(layer.largest for layer in self.layers))
 
     @property
     def largest_packed(self) -> int:
-        """Give the elements of the largest parameter that 4 bits can hold."""
+        """Return the elements of the largest parameter that 4 bits can hold."""
         return max(self.rest.largest_packed, *(layer.largest_packed for layer in self.layers))
 
     def no_larger_than(self, elements: int) -> int:
-        """Give the elements of all parameters that have no more than so many each."""
+        """Return the elements of all parameters that have no more than so many each."""
         groups = (self.rest, *self.layers)
         return sum(size * times for group in groups for size, times in group.small.items() if size <= elements)
 
 
 def cached_trace(request: Mapping[str, object]) -> Trace | None:
-    """Give a trace that was made before; None where any of it was not.
-
-    Args:
-        request: As for `trace_step`.
-    """
+    """Return a trace that was made before; None where any of it was not."""
     answers = [_remembered(part) for part in _parts(request)]
     known = [answer for answer in answers if answer is not None]
     return joined(known) if known and len(known) == len(answers) else None
 
 
 def recall(request: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Give what was remembered of a request for one arithmetic, as the tracing process gave it."""
+    """Return what was remembered of a request for one arithmetic, as the tracing process gave it."""
     (part,) = _parts(request)
     return _remembered(part)
 
 
 def trace_step(request: Mapping[str, object]) -> Trace:
-    """Trace a training step in a process of its own, or give what was traced before. Takes some seconds.
-
-    Args:
-        request: As `workbench.worker.trace.trace.trace` takes it. Each arithmetic is remembered by itself, and one
-            process traces all that are missing.
-
-    Raises:
-        WorkbenchError: The model cannot be traced; says why.
-    """
+    """Trace a training step in a process of its own, or give what was traced before. Takes some seconds."""
     answers = {arithmetic: _remembered(part) for arithmetic, part in zip(_names(request), _parts(request), strict=True)}
     missing = [arithmetic for arithmetic, answer in answers.items() if answer is None]
     if missing:
@@ -165,16 +153,12 @@ def joined(answers: Sequence[Mapping[str, object]]) -> Trace:
 
 
 def places(request: Mapping[str, object]) -> dict[str, Path]:
-    """Give the files that remember the answers to a request, by arithmetic."""
+    """Return the files that remember the answers to a request, by arithmetic."""
     return {_names(part)[0]: _place(part) for part in _parts(request)}
 
 
 def remember(request: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
-    """Keep the answer to a request, as the tracing process gave it.
-
-    Returns:
-        What was kept, by arithmetic.
-    """
+    """Keep the answer to a request, as the tracing process gave it."""
     points = raw["points"]
     assert isinstance(points, dict)
     answers: dict[str, Mapping[str, object]] = {name: {**raw, "points": {name: points[name]}} for name in points}

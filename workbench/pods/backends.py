@@ -33,9 +33,6 @@ CLASSES = {kind: make.__name__ for kind, (make, _) in _OPTIONS.items()}
 def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
     """Make the backend that `to_dict` described.
 
-    Raises:
-        ConfigError: For a missing or unknown kind, and for an unknown option, naming the nearest.
-
     Example:
         >>> backend_from_dict({"kind": "local", "port": 2222})
         LocalPods(port=2222)
@@ -54,17 +51,7 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
 
 
 def remove_left(data: Mapping[str, object], directory: Path) -> None:
-    """Remove what a keeper could not, for it was killed or the platform did not answer. Idempotent.
-
-    Local pods leave nothing: their processes end by themselves.
-
-    Args:
-        data: The backend's JSON form.
-        directory: The cluster's directory.
-
-    Raises:
-        BackendError: The platform did not remove all of it.
-    """
+    """Remove what a keeper could not, for it was killed or the platform did not answer. Idempotent."""
     backend = backend_from_dict(data)
     if isinstance(backend, KubernetesPods | SSHPods | CMLPods):
         backend.remove_left(directory)

@@ -33,10 +33,6 @@ _OPTION = re.compile(r"(slots|max[_-]slots)=([0-9]{1,9}|-[0-9]{1,9})")
 def check_address(text: str) -> str:
     """Return the address unchanged if it is an IP address or an RFC 1123 host name.
 
-    Raises:
-        ConfigError: For anything else: options, blanks, shell or pdsh characters, an IPv6 zone, an address that
-            no host can have, a name that resolvers would read as a number.
-
     Example:
         >>> check_address("127.0.0.2"), check_address("gpu-1.example.org")
         ('127.0.0.2', 'gpu-1.example.org')
@@ -59,22 +55,14 @@ def check_address(text: str) -> str:
 
 
 def check_port(port: int) -> int:
-    """Return the port unchanged if it is a TCP port.
-
-    Raises:
-        ConfigError: It is no whole number from 1 to 65535.
-    """
+    """Return the port unchanged if it is a TCP port."""
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
         raise ConfigError(f"{port!r} is not a port; it must be a whole number, 1 to 65535")
     return port
 
 
 def check_user(user: str) -> str:
-    """Return the user name unchanged if it is one that needs no quoting anywhere.
-
-    Raises:
-        ConfigError: It is not.
-    """
+    """Return the user name unchanged if it is one that needs no quoting anywhere."""
     if not _USER.fullmatch(user):
         raise ConfigError(f"{user[:60]!r} is not a user name; letters, digits and _ . - may stand in one")
     return user
@@ -118,15 +106,6 @@ class Hostfile:
     def parse(cls, text: str, source: str = "hostfile") -> Hostfile:
         r"""Read DeepSpeed's form (`host slots=N`) or OpenMPI's (also `max_slots`, and a bare host for one slot).
 
-        `max_slots` is checked against `slots` and then dropped: more ranks than slots are never started.
-
-        Args:
-            text: The contents of the file.
-            source: What the errors call it, its path for instance.
-
-        Raises:
-            ConfigError: Names source and line of the first thing that is wrong.
-
         Example:
             >>> Hostfile.parse("# two pods\n127.0.0.2 slots=2\n127.0.0.3").world_size
             3
@@ -152,45 +131,37 @@ class Hostfile:
 
     @classmethod
     def from_pods(cls, pods: Iterable[Pod]) -> Hostfile:
-        """Make the hostfile of pods, in their order.
-
-        Raises:
-            ConfigError: A pod has no usable address, or two have the same.
-        """
+        """Make the hostfile of pods, in their order."""
         return cls(entries=tuple(HostEntry(address=pod.address, slots=pod.slots) for pod in pods))
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Give the addresses in rank order."""
+        """Return the addresses in rank order."""
         return tuple(entry.address for entry in self.entries)
 
     @property
     def world_size(self) -> int:
-        """Give the number of ranks on all hosts together."""
+        """Return the number of ranks on all hosts together."""
         return sum(entry.slots for entry in self.entries)
 
     @property
     def sha256(self) -> str:
-        """Give the hash of the file's text, so that a launch can tell whether it was edited since."""
+        """Return the hash of the file's text, so that a launch can tell whether it was edited since."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def first(self, count: int) -> Hostfile:
-        """Give the hostfile of the first hosts.
-
-        Raises:
-            ConfigError: There are not that many.
-        """
+        """Return the hostfile of the first hosts."""
         if not 1 <= count <= len(self.entries):
             raise ConfigError(f"{count} hosts were asked for; the hostfile has {len(self.entries)}")
         return Hostfile(entries=self.entries[:count])
 
     def format(self, form: Literal["deepspeed", "openmpi"] = "deepspeed") -> str:
-        """Give the text of the file; OpenMPI's also forbids more ranks on a host than its slots."""
+        """Return the text of the file; OpenMPI's also forbids more ranks on a host than its slots."""
         limit = "" if form == "deepspeed" else " max_slots={0}"
         return "".join(f"{e.address} slots={e.slots}{limit.format(e.slots)}\n" for e in self.entries)
 
     def __str__(self) -> str:
-        """Give the text of the file in DeepSpeed's form."""
+        """Return the text of the file in DeepSpeed's form."""
         return self.format()
 
 
@@ -212,14 +183,14 @@ def _parse_entry(words: Sequence[str]) -> HostEntry:
 
 
 def _is_host_name(text: str) -> bool:
-    """Tell whether this is a name by RFC 1123 that no resolver takes for a number (`127.1`, `0x7f000001`)."""
+    """Whether this is a name by RFC 1123 that no resolver takes for a number (`127.1`, `0x7f000001`)."""
     labels = text.split(".")
     well_formed = len(text) <= 253 and all(_LABEL.fullmatch(label) for label in labels)
     return well_formed and not _NUMERIC_LABEL.fullmatch(labels[-1])
 
 
 def _identity_of(address: str) -> object:
-    """Give what two spellings of one address have in common."""
+    """Return what two spellings of one address have in common."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

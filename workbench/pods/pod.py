@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Tell whether the pod will never run again."""
+        """Whether the pod will never run again."""
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
@@ -57,11 +57,11 @@ class PodSpec:
 
     @property
     def slots(self) -> int:
-        """Give the number of ranks a pod carries: its GPUs, or 1."""
+        """Return the number of ranks a pod carries: its GPUs, or 1."""
         return max(1, self.gpus)
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; `from_dict` reads it back."""
+        """Return the JSON form; `from_dict` reads it back."""
         return asdict(self)
 
     @classmethod
@@ -128,7 +128,7 @@ class Pod:
     """Why it is in this phase, in the platform's words; for people."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; `from_dict` reads it back."""
+        """Return the JSON form; `from_dict` reads it back."""
         return asdict(self)
 
     @classmethod
@@ -159,29 +159,17 @@ class LaunchContext:
 
 
 class PodBackend(Protocol):
-    """A place where pods come from. Instances are cheap, hold only configuration, and start nothing when made.
-
-    The keeper alone calls the four verbs, from one process; the state of what was launched stays in the object.
-    """
+    """A place where pods come from. Instances are cheap, hold only configuration, and start nothing when made."""
 
     kind: str
     """The word for it in `SPEC.json`: local, ssh, kubernetes, cml."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form `{"kind": …, option: …}`, without secrets."""
+        """Return the JSON form `{"kind": …, option: …}`, without secrets."""
         ...
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> Sequence[Pod]:
-        """Start pods and wait until each can be reached; return them in rank order.
-
-        On any failure everything that was started is stopped again before the error leaves.
-
-        Raises:
-            ConfigError: The place cannot give what `spec` asks.
-            BackendError: The platform refused.
-            PodError: A pod died on the way (its exit code and last words are in the message).
-            PodTimeout: The deadline passed; names which of the pods came.
-        """
+        """Start pods and wait until each can be reached; return them in rank order."""
         ...
 
     def refresh(self) -> Sequence[Pod]:
@@ -189,7 +177,7 @@ class PodBackend(Protocol):
         ...
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Give the last lines of the pod's own log (its SSH daemon, its start)."""
+        """Return the last lines of the pod's own log (its SSH daemon, its start)."""
         ...
 
     def stop(self) -> None:

@@ -44,11 +44,7 @@ class Card:
 
 
 def card_of(result: RunResult, name: str = "card.html") -> Card:
-    """Gather what a run's card states; a broken part is left out, and named.
-
-    Raises:
-        RunError: The run directory is gone.
-    """
+    """Gather what a run's card states; a broken part is left out, and named."""
     if not result.path.is_dir():
         raise RunError(f"there is no run directory {result.path}")
     missing: list[str] = []
@@ -79,14 +75,7 @@ def card_of(result: RunResult, name: str = "card.html") -> Card:
 
 
 def write_card(result: RunResult, path: str | Path) -> Path:
-    """Write a run's card; a file that is there is replaced whole.
-
-    Returns:
-        The file, absolute.
-
-    Raises:
-        RunError: The run directory is gone, or the file cannot be written.
-    """
+    """Write a run's card; a file that is there is replaced whole."""
     from workbench.display.run.card import card_html
 
     target = Path(path).expanduser().absolute()
@@ -96,11 +85,7 @@ def write_card(result: RunResult, path: str | Path) -> Path:
 
 
 def replace_text(target: Path, text: str) -> None:
-    """Write a file whole, in place of one that is there; a reader never sees half of it.
-
-    Raises:
-        RunError: It cannot be written.
-    """
+    """Write a file whole, in place of one that is there; a reader never sees half of it."""
     try:
         handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
         try:

@@ -36,11 +36,7 @@ class Losses:
 
 
 def read_losses(run_dir: Path) -> Losses:
-    """Read the losses of a run, finished or not; what its events do not hold is left out.
-
-    Args:
-        run_dir: The run directory.
-    """
+    """Read the losses of a run, finished or not; what its events do not hold is left out."""
     paths = RunPaths(run_dir)
     began = read_json(paths.result).get("started_s")
     began_s = float(began) if isinstance(began, int | float) else None

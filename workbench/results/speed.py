@@ -39,18 +39,6 @@ def tflops_per_device(
 ) -> float | None:
     """Give 10^12 floating-point operations a second that training needed of each device.
 
-    The profile is of one micro-batch; a token of it stands for every token of the run.
-
-    Args:
-        forward_flops: Operations of the profiled forward pass.
-        profiled_tokens: Tokens in it, padding counted in.
-        padded_tokens_per_s: Tokens a second of all ranks, padding counted in.
-        devices: Devices, one a rank.
-        adapters: Whether adapters alone were trained.
-
-    Returns:
-        The figure; None where no profile was taken, or the run did not count its tokens.
-
     Example:
         >>> tflops_per_device(forward_flops=2e12, profiled_tokens=1000, padded_tokens_per_s=8000.0, devices=2,
         ...     adapters=False)
@@ -63,7 +51,7 @@ def tflops_per_device(
 
 
 def mfu(tflops: float | None, device: str, precision: str) -> float | None:
-    """Give the share of the device's peak, 0 to 1; None where either is not known.
+    """Return the share of the device's peak, 0 to 1; None where either is not known.
 
     Example:
         >>> mfu(78.0, "NVIDIA A100-SXM4-40GB", "bf16"), mfu(78.0, "AMD EPYC", "bf16")
@@ -74,11 +62,7 @@ def mfu(tflops: float | None, device: str, precision: str) -> float | None:
 
 
 def peak_tflops(device: str, precision: str) -> float | None:
-    """Give the peak of a GPU in TFLOPS, dense: without the doubling that sparse weights would give.
-
-    Args:
-        device: torch's name of it. Part of a GPU (MIG), a laptop's, and several kinds in one run have no peak here.
-        precision: One of `Precision`.
+    """Return the peak of a GPU in TFLOPS, dense: without the doubling that sparse weights would give.
 
     Example:
         >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16"), peak_tflops("Tesla V100-SXM2-16GB", "bf16")

@@ -29,10 +29,7 @@ class LineSplitter:
         self._pending = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Take a piece and yield the lines that it ends, decoded, without their newlines.
-
-        An unfinished line above 1 MiB is forgotten: it is no event, and the log file has it.
-        """
+        """Take a piece and yield the lines that it ends, decoded, without their newlines."""
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = rest if len(rest) <= _LONGEST_LINE else b""
         for line in lines:
@@ -43,12 +40,7 @@ class Collector:
     """Copy the output of the ranks of one pod into the run directory."""
 
     def __init__(self, paths: RunPaths, ranks: list[int]):
-        """Make the log files, or go on with those that an earlier attempt left.
-
-        Args:
-            paths: The run directory.
-            ranks: The ranks of this pod.
-        """
+        """Make the log files, or go on with those that an earlier attempt left."""
         self._files: dict[str, Path] = {
             f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
             for rank in ranks
@@ -62,11 +54,7 @@ class Collector:
         self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
-        """Append what the agent read and return the events in it.
-
-        Args:
-            chunks: By file name on the pod, `offset` and `data` (the bytes as Latin-1 text, which maps one to one).
-        """
+        """Append what the agent read and return the events in it."""
         events: list[Event] = []
         for name, chunk in chunks.items():
             if name not in self._files or chunk["offset"] != self.offsets[name]:

@@ -33,7 +33,7 @@ class Event:
     """The rest of the object."""
 
     def to_json(self) -> str:
-        """Give the JSON object, without the mark."""
+        """Return the JSON object, without the mark."""
         return json.dumps({"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data})
 
 
@@ -52,9 +52,6 @@ def emit(kind: str, **data: object) -> None:
 
 def parse_event(line: str) -> Event | None:
     """Read one line of a rank's output.
-
-    Returns:
-        The event, or None where the line is log text (a broken event is log text too).
 
     Example:
         >>> parse_event('@workbench {"time_s": 1.5, "rank": 0, "kind": "step", "loss": 2.0}').data["loss"]

@@ -96,7 +96,7 @@ class RunIndex:
         return self.refresh()
 
     def query(self, *, limit: int | None = None, since_s: float | None = None, **wanted: object) -> list[RunRecord]:
-        """Give the runs that are as wanted, newest first; as of the last refresh.
+        """Return the runs that are as wanted, newest first; as of the last refresh.
 
         Args:
             limit: How many at most. Default None: all.
@@ -125,7 +125,7 @@ class RunIndex:
         return [_record(row) for row in self._db.execute(text, (*values, -1 if limit is None else limit))]
 
     def __len__(self) -> int:
-        """Give the number of runs as of the last refresh."""
+        """Return the number of runs as of the last refresh."""
         return int(self._db.execute("SELECT count(*) FROM runs").fetchone()[0])
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 
 def _stamp(paths: RunPaths) -> str:
-    """Say when the files that tell of a run were written, to the nanosecond, and how long they are."""
+    """Return when the files that tell of a run were written, to the nanosecond, and how long they are."""
     marks = []
     for path in (paths.info, paths.state, paths.result):
         try:

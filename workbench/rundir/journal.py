@@ -41,15 +41,11 @@ class Journal:
         paths.events.touch()
 
     def reserve(self) -> None:
-        """Keep room on the disk for the result, until `finish`.
-
-        Raises:
-            OSError: There is none.
-        """
+        """Keep room on the disk for the result, until `finish`."""
         self._paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def state(self, state: RunState, message: str = "") -> None:
-        """Say how the run stands."""
+        """Return how the run stands."""
         self._state, self._message = state, message
         self._write_state()
 
@@ -149,18 +145,7 @@ def result_of(
     pods: Sequence[Pod],
     world_size: int,
 ) -> RunResult:
-    """Put together the result of a run from its events and what the keeper knows.
-
-    Args:
-        path: The run directory.
-        state: How it ended.
-        message: One line on that.
-        fault: The first cause, where it failed.
-        facts: Further fields of `RunResult`, `started_s` among them.
-        spec: What was asked.
-        pods: Where it ran.
-        world_size: Number of ranks.
-    """
+    """Put together the result of a run from its events and what the keeper knows."""
     job = spec.job
     started_s = float(str(facts.get("started_s", time.time())))
     ended_s = time.time()

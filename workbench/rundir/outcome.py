@@ -58,7 +58,7 @@ class RankStatus:
 
     @property
     def failed(self) -> bool:
-        """Tell whether it failed by itself."""
+        """Whether it failed by itself."""
         return not self.done and not self.stopped and (self.error is not None or self.phase == "exited")
 
 
@@ -91,14 +91,7 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
 
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
-    """Find the rank that failed first; ranks that only lost a peer come last.
-
-    Where all that failed lost a peer, and a rank had ended with 0 before, that one is the cause: the others waited
-    for it.
-
-    Returns:
-        The fault with the other failures folded, or None where no rank failed by itself.
-    """
+    """Find the rank that failed first; ranks that only lost a peer come last."""
     known = list(ranks)
     failed = sorted((r for r in known if r.failed), key=_order)
     if not failed:
@@ -110,13 +103,13 @@ def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
 
 
 def only_echoes(ranks: Iterable[RankStatus]) -> bool:
-    """Tell whether ranks failed, and all of them because they lost a peer: the cause is elsewhere."""
+    """Whether ranks failed, and all of them because they lost a peer: the cause is elsewhere."""
     failed = [r for r in ranks if r.failed]
     return bool(failed) and all(_is_echo(r) for r in failed)
 
 
 def fold_failures(ranks: Iterable[RankStatus]) -> str:
-    """Say what became of the ranks that failed, where the cause is none of them."""
+    """Return what became of the ranks that failed, where the cause is none of them."""
     return _fold([r for r in ranks if r.failed])
 
 
@@ -190,17 +183,17 @@ class MemoryPeaks:
 
     @property
     def kind(self) -> str:
-        """Tell what `gib` counts: cuda or resident."""
+        """Return what `gib` counts: cuda or resident."""
         return "cuda" if self._cuda else "resident"
 
     @property
     def resident_gib(self) -> dict[str, float]:
-        """Give the peaks of resident memory by host, GiB, whatever `kind` is; of hosts that were seen."""
+        """Return the peaks of resident memory by host, GiB, whatever `kind` is; of hosts that were seen."""
         return {address: round(peak, 4) for address, peak in self._resident.items() if peak}
 
     @property
     def gib(self) -> dict[str, float]:
-        """Give the peaks by host, GiB."""
+        """Return the peaks by host, GiB."""
         if self._cuda:
             return {address: round(sum(ranks.values()), 4) for address, ranks in self._cuda.items()}
         return {address: round(peak, 4) for address, peak in self._resident.items()}
@@ -225,15 +218,7 @@ _START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "tr
 
 
 def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
-    """Gather the figures that the ranks reported, of a finished run or of one that was cut short.
-
-    Args:
-        events: All events of the run.
-        started_s: When it started, on the clock of the events' reader.
-
-    Returns:
-        Fields of `RunResult` by name; those that nobody reported are absent.
-    """
+    """Gather the figures that the ranks reported, of a finished run or of one that was cut short."""
     facts: dict[str, object] = {}
     causal = False
     devices: dict[int, str] = {}
@@ -270,11 +255,7 @@ def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
 
 
 def sent_per_step(traffic: Mapping[int, Mapping[str, object]], *, world_size: int) -> float | None:
-    """Give the bytes that a pod sent per optimizer step, mean over the pods.
-
-    Args:
-        traffic: What each rank told of itself, by rank: `sent_bytes` in `steps`, of `ranks_on_pod` ranks.
-        world_size: Number of ranks; where one has not told, nothing is known.
+    """Return the bytes that a pod sent per optimizer step, mean over the pods.
 
     Example:
         >>> told = {"sent_bytes": 600, "steps": 3, "ranks_on_pod": 2}

@@ -130,7 +130,7 @@ class RunPaths:
         return self.root / "logs"
 
     def rank_log(self, rank: int, stream: str) -> Path:
-        """Give the log of a rank; `stream` is stdout or stderr."""
+        """Return the log of a rank; `stream` is stdout or stderr."""
         return self.logs / f"rank-{rank}.{stream}.log"
 
     @property
@@ -226,5 +226,5 @@ class PodRunPaths:
         return self.root / "stop"
 
     def rank(self, rank: int) -> PurePosixPath:
-        """Give a rank's own folder: stdout.log, stderr.log, error.json, done.json."""
+        """Return a rank's own folder: stdout.log, stderr.log, error.json, done.json."""
         return self.root / f"rank-{rank}"

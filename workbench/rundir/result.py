@@ -169,7 +169,7 @@ class RunResult:
         return cls(**{**data, "path": path, "state": RunState(data["state"])})
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form, without the path."""
+        """Return the JSON form, without the path."""
         data = asdict(self)
         del data["path"]
         return data
@@ -267,7 +267,7 @@ class RunResult:
         return f"RunResult({self.state}, {self.technique} on {len(self.hosts)} pods{said})"
 
     def __str__(self) -> str:
-        """Give the facts as a text table."""
+        """Return the facts as a text table."""
         from workbench.display.records.result import result_text
 
         return result_text(self)

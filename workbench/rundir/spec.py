@@ -62,17 +62,13 @@ class ClusterSpec:
                 raise ConfigError(f"{name} is {value!r}; it must be a number of seconds, more than 0")
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; `from_dict` reads it back."""
+        """Return the JSON form; `from_dict` reads it back."""
         data = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**data, "backend": dict(self.backend), "pods": self.pods.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> ClusterSpec:
-        """Read the JSON form.
-
-        Raises:
-            ConfigError: For an unknown key or a value that is refused.
-        """
+        """Read the JSON form."""
         known = _known("cluster key", data, cls)
         if "pods" in known:
             known["pods"] = PodSpec.from_dict(_mapping("cluster.pods", known["pods"]))
@@ -93,7 +89,7 @@ class RunSpec:
     """How many of the cluster's pods the job takes. Default None: all (one for technique `single`)."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form with secrets replaced by references; see `hide_secrets`."""
+        """Return the JSON form with secrets replaced by references; see `hide_secrets`."""
         cluster = self.cluster.to_dict()
         cluster["pods"] = {**self.cluster.pods.to_dict(), "env": hide_secrets(self.cluster.pods.env)}
         job = {**self.job.to_dict(), "env": hide_secrets(self.job.env)}
@@ -101,11 +97,7 @@ class RunSpec:
 
     @classmethod
     def load(cls, path: Path) -> RunSpec:
-        """Read a file; relative paths in it are relative to its folder.
-
-        Raises:
-            ConfigError: The file is missing, is no JSON, or asks for something unknown.
-        """
+        """Read a file; relative paths in it are relative to its folder."""
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -136,11 +128,7 @@ def hide_secrets(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def expand_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Replace `${NAME}` in values by the variable of this process.
-
-    Raises:
-        ConfigError: The variable is not set here.
-    """
+    """Replace `${NAME}` in values by the variable of this process."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in os.environ:

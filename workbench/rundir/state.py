@@ -36,7 +36,7 @@ class RunState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Tell whether the run has ended."""
+        """Whether the run has ended."""
         return self not in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
 
 
@@ -63,7 +63,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def process_start_time(pid: int) -> int | None:
-    """Give the start time of a process in clock ticks since boot, or None where it is gone (or there is no /proc)."""
+    """Return the start time of a process in clock ticks since boot, or None where it is gone (or there is no /proc)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -74,7 +74,7 @@ def process_start_time(pid: int) -> int | None:
 
 
 def is_alive(pid: int, start_time: int | None) -> bool:
-    """Tell whether the very process that had this id and start time still runs."""
+    """Whether the very process that had this id and start time still runs."""
     if start_time is None:  # no /proc on this system: the id alone must do
         try:
             os.kill(pid, 0)

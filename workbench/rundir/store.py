@@ -73,11 +73,7 @@ class History:
     """One a run."""
 
     def table(self, limit: int | None = None) -> Grid:
-        """Give the table, to print or to show.
-
-        Args:
-            limit: How many runs at most. Default None: all.
-        """
+        """Return the table, to print or to show."""
         from workbench.display.records.history import history_grid
 
         return history_grid(self, limit)
@@ -87,12 +83,7 @@ class History:
     @overload
     def __getitem__(self, which: slice) -> History: ...
     def __getitem__(self, which: int | str | slice) -> Run | History:
-        """Give a run by its number in the table or by the beginning of its id, or a part of the table.
-
-        Raises:
-            RunError: No run, or several, have an id that begins so.
-            IndexError: There are not as many.
-        """
+        """Return a run by its number in the table or by the beginning of its id, or a part of the table."""
         if isinstance(which, slice):
             return History(self.folder, self.records[which])
         if isinstance(which, int):
@@ -105,7 +96,7 @@ class History:
         return Run.load(found[0].path)
 
     def __len__(self) -> int:
-        """Give the number of runs."""
+        """Return the number of runs."""
         return len(self.records)
 
     def __iter__(self) -> Iterator[RunRecord]:
@@ -113,7 +104,7 @@ class History:
         return iter(self.records)
 
     def __repr__(self) -> str:
-        """Say how many there are."""
+        """Return how many there are."""
         live = sum(record.is_live for record in self.records)
         return f"History({len(self.records)} runs below {self.folder}, {live} live)"
 
@@ -130,7 +121,7 @@ class History:
 
 
 def history(folder: str | Path = ".") -> History:
-    """Give all runs below a folder, newest first; `history()[0]` is the newest run itself.
+    """Return all runs below a folder, newest first; `history()[0]` is the newest run itself.
 
     Args:
         folder: Where to look: a notebook's folder, a cluster's directory, a run's own.
@@ -147,15 +138,7 @@ def history(folder: str | Path = ".") -> History:
 
 
 def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
-    """Give the run directories at or below a folder, in no order.
-
-    Links, hidden folders, pods' own folders and what lies within a run are not looked into; nor is a folder that
-    may not be read.
-
-    Args:
-        folder: Where to begin.
-        depth: Levels below it to look at.
-    """
+    """Return the run directories at or below a folder, in no order."""
     pending = [(str(folder), 0)]
     while pending:
         place, level = pending.pop()
@@ -175,12 +158,7 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
 
 
 def record_of(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
-    """Read a run's record off its directory, whatever is there of it.
-
-    Args:
-        paths: The directory.
-        keepers: Whether the keepers of clusters live, by directory; those that were looked at are added.
-    """
+    """Read a run's record off its directory, whatever is there of it."""
     info, result = read_json(paths.info), read_json(paths.result)
     state = _state(paths, info, result, keepers)
     asked = {} if result.get("technique") and result.get("model") else _asked(paths)
@@ -235,7 +213,7 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
 
 
 def _last_words(paths: RunPaths) -> dict[str, object]:
-    """Give the last step's figures of a run without a result."""
+    """Return the last step's figures of a run without a result."""
     told: dict[str, object] = {}
     for line in _tail(paths.events):
         try:

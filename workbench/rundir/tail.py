@@ -31,7 +31,7 @@ class EventTail:
         self._offset = 0
 
     def read(self) -> list[dict[str, object]]:
-        """Give the whole lines since the last look, as JSON objects; broken ones are left out."""
+        """Return the whole lines since the last look, as JSON objects; broken ones are left out."""
         found: list[dict[str, object]] = []
         try:
             size = self._path.stat().st_size

@@ -81,11 +81,7 @@ class RunView:
     """What is known of a run by now. Every figure is as of the last `refresh`."""
 
     def __init__(self, path: str | Path):
-        """Attach to a run directory and read it once.
-
-        Raises:
-            RunError: It is no run directory.
-        """
+        """Attach to a run directory and read it once."""
         self.run = Run.load(path)
         """The run itself."""
         self.state: RunState = RunState.QUEUED
@@ -196,7 +192,7 @@ class RunView:
         return sorted({int(number) for number in found if number.isdigit()})
 
     def log(self, rank: int) -> RankLog:
-        """Give the last lines of a rank, as of now."""
+        """Return the last lines of a rank, as of now."""
         if rank not in self._logs:
             stdout, stderr = (LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr"))
             self._logs[rank] = RankLog(stdout=stdout, stderr=stderr)
@@ -206,7 +202,7 @@ class RunView:
         return log
 
     def pod_name(self, address: str) -> str:
-        """Give the name of the pod at an address, or the address where it is not known."""
+        """Return the name of the pod at an address, or the address where it is not known."""
         return next((host.pod for host in self._hosts if host.address == address and host.pod), address)
 
     def _read_state(self, state: RunState) -> None:
@@ -251,7 +247,7 @@ class RunView:
         self._meter.see(kind, time_s, raw)
 
     def _place(self, rank: int) -> tuple[str, int]:
-        """Give the address of the pod that a rank is on, and how many ranks that pod has."""
+        """Return the address of the pod that a rank is on, and how many ranks that pod has."""
         if not self._hosts:
             self._look_at_cluster()
         first = 0

@@ -41,11 +41,11 @@ class Batches(Sampler[list[int]]):
         self.epoch = 0
 
     def __len__(self) -> int:
-        """Give this rank's micro-batches in an epoch."""
+        """Return this rank's micro-batches in an epoch."""
         return self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Give this rank's micro-batches of the next epoch, each as row numbers."""
+        """Return this rank's micro-batches of the next epoch, each as row numbers."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         self.epoch += 1
         order: list[int] = torch.randperm(self.rows, generator=generator).tolist()

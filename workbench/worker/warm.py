@@ -67,17 +67,7 @@ def main() -> None:
 
 
 def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
-    """Import modules into a process that is there to be forked, and keep what then lives out of collections.
-
-    Functions that libraries decorate with `torch.compile` are compiled when they are called first, if ever.
-
-    Args:
-        modules: What must be there.
-        late: What may be missing.
-
-    Raises:
-        ImportError: When one of the first cannot be imported.
-    """
+    """Import modules into a process that is there to be forked, and keep what then lives out of collections."""
     # The collector finds next to nothing in what modules are made of, and takes 1.6 s to say so.
     gc.disable()
     with _compile_when_called() if "torch" in modules else contextlib.nullcontext():

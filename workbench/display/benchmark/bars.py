@@ -22,14 +22,7 @@ _FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it
 
 
 def memory_bars_svg(lines: Sequence[Line]) -> str:
-    """Draw, for every row, the measured and the predicted peak memory of a pod.
-
-    Args:
-        lines: Rows of the table; those that have neither figure are left out.
-
-    Returns:
-        An `<svg>` element; an empty text where no row has a figure.
-    """
+    """Draw, for every row, the measured and the predicted peak memory of a pod."""
     rows = [line for line in lines if (line.row.peak_memory_gib, line.row.predicted_memory_gib) != (None, None)]
     if not rows:
         return ""
@@ -67,14 +60,7 @@ def _fits(line: Line) -> float | None:
 
 
 def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
-    """Draw, for every row, the seconds of forward pass, backward pass and update in the profiled step.
-
-    Args:
-        profiles: By the row's label, its FLOPS profile.
-
-    Returns:
-        An `<svg>` element; an empty text where no profile tells them.
-    """
+    """Draw, for every row, the seconds of forward pass, backward pass and update in the profiled step."""
     names = ("forward", "backward", "update")
     parts = {
         label: [p.fwd_latency_s or 0.0, p.bwd_latency_s or 0.0, p.step_latency_s or 0.0]

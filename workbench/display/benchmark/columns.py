@@ -65,7 +65,7 @@ class Column:
         return _ALONE.get(self.field, self.title)
 
     def value(self, row: Row) -> float | None:
-        """Give a row's figure; None where it was not measured, or is no number that can be written."""
+        """Return a row's figure; None where it was not measured, or is no number that can be written."""
         value = getattr(row, self.field)
         known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         return float(value) if known else None
@@ -144,12 +144,7 @@ class Figures:
 
 
 def figures_of(column: Column, values: Sequence[float]) -> Figures:
-    """Choose unit and decimals for the figures of a column.
-
-    Args:
-        column: The column.
-        values: Its figures, in the field's own unit; at least one.
-    """
+    """Choose unit and decimals for the figures of a column."""
     largest = max(abs(value) for value in values)
     unit, size, _ = next(scale for scale in column.kind.scales if largest < scale[2])
     scaled = [abs(value) / size for value in values]
@@ -159,7 +154,7 @@ def figures_of(column: Column, values: Sequence[float]) -> Figures:
 
 
 def _decimals(values: Sequence[float], column: Column) -> int:
-    """Give the decimals that show the largest figure to its digits and the smallest, that is not 0, to two."""
+    """Return the decimals that show the largest figure to its digits and the smallest, that is not 0, to two."""
     known = [value for value in values if value > 0]
     if not known:
         return 0

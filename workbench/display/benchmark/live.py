@@ -70,12 +70,7 @@ class LiveLine:
 
 
 def lines_of(rows: Sequence[Row], progress: Mapping[str, Progress] | None = None) -> tuple[LiveLine, ...]:
-    """Work out what to state of each row by now.
-
-    Args:
-        rows: All rows of the benchmark in their order, those that wait among them.
-        progress: By `Row.name`, how far those that run are.
-    """
+    """Work out what to state of each row by now."""
     known = progress or {}
     return tuple(_line(place, row, known.get(row.name)) for place, row in enumerate(rows, 1))
 
@@ -187,19 +182,10 @@ def _line_html(line: LiveLine) -> str:
 
 
 class BenchmarkLive:
-    """The lines of a benchmark before the user's eyes. Use it in a `with`: leaving it draws the last state.
-
-    In a notebook one display is brought up to date; a terminal gets a line for each row that ends and, in place, one
-    for the row that runs; a file gets the lines of the rows that end.
-    """
+    """The lines of a benchmark before the user's eyes. Use it in a `with`: leaving it draws the last state."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep where to draw; nothing is shown before the first update.
-
-        Args:
-            stream: Where to write outside of a notebook. Default: what `sys.stdout` is then.
-            clock: Seconds that only grow.
-        """
+        """Keep where to draw; nothing is shown before the first update."""
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._in_notebook = stream is None and _in_notebook()
@@ -213,12 +199,7 @@ class BenchmarkLive:
         """The widget, where there are any and something was shown."""
 
     def update(self, rows: Sequence[Row], progress: Mapping[str, Progress] | None = None) -> None:
-        """Take the state of all rows, and draw it unless the last drawing is too fresh; what ended is drawn at once.
-
-        Args:
-            rows: All rows of the benchmark in their order.
-            progress: By `Row.name`, how far those that run are.
-        """
+        """Take the state of all rows, and draw it unless the last drawing is too fresh; what ended is drawn at once."""
         before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
         moved = before != [line.outcome for line in self._lines]
         if moved or self._clock() - self._drawn_at >= _INTERVAL_S:
@@ -291,7 +272,7 @@ class BenchmarkLive:
         return bundle
 
     def __str__(self) -> str:
-        """Give the last state as text."""
+        """Return the last state as text."""
         return live_text(self._lines)
 
     def __enter__(self) -> BenchmarkLive:

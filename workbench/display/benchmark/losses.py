@@ -36,12 +36,7 @@ class LossPlot:
 
 
 def loss_plots(sheet: Sheet, losses: Mapping[int, Losses]) -> list[LossPlot]:
-    """Draw training losses, at most eight rows a plot: a part of the table at once, or by its numbers of pods.
-
-    Args:
-        sheet: The table.
-        losses: By `Line.number`, the losses of the (first repeat of the) row.
-    """
+    """Draw training losses, at most eight rows a plot: a part of the table at once, or by its numbers of pods."""
     plots = []
     for part in sheet.parts:
         lines = [line for line in part.lines if line.number in losses and len(losses[line.number].train) > 1]
@@ -76,7 +71,7 @@ def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Losses]) 
 
 
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:
-    """Give the mean of every so many points, at the place of the last of them."""
+    """Return the mean of every so many points, at the place of the last of them."""
     pieces = [points[first : first + width] for first in range(0, len(points), width)]
     return [LossPoint(p[-1].step, p[-1].seconds, sum(point.loss for point in p) / len(p)) for p in pieces]
 

@@ -32,12 +32,12 @@ _COLOURS: Mapping[Outcome, str] = {
 
 
 def colour_of(outcome: Outcome) -> str:
-    """Give the outcome's colour in CSS, in the words of the house's style sheet."""
+    """Return the outcome's colour in CSS, in the words of the house's style sheet."""
     return _COLOURS[outcome]
 
 
 def label_of(row: Row) -> str:
-    """Say what a row is in a few words.
+    """Return what a row is in a few words.
 
     Example:
         >>> label_of(Row(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1))
@@ -54,7 +54,7 @@ def pods_word(pods: int) -> str:
 
 
 def why_of(row: Row) -> str:
-    """Say why a row failed, was skipped or ran out of memory, with what was asked for; empty where all went well."""
+    """Return why a row failed, was skipped or ran out of memory, with what was asked for; empty where all went well."""
     parts = [plain(row.reason)]
     if row.wanted_gib is not None:
         parts.append(f"asked for {gib(row.wanted_gib)}")

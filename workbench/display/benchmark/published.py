@@ -18,7 +18,7 @@ _COLUMNS = {column.field: column for column in COLUMNS}
 
 
 def published_grids(published: Sequence[Published]) -> list[tuple[Grid, tuple[str, ...]]]:
-    """Give the tables, one for each source, and the caveats that belong beneath each."""
+    """Return the tables, one for each source, and the caveats that belong beneath each."""
     sources = dict.fromkeys(row.source for row in published)
     return [
         (_grid(source, [row for row in published if row.source == source]), CAVEATS if source == WALKTHROUGH else ())

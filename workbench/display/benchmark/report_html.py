@@ -67,12 +67,7 @@ _PLOTS_CSS = """
 
 
 def report_html(report: Report, name: str) -> str:
-    """Draw the report as a whole HTML document.
-
-    Args:
-        report: What it states.
-        name: The file that it is written to.
-    """
+    """Draw the report as a whole HTML document."""
     sheet = sheet_of(report.groups)
     sections = {
         "Rows": sheet_html(sheet),

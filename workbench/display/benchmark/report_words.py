@@ -36,7 +36,7 @@ _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
 
 
 def counts(report: Report) -> str:
-    """Say how many runs ended how."""
+    """Return how many runs ended how."""
     ended = Counter(row.outcome for row in report.rows)
     said = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
     runs = "1 row" if len(report.rows) == 1 else f"{count(len(report.rows))} rows"
@@ -44,7 +44,7 @@ def counts(report: Report) -> str:
 
 
 def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
-    """Say which row of the main group is best in what, and from which others it is not told apart."""
+    """Return which row of the main group is best in what, and from which others it is not told apart."""
     if not groups:
         return []
     lines = {summary.name: line for summary, line in zip(groups[0].summaries, sheet.parts[0].lines, strict=True)}
@@ -86,7 +86,7 @@ def _against(
 
 
 def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) -> list[str]:
-    """Say what the scaling plot shows, or why there is none, and where its published line is from."""
+    """Return what the scaling plot shows, or why there is none, and where its published line is from."""
     if not drawn:
         return [
             "Not drawn: no row on several pods succeeded beside a row on one pod that did the same work (same global "
@@ -106,7 +106,7 @@ def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) 
 
 
 def profiles_of(sheet: Sheet, report: Report) -> list[tuple[Line, Profile]]:
-    """Give the FLOPS profile of each line that has one."""
+    """Return the FLOPS profile of each line that has one."""
     found = [(line, card.profile) for line in sheet.lines if (card := report.card_of(line.row))]
     return [(line, profile) for line, profile in found if profile is not None]
 
@@ -144,11 +144,7 @@ def answers_shares(sheet: Sheet, report: Report) -> Grid | None:
 
 
 def answers_of(sheet: Sheet, report: Report) -> Answers | None:
-    """Put the answers of at most four rows to the same questions side by side: one of each technique, most pods first.
-
-    Returns:
-        None where fewer than two rows answered the same questions.
-    """
+    """Put the answers of at most four rows to the same questions side by side."""
     found = _predictions(sheet, report)
     by_technique: dict[str, tuple[Line, Predictions]] = {}
     for line, predictions in found:
@@ -182,7 +178,7 @@ def _predictions(sheet: Sheet, report: Report) -> list[tuple[Line, Predictions]]
 
 
 def provenance_grid(sheet: Sheet) -> Grid:
-    """Say what stands behind each row but its command."""
+    """Return what stands behind each row but its command."""
     columns = ("row", "device", "seed", "commit", "data", "code", "run")
     rows = []
     for line in sheet.lines:
@@ -238,7 +234,7 @@ class Behind:
 
 
 def behind(line: Line) -> Behind:
-    """Say how a row was started and is started again."""
+    """Return how a row was started and is started again."""
     row: Row = line.row
     out = f"row-{line.number}"
     spec = str(row.path / "spec.json") if row.path else f"{out}.json"

@@ -47,15 +47,7 @@ def scaling_series(sheet: Sheet) -> dict[str, list[Point]]:
 
 
 def scaling_svg(sheet: Sheet, published: Sequence[Published] = ()) -> str:
-    """Draw the speed-up in samples/s against pods, with the ideal line and published shares of it.
-
-    Args:
-        sheet: The table.
-        published: Published figures; those with an efficiency and no speed-up are drawn as a share of the ideal.
-
-    Returns:
-        An `<svg>` element; an empty text where no row on several pods has a speed-up.
-    """
+    """Draw the speed-up in samples/s against pods, with the ideal line and published shares of it."""
     series = scaling_series(sheet)
     if not series:
         return ""

@@ -112,11 +112,7 @@ class Sheet:
 
 
 def sheet_of(groups: Sequence[Group]) -> Sheet:
-    """Work out what the table states.
-
-    Args:
-        groups: The rows, by what may be compared.
-    """
+    """Work out what the table states."""
     summaries = [summary for group in groups for summary in group.summaries]
     seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
     figures = tuple(figures_of(column, values) for column, values in seen.items() if values)
@@ -217,7 +213,7 @@ def _notes(summaries: Sequence[Summary], lines: Sequence[Line]) -> Iterable[str]
 
 
 def _alike(lines: Sequence[tuple[int, Summary]]) -> list[list[int]]:
-    """Give the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
+    """Return the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
     found: list[set[int]] = []
     for _, one in lines:
         low = one.spreads[_SPEED].low

@@ -69,13 +69,7 @@ _CSS = """
 def benchmark_html(
     groups: Sequence[Group], published: Sequence[Published] = (), live: Mapping[str, Progress] | None = None
 ) -> str:
-    """Draw a benchmark as HTML, everything escaped.
-
-    Args:
-        groups: Its rows, by what may be compared.
-        published: Figures of others, to stand apart beneath.
-        live: By `Row.name`, how far rows are that run; None for a benchmark that does not.
-    """
+    """Draw a benchmark as HTML, everything escaped."""
     above = live_html(lines_of([row for group in groups for row in group.rows], live)) if live is not None else ""
     return above + sheet_html(sheet_of(groups)) + published_html(published)
 
@@ -96,13 +90,7 @@ def benchmark_text(
 
 
 def sheet_grids(sheet: Sheet, part: Part, columns: int = _TEXT_COLUMNS) -> list[Grid]:
-    """Give a part as tables that are not too wide, each with the columns that say which row it is.
-
-    Args:
-        sheet: The whole table.
-        part: The part of it.
-        columns: Letters that a table may take, unless one section alone takes more.
-    """
+    """Return a part as tables that are not too wide, each with the columns that say which row it is."""
     titles = [_title(figures) for figures in sheet.figures]
     widths = [
         2 + max(len(title), *(len(text) for line in part.lines for text in (line.figures[n], line.spreads[n])))
@@ -202,7 +190,7 @@ def _line_html(line: Line, across: int) -> str:
 
 
 def _classes(place: int) -> str:
-    """Give the classes of a column that says which row it is."""
+    """Return the classes of a column that says which row it is."""
     if place >= _STAYING:
         return "wb-left"
     side = "wb-left" if _WHO[place] in ("model", "technique") else ""
@@ -212,7 +200,7 @@ def _classes(place: int) -> str:
 
 
 def _places(sheet: Sheet) -> str:
-    """Give the staying columns widths, from which follows how far from the left each stays."""
+    """Return the staying columns widths, from which follows how far from the left each stays."""
     cells = [_who(line)[:_STAYING] for line in sheet.lines]
     extras = [max(len(line.technique), min(len(line.extra), _MOST_LETTERS)) for line in sheet.lines]
     letters = [min(_MOST_LETTERS, max(len(row[n]) for row in [list(_WHO), *cells])) for n in range(_STAYING)]

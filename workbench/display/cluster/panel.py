@@ -56,12 +56,7 @@ class ClusterView:
 
 
 def look_at(cluster: Cluster, known: dict[Path, RunView] | None = None) -> ClusterView:
-    """See how a cluster stands, without asking its keeper.
-
-    Args:
-        cluster: The cluster.
-        known: Runs seen by earlier looks, to go on from there; added to.
-    """
+    """See how a cluster stands, without asking its keeper."""
     run = _run_in_progress(cluster.path, {} if known is None else known)
     return ClusterView(
         phase=cluster.phase,
@@ -95,7 +90,7 @@ def cluster_page(view: ClusterView) -> str:
 
 
 def cluster_bundle(cluster: Cluster) -> dict[str, object]:
-    """Give a cluster as a display bundle: text and HTML always, the panel where there are widgets and it lives."""
+    """Return a cluster as a display bundle: text and HTML always, the panel where there are widgets and it lives."""
     return _live(cluster).bundle(cluster.path, _maker(cluster))
 
 
@@ -125,12 +120,7 @@ class ClusterPanel:
     """The widgets of one cluster; a thread keeps them up to date until the cluster has ended."""
 
     def __init__(self, cluster: Cluster, ended: Callable[[], None] = lambda: None):
-        """Look at the cluster and build the widgets; `start` keeps them up to date.
-
-        Args:
-            cluster: The cluster to show.
-            ended: Called from the panel's thread when the cluster has ended.
-        """
+        """Look at the cluster and build the widgets; `start` keeps them up to date."""
         import ipywidgets as w
 
         self._cluster, self._ended = cluster, ended

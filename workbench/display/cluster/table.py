@@ -15,14 +15,7 @@ _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 
 
 def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapping[str, float] | None = None) -> Grid:
-    """Make the table of the pods.
-
-    Args:
-        phase: Where the cluster is in its life.
-        message: One line on that.
-        pods: Its pods.
-        memory_gib: Memory in use by address, where it is known.
-    """
+    """Make the table of the pods."""
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []
     memory = ["memory in use"] if memory_gib else []

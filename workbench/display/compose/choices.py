@@ -69,16 +69,12 @@ class Composition:
 
     @property
     def pods(self) -> PodSpec:
-        """What each pod needs.
-
-        Raises:
-            ConfigError: A size that no pod can have.
-        """
+        """What each pod needs."""
         return PodSpec(cpus=self.cpus, gpus=self.gpus)
 
     @property
     def ranks(self) -> int:
-        """Give the number of ranks: one for `single`, else one per slot."""
+        """Return the number of ranks: one for `single`, else one per slot."""
         return 1 if self.technique == Technique.SINGLE else self.count * max(1, self.gpus)
 
     @property
@@ -93,11 +89,7 @@ class Composition:
         return {name: value for name, value in chosen.items() if name in always or value != defaults[name]}
 
     def make_backend(self) -> PodBackend:
-        """Make the place where pods come from; starts nothing.
-
-        Raises:
-            ConfigError: The options are no JSON object, or the place refuses one.
-        """
+        """Make the place where pods come from; starts nothing."""
         try:
             options = json.loads(self.backend_options or "{}")
         except ValueError as error:
@@ -107,19 +99,11 @@ class Composition:
         return backend_from_dict({**options, "kind": self.backend})
 
     def make_job(self) -> FineTune:
-        """Make the job.
-
-        Raises:
-            ConfigError: A value or a combination is refused.
-        """
+        """Make the job."""
         return FineTune(**self.job_options)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Make everything that can be made before anything starts.
-
-        Raises:
-            ConfigError: The first refusal.
-        """
+        """Make everything that can be made before anything starts."""
         ClusterSpec(backend=self.make_backend().to_dict(), pods=self.pods, count=self.count)
         if self.backend == LocalPods.kind:
             _check_gpus(self.gpus * self.count)
@@ -177,12 +161,6 @@ FIELDS: Mapping[str, Sequence[FormField]] = {
 def find_problems(composition: Composition) -> dict[str, str]:
     """Explain what is wrong, at the fields where a change would mend it.
 
-    A field is to blame where setting it back to its default removes the refusal; then the search goes on without it,
-    so that several mistakes are all found.
-
-    Returns:
-        Explanations by field name; under the empty name what no single field can mend. Empty when all is well.
-
     Example:
         >>> sorted(find_problems(Composition(technique="single", launcher="pdsh", count=0)))
         ['count', 'launcher', 'technique']
@@ -222,7 +200,7 @@ def _cures(composition: Composition, refusal: str) -> list[str]:
 
 
 def _worded(refusal: str) -> str:
-    """Give a refusal without its figures: "6 GPUs" and "2 GPUs" refuse the same."""
+    """Return a refusal without its figures: "6 GPUs" and "2 GPUs" refuse the same."""
     return re.sub(r"\d+", "", refusal)
 
 

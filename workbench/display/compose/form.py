@@ -77,13 +77,7 @@ class Form:
         return self._outlook
 
     def start(self) -> Run:
-        """Start the pods and submit the job; returns when it is submitted.
-
-        A second call takes the pods that are up, or stops them first where other pods are chosen now.
-
-        Raises:
-            WorkbenchError: Something is refused, or the pods did not come.
-        """
+        """Start the pods and submit the job; returns when it is submitted."""
         composition = self._composition
         composition.check()
         wanted = (composition.backend, composition.backend_options, composition.count, composition.pods)

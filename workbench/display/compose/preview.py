@@ -56,7 +56,7 @@ class Outlook:
 
     @property
     def parts(self) -> list[tuple[str, str]]:
-        """Give what there is to tell, titles and texts; text and HTML are made of these."""
+        """Return what there is to tell, titles and texts; text and HTML are made of these."""
         labels = {field.name: field.label for fields in FIELDS.values() for field in fields}
         refused = "\n".join(f"{labels.get(name, 'All together')}: {why}" for name, why in self.problems.items())
         said = [("Refused", refused), ("Global batch", self.batch), ("Memory", self.memory)]
@@ -116,7 +116,7 @@ def batch_text(composition: Composition) -> str:
 
 
 def memory_text(composition: Composition) -> str:
-    """Say what each pod is predicted to need; empty where this model's step was not counted before."""
+    """Return what each pod is predicted to need; empty where this model's step was not counted before."""
     job = composition.make_job()
     try:
         row = predict(job, pods=composition.count, gpus=composition.gpus, trace=False)

@@ -20,7 +20,7 @@ _NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is
 
 
 def look_of(technique: str) -> tuple[str, str]:
-    """Give the colour and the marker of a technique."""
+    """Return the colour and the marker of a technique."""
     name = technique.partition(" ")[0]
     place = _NAMES.index(name) if name in _NAMES else len(_NAMES)
     return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
@@ -70,14 +70,7 @@ class LineLabel:
 
 
 def write_labels(axes: Any, labels: Sequence[LineLabel], top: float, bottom: float = 0.0) -> None:
-    """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other.
-
-    Args:
-        axes: Matplotlib's axes, their limits set.
-        labels: The names.
-        top: Upper end of the y axis.
-        bottom: Its lower end.
-    """
+    """Write each line's name to the right, with a piece of the line, near where it ends and apart from each other."""
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)  # what stands beside the axes must not widen them
     span = right - left

@@ -45,7 +45,7 @@ class LivePanel(Protocol):
 
 
 def has_widgets() -> bool:
-    """Tell whether this process is a notebook's kernel and can make widgets."""
+    """Whether this process is a notebook's kernel and can make widgets."""
     if importlib.util.find_spec("ipywidgets") is None or importlib.util.find_spec("ipykernel") is None:
         return False
     from IPython.core.getipython import get_ipython
@@ -54,11 +54,7 @@ def has_widgets() -> bool:
 
 
 def heard_at_once(widget: Any) -> Any:
-    """Let clicks on a widget and those inside it be heard while a cell runs, a waiting one above all; return it.
-
-    JupyterLab 4.4 and later sends them to a subshell of the kernel for that; ipykernel 7.4 then brings them back to
-    the main one, where they wait for the cell, as it is there that the widgets were made. Elsewhere nothing changes.
-    """
+    """Let clicks on a widget and those inside it be heard while a cell runs, a waiting one above all; return it."""
     comm = getattr(widget, "comm", None)
     if comm is not None and hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda _data, asked: asked
@@ -71,23 +67,14 @@ class Live:
     """The panels of one kind of object: one for each directory, however often it is displayed."""
 
     def __init__(self, plain: Callable[[Path], Bundle]):
-        """Start without panels.
-
-        Args:
-            plain: Gives what is in a directory as text and HTML.
-        """
+        """Start without panels."""
         self._plain = plain
         self._panels: dict[Path, LivePanel] = {}
         self._displays: dict[Path, list[str]] = {}
         self._lock = threading.Lock()
 
     def bundle(self, path: Path, make: Callable[[], LivePanel] | None) -> dict[str, object]:
-        """Give a display bundle: text and HTML always, and the panel where one is wanted.
-
-        Args:
-            path: The directory of the object.
-            make: Makes its panel, where it has none yet; None for a bundle without.
-        """
+        """Return a display bundle: text and HTML always, and the panel where one is wanted."""
         bundle = dict(self._plain(path))
         if make is not None:
             with self._lock:
@@ -99,13 +86,7 @@ class Live:
         return bundle
 
     def show(self, path: Path, make: Callable[[], LivePanel] | None, *, keep: bool = False) -> None:
-        """Display an object.
-
-        Args:
-            path: Its directory.
-            make: As for `bundle`.
-            keep: Whether the widgets stay when there is nothing live about them any more.
-        """
+        """Display an object."""
         from IPython.display import display
 
         name = uuid.uuid4().hex

@@ -49,12 +49,6 @@ def clean(text: str) -> str:
 def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
     """Merge the lines of several ranks, keeping the order of each.
 
-    Args:
-        logs: Lines by rank, oldest first.
-
-    Returns:
-        Every line once for all the ranks that printed one like it.
-
     Example:
         >>> for line in fold({0: ["start on rank 0", "loss 3"], 1: ["start on rank 1", "end"]}):
         ...     print(line.ranks, line.text)
@@ -81,7 +75,7 @@ def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
 
 
 def _keys(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
-    """Give what is alike in a line, and the how-manieth such line it is."""
+    """Return what is alike in a line, and the how-manieth such line it is."""
     seen: Counter[str] = Counter()
     for line in lines:
         alike = _DIFFERENT.sub("#", line)
@@ -90,7 +84,7 @@ def _keys(lines: Iterable[str]) -> Iterable[tuple[str, int]]:
 
 
 def ranks_word(ranks: Sequence[int], world_size: int) -> str:
-    """Say which ranks.
+    """Return which ranks.
 
     Example:
         >>> ranks_word((0, 1, 2), 3), ranks_word((1,), 3), ranks_word((0, 1, 2, 5), 8)
@@ -115,11 +109,7 @@ def folded_text(lines: Sequence[FoldedLine], world_size: int) -> str:
 
 
 def lines_html(lines: Iterable[tuple[str, str]]) -> str:
-    """Draw lines as HTML, everything escaped.
-
-    Args:
-        lines: What stands before a line (may be empty) and the line.
-    """
+    """Draw lines as HTML, everything escaped."""
     esc = html.escape
     rows = (
         f"<span class='wb-who'>{esc(who)}</span>{esc(clean(text))}" if who else esc(clean(text)) for who, text in lines

@@ -38,15 +38,7 @@ _UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600
 
 
 def curves_svg(view: RunView, name: str = "loss") -> str:
-    """Draw a curve over the optimizer steps; with the loss goes the loss on the evaluation rows.
-
-    Args:
-        view: The run.
-        name: A key of `CURVE_TITLES`.
-
-    Returns:
-        An `<svg>` element, or an empty text where there is no point yet.
-    """
+    """Draw a curve over the optimizer steps; with the loss goes the loss on the evaluation rows."""
     lines = [(CURVE_TITLES[name], view.curves[name])]
     if name == "loss":
         lines = [("training loss", view.curves["loss"]), ("evaluation loss", view.curves["eval_loss"])]
@@ -54,11 +46,7 @@ def curves_svg(view: RunView, name: str = "loss") -> str:
 
 
 def memory_svg(view: RunView) -> str:
-    """Draw the memory of each pod over time.
-
-    Returns:
-        An `<svg>` element, or an empty text where no pod has told twice yet.
-    """
+    """Draw the memory of each pod over time."""
     lines = [(view.pod_name(address), host.gib) for address, host in sorted(view.memory.items())]
     if all(len(curve) < 2 for _, curve in lines):
         return ""
@@ -79,16 +67,7 @@ def svg_of(
     per: float = 1.0,
     from_zero: bool = False,
 ) -> str:
-    """Draw curves into one SVG element.
-
-    Args:
-        lines: The name of each curve and its points; one without points is left out.
-        xlabel: What lies along the x axis.
-        label: What the figure shows, for those who cannot see it.
-        x0: Where the x axis begins, in the curves' own x.
-        per: What a unit of the x axis is in the curves' own x.
-        from_zero: Whether the y axis begins at 0.
-    """
+    """Draw curves into one SVG element."""
     lines = [(name, curve) for name, curve in lines if len(curve)]
     if not lines:
         return ""
@@ -107,14 +86,7 @@ def figure_svg(
     size_in: tuple[float, float] = _SIZE_IN,
     place: tuple[float, float, float, float] = _AXES,
 ) -> str:
-    """Make one SVG element of what is drawn on a pair of axes.
-
-    Args:
-        draw: Draws on matplotlib's axes; `FOREGROUND` is the page's text colour.
-        label: What the figure shows, for those who cannot see it.
-        size_in: Width and height in inches of 72 units; letters have 8.5.
-        place: Where the axes stand: left, bottom, width and height as shares of the figure.
-    """
+    """Make one SVG element of what is drawn on a pair of axes."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

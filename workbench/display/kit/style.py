@@ -94,13 +94,7 @@ _CSS = f"""
 
 
 def styled(content: str, state: str = "", *, full: bool = False) -> str:
-    """Put HTML into the frame that the style sheet speaks of, the sheet with it.
-
-    Args:
-        content: HTML, escaped already.
-        state: The state whose colour the parts take; empty for none.
-        full: Whether it may be as wide as the page, as tables with many columns should.
-    """
+    """Put HTML into the frame that the style sheet speaks of, the sheet with it."""
     return f"<style>{_CSS}</style>{framed(content, state, full=full)}"
 
 

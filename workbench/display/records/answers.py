@@ -32,12 +32,7 @@ def answers_html(answers: Answers, limit: int = _ROWS) -> str:
 
 
 def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
-    """Give the tables of answers: shares by model where there are several, then the rows.
-
-    Args:
-        answers: The answers.
-        limit: How many rows at most; the caption says how many there are.
-    """
+    """Return the tables of answers: shares by model where there are several, then the rows."""
     return [_rows(answers, limit)] if len(answers.names) == 1 else [_shares(answers), _rows(answers, limit)]
 
 
@@ -120,7 +115,7 @@ def _verdicts(answer: Answer) -> list[str]:
 
 
 def _best(answer: Answer) -> str:
-    """Say how right an answer is, the strictest word that holds."""
+    """Return how right an answer is, the strictest word that holds."""
     if answer.exact_match is None:
         return UNKNOWN
     named = (("text", answer.exact_match), ("logic", answer.logical_match), ("result", answer.execution_match))

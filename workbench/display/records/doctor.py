@@ -97,7 +97,7 @@ def _hosts(diagnosis: Diagnosis) -> Grid:
 
 
 def _found(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
-    """Give each check that was made and what it found on every host."""
+    """Return each check that was made and what it found on every host."""
     by_host = [{finding.check: finding for finding in host.findings} for host in diagnosis.hosts]
     rows = [(check, [found.get(check) for found in by_host]) for check in (*CHECKS, MEMORY_OF_JOB)]
     return [(check, findings) for check, findings in rows if any(findings)]
@@ -127,7 +127,7 @@ def _cut(finding: Finding) -> str:
 
 
 def _todo(diagnosis: Diagnosis) -> list[_Todo]:
-    """Give what is wrong, each once; hosts with the same trouble share it."""
+    """Return what is wrong, each once; hosts with the same trouble share it."""
     pods: dict[Finding, list[str]] = {}
     for host, finding in diagnosis.problems:
         pods.setdefault(finding, []).append(host.pod)
@@ -162,13 +162,13 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
 
 
 def _trouble(diagnosis: Diagnosis) -> str:
-    """Say why the all-reduce, or a part of it, is missing; nothing where it went well."""
+    """Return why the all-reduce, or a part of it, is missing; nothing where it went well."""
     problem = diagnosis.exchange.problem if diagnosis.exchange else ""
     return plain(f"✗ The all-reduce between the pods: {problem}") if problem else ""
 
 
 def _prediction(exchange: Exchange) -> str:
-    """Say what the bandwidth means for a model that everybody knows: t5-small has 60.5 M parameters."""
+    """Return what the bandwidth means for a model that everybody knows: t5-small has 60.5 M parameters."""
     if not exchange.sizes:
         return ""
     size, took = exchange.sizes[-1]

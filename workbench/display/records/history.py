@@ -30,12 +30,7 @@ def history_html(history: History) -> str:
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
-    """Give the runs as a table.
-
-    Args:
-        history: The runs.
-        limit: How many at most; the caption says how many there are. Default None: all.
-    """
+    """Return the runs as a table."""
     records = history.records[:limit]
     live = sum(record.is_live for record in history.records)
     said = (

@@ -56,7 +56,7 @@ def profile_html(profile: Profile) -> str:
 
 
 def summary_of_two(two: ProfileComparison) -> Grid:
-    """Give the figures of two profiles side by side, and the second's as a part of the first's."""
+    """Return the figures of two profiles side by side, and the second's as a part of the first's."""
     one, other = two.one, two.other
     figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
         ("ranks", one.world_size, other.world_size, number),
@@ -77,7 +77,7 @@ def summary_of_two(two: ProfileComparison) -> Grid:
 
 
 def modules_of_two(two: ProfileComparison, depth: int, sort: str | None) -> Grid:
-    """Give the modules of a level of two profiles side by side."""
+    """Return the modules of a level of two profiles side by side."""
     one, other = two.names
     columns = [
         "module", f"params {one}", f"params {other}", f"MACs {one}", f"MACs {other}",
@@ -136,7 +136,7 @@ def _line(name: str, kind: str, figures: Sequence[str], module: ModuleProfile | 
 
 
 def _depth_of(root: ModuleProfile) -> int:
-    """Give the levels of a tree that are not too many modules."""
+    """Return the levels of a tree that are not too many modules."""
     whole = _count(root)
     shown = [sum(1 for _ in root.walk(depth)) for depth in range(_DEEPEST)]
     return max(_OPEN, *(depth for depth, modules in enumerate(shown) if modules <= min(whole, _MODULES)))

@@ -29,14 +29,7 @@ class AskOnce:
     """A button that asks once before it acts: the second click within some seconds is the one that counts."""
 
     def __init__(self, text: str, sure: str, act: Callable[[], None], **options: Any):
-        """Build the button.
-
-        Args:
-            text: What it says.
-            sure: What it asks after the first click.
-            act: What the second click does.
-            options: Further ones of `ipywidgets.Button`.
-        """
+        """Build the button."""
         import ipywidgets as w
 
         self.widget = w.Button(description=text, **options)

@@ -52,13 +52,7 @@ def card_html(card: Card) -> str:
 
 
 def page(title: str, body: str, css: str = "") -> str:
-    """Make a whole HTML document that may load nothing and run nothing.
-
-    Args:
-        title: Its title, not escaped.
-        body: HTML, escaped already.
-        css: Rules beyond `PAGE_CSS`.
-    """
+    """Make a whole HTML document that may load nothing and run nothing."""
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<meta name="viewport" content="width=device-width"><title>{_esc(title)}</title><style>{PAGE_CSS}{css}</style>'
@@ -67,13 +61,7 @@ def page(title: str, body: str, css: str = "") -> str:
 
 
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
-    """Draw all of a card but its title, to stand in a page that may hold several.
-
-    Args:
-        card: The card.
-        anchor: What the link to its files is called, unlike any other of the page.
-        carry: Whether to carry the files that repeat the run.
-    """
+    """Draw all of a card but its title, to stand in a page that may hold several."""
     result = card.result
     parts = [
         f"<p class='quiet'>{_esc(_times(card))}</p>",

@@ -101,13 +101,7 @@ class FaultCard:
 
 
 def fault_card(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, object] | None = None) -> FaultCard:
-    """Make the card of a fault.
-
-    Args:
-        fault: The first cause of a failed run.
-        job: What ran, so that the fixes name its own figures.
-        foreseen: What the run was predicted to need, its `prediction.json`.
-    """
+    """Make the card of a fault."""
     from workbench.results.advice.rules import advise
 
     return FaultCard(fault=fault, advice=advise(fault, job, foreseen))

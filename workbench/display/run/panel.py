@@ -61,22 +61,12 @@ _LIVE = Live(_plain)
 
 
 def run_bundle(run: Run, *, live: bool | None = None) -> dict[str, object]:
-    """Give a run as a display bundle: text and HTML always, the panel where it makes sense.
-
-    Args:
-        run: The run.
-        live: Whether to add the panel. Default None: where there are widgets and the run has not ended.
-    """
+    """Return a run as a display bundle: text and HTML always, the panel where it makes sense."""
     return _LIVE.bundle(run.path, _maker(run, live))
 
 
 def show_run(run: Run, *, live: bool | None = None) -> None:
-    """Display a run; its panel turns into plain HTML when the run has ended.
-
-    Args:
-        run: The run.
-        live: As for `run_bundle`; True gives a finished run its buttons too, and keeps them.
-    """
+    """Display a run; its panel turns into plain HTML when the run has ended."""
     _LIVE.show(run.path, _maker(run, live), keep=bool(live))
 
 
@@ -89,12 +79,7 @@ class RunPanel:
     """The widgets of one run; `widget` is what to display. It draws itself until closed or all is over."""
 
     def __init__(self, run: Run, ended: Callable[[], None] = lambda: None):
-        """Read the run and build the widgets; `start` keeps them up to date.
-
-        Args:
-            run: The run to show.
-            ended: Called from the panel's thread when the run has ended, and again when its pods have gone.
-        """
+        """Read the run and build the widgets; `start` keeps them up to date."""
         import ipywidgets as w
 
         self.view = RunView(run.path)
@@ -143,11 +128,7 @@ class RunPanel:
         return self.buttons.showing
 
     def draw(self, *, at_once: bool = False) -> None:
-        """Read what is new and draw what has changed.
-
-        Args:
-            at_once: Draw everything now, also what was drawn a moment ago.
-        """
+        """Read what is new and draw what has changed."""
         with self._lock:
             before = self.view.state
             self.view.refresh()
@@ -200,7 +181,7 @@ class RunPanel:
         ration.spend(time.thread_time() - began)
 
     def _show_half(self, name: str, shown: bool) -> None:
-        """Give a plot its half of the row only where there is something to see in it: a script has no curves."""
+        """Return a plot its half of the row only where there is something to see in it: a script has no curves."""
         display = "" if shown else "none"
         if self._halves[name].layout.display != display:
             self._halves[name].layout.display = display
@@ -280,7 +261,7 @@ class _Ration:
         self._spent_at = float("-inf")
 
     def allows(self) -> bool:
-        """Tell whether a drawing may be made now."""
+        """Whether a drawing may be made now."""
         now = time.monotonic()
         self._left_s = min(_PLOT_AHEAD_S, self._left_s + (now - self._counted_at) * _PLOT_SHARE)
         self._counted_at = now

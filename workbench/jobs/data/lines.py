@@ -18,14 +18,7 @@ __all__ = ["Fields", "read_lines", "short"]
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Read a JSONL file line by line; CRLF, a byte order mark and blank lines are let pass.
-
-    Yields:
-        The place ("train.jsonl, line 7") and the JSON value.
-
-    Raises:
-        ConfigError: The file is missing, empty, cut off, not UTF-8 or not JSON; names the line.
-    """
+    """Read a JSONL file line by line; CRLF, a byte order mark and blank lines are let pass."""
     number = 0
     try:
         with path.open("rb") as file:
@@ -55,29 +48,29 @@ class Fields:
         raise ConfigError(f"{self.where}: {self.path}{key} {problem}")
 
     def get(self, key: str) -> object:
-        """Give a value that must be there."""
+        """Return a value that must be there."""
         if key not in self.data:
             known = ", ".join(map(str, self.data)) or "nothing"
             raise ConfigError(f"{self.where}: the key {self.path + key!r} is missing; there is: {known}")
         return self.data[key]
 
     def text(self, key: str) -> str:
-        """Give a text that must be there and say something."""
+        """Return a text that must be there and say something."""
         return self.words(key, self.get(key)) or self.fail(key, "is empty")
 
     def child(self, key: str) -> Fields:
-        """Give the object within."""
+        """Return the object within."""
         return Fields(self.get(key), self.where, f"{self.path}{key}.")
 
     def items(self, key: str) -> Sequence[object]:
-        """Give a list that must be there."""
+        """Return a list that must be there."""
         value = self.get(key)
         if not isinstance(value, list | tuple):
             self.fail(key, f"is {short(value)}; it must be a list")
         return value
 
     def index(self, key: str, value: object, names: Sequence[str]) -> str:
-        """Give the name that an index stands for."""
+        """Return the name that an index stands for."""
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(names):
             self.fail(key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}")
         return names[value]
@@ -93,12 +86,7 @@ class Fields:
         return " ".join(value.split())
 
     def prose(self, key: str, *, needed: bool = True) -> str:
-        """Give a text with its blanks and lines as they are, but for those around it.
-
-        Args:
-            key: Its name.
-            needed: Whether it must say something; else it may be missing, null or empty.
-        """
+        """Return a text with its blanks and lines as they are, but for those around it."""
         value = self.get(key) if needed else self.data.get(key)
         if value is None and not needed:
             return ""

@@ -46,7 +46,7 @@ class Row:
         return not (self.source or self.input)
 
     def to_json(self) -> str:
-        """Give the line of `train.jsonl` or `eval.jsonl`."""
+        """Return the line of `train.jsonl` or `eval.jsonl`."""
         apart = {"input": self.input} if self.input else {}
         row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id}
         return json.dumps(row, ensure_ascii=False)
@@ -54,17 +54,6 @@ class Row:
 
 def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None) -> Row:
     """Make the trainer's row of a row in any known form.
-
-    The forms, told by their keys: `source` and `target`, perhaps `input`; `instruction`, `output` and perhaps `input`
-    (or `response` and `context`); `dialogue` and `summary`; `question` and `sql`; `text`.
-
-    Args:
-        data: The row as JSON gave it.
-        where: The place it came from, for errors: "train.jsonl, line 7".
-        tables: The tables by id; needed where columns are named by index. Where given, a named column must exist.
-
-    Raises:
-        ConfigError: Something is missing or wrong; names `where` and the field.
 
     Example:
         >>> sql = {"sel": "Round", "agg": "", "conds": [["Circuit", "=", "Assen"]]}
@@ -96,16 +85,7 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
 
 
 def table_from(data: object, where: str, *, named_types: bool = True) -> Table:
-    """Read a table in the release's or the hub's form.
-
-    Args:
-        data: `{"id", "header", "types", "rows"}` and perhaps `name`.
-        where: The place it came from, for errors.
-        named_types: Whether `types` must be there; the hub leaves it empty now and then.
-
-    Raises:
-        ConfigError: Something is missing or wrong; names `where` and the field.
-    """
+    """Read a table in the release's or the hub's form."""
     fields = Fields(data, where)
     header = tuple(fields.words(f"header[{i}]", name) for i, name in enumerate(fields.items("header")))
     if not header:

@@ -46,11 +46,7 @@ class Query:
     """All must hold."""
 
     def logical_form(self) -> object:
-        """Give a hashable key that is equal for queries that say the same.
-
-        As in WikiSQL's own evaluation the order of conditions, a repeated one and letter case do not matter;
-        neither do spacing and whether a number was written as text.
-        """
+        """Return a hashable key that is equal for queries that say the same."""
         conditions = frozenset((fold(c.column), c.operator, _value_key(c.value)) for c in self.conditions)
         return self.aggregate, fold(self.select), conditions
 
@@ -95,15 +91,13 @@ def parse(text: str) -> Query | None:
 
 
 def same_logic(a: str, b: str) -> bool:
-    """Tell whether two texts are queries that say the same; a text that is no query equals nothing."""
+    """Whether two texts are queries that say the same; a text that is no query equals nothing."""
     left, right = parse(a), parse(b)
     return left is not None and right is not None and left.logical_form() == right.logical_form()
 
 
 def fold(text: str) -> str:
     """Bring a name or a value to the form in which two of them are compared.
-
-    Letter case, runs of blanks and compatibility forms of Unicode (which T5's tokenizer loses) do not count.
 
     Example:
         >>> fold("  Straße ½") == fold("STRASSE 1⁄2")

@@ -40,12 +40,12 @@ class Table:
     """Cells, by row and column; empty where only the columns are known."""
 
     def column(self, name: str) -> int | None:
-        """Give the position of a column; letter case and spacing do not matter. None where there is none."""
+        """Return the position of a column; letter case and spacing do not matter. None where there is none."""
         wanted = fold(name)
         return next((i for i, known in enumerate(self.header) if fold(known) == wanted), None)
 
     def to_json(self) -> str:
-        """Give the line of `tables.jsonl`."""
+        """Return the line of `tables.jsonl`."""
         data = {"id": self.id, "name": self.name, "header": self.header, "types": self.types, "rows": self.rows}
         return json.dumps(data, ensure_ascii=False)
 

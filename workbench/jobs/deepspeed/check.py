@@ -16,17 +16,7 @@ _MISSING = object()
 
 
 def check(config: Mapping[str, object], job: FineTune, *, source: str, world_size: int | None = None) -> None:
-    """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job.
-
-    Args:
-        config: The configuration; `"auto"` contradicts nothing.
-        job: The job.
-        source: What to call the configuration in messages.
-        world_size: The number of ranks, where it is known.
-
-    Raises:
-        ConfigError: Naming the key, what it says and what the job says.
-    """
+    """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     _check_keys(config, source)
     _check_zero(section(config, "zero_optimization", source), Technique(job.technique), source)
     _check_precision(config, job, source)
@@ -36,11 +26,7 @@ def check(config: Mapping[str, object], job: FineTune, *, source: str, world_siz
 
 
 def section(config: Mapping[str, object], key: str, source: str) -> Mapping[str, object]:
-    """Give an object of the configuration, an empty one where the key is missing.
-
-    Raises:
-        ConfigError: When the key holds something else.
-    """
+    """Return an object of the configuration, an empty one where the key is missing."""
     value = config.get(key, {})
     if not isinstance(value, Mapping):
         raise ConfigError(f"{source}: {key} is {value!r}; it must be an object")

@@ -61,7 +61,7 @@ class Checkpoint:
         return len(self.parts)
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; `from_dict` reads it back."""
+        """Return the JSON form; `from_dict` reads it back."""
         parts, pods = ({str(r): str(x) for r, x in each.items()} for each in (self.parts, self.pods))
         return {"step": self.step, "parts": parts, "pods": pods, "notes": list(self.notes)}
 
@@ -90,18 +90,7 @@ def bring_checkpoints_back(
     paths: RunPaths,
     most: int = _KEPT,
 ) -> Returned:
-    """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked.
-
-    What is here already does not travel again; what is older than the last two is removed here. May be called while
-    the run goes on.
-
-    Args:
-        links: The lines to the pods that may answer.
-        places: All ranks of the run.
-        pods: The run's folder on each pod, by its name.
-        paths: The run directory.
-        most: How many, the newest first.
-    """
+    """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked."""
     held = look(links, pods)
     whole = whole_steps(held, {place.rank for place in places})[:most]
     with ThreadPoolExecutor(max_workers=max(1, len(links))) as pool:
@@ -115,27 +104,19 @@ def bring_checkpoints_back(
 
 
 def look(links: Sequence[AgentLink], pods: Mapping[str, PodRunPaths]) -> Mapping[AgentLink, Parts]:
-    """Give the folders of parts on each pod that answers, by step and rank."""
+    """Return the folders of parts on each pod that answers, by step and rank."""
     with ThreadPoolExecutor(max_workers=max(1, len(links))) as pool:
         looks = pool.map(lambda link: _parts_on(link, pods[link.pod.name]), links)
         return {link: parts for link, parts in zip(links, looks, strict=True) if parts is not None}
 
 
 def whole_steps(held: Mapping[AgentLink, Parts], ranks: Collection[int]) -> list[int]:
-    """Give the steps of which every rank's part is there, the newest first."""
+    """Return the steps of which every rank's part is there, the newest first."""
     return [step for step in _steps_of(held) if set(ranks) <= _ranks_of(held, step)]
 
 
 def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
-    """Find the newest checkpoint of a run directory that is whole and undamaged; every byte of it is read.
-
-    Args:
-        root: The run directory.
-        last_step: The step at which the new run ends; only earlier ones are of use to it.
-
-    Raises:
-        ConfigError: There is none; the message says what is wrong with each.
-    """
+    """Find the newest checkpoint of a run directory that is whole and undamaged; every byte of it is read."""
     folder = RunPaths(root).checkpoints
     steps = sorted((_number(_STEP, path.name), path) for path in folder.glob("step-*") if _STEP.fullmatch(path.name))
     notes: list[str] = []
@@ -155,12 +136,7 @@ def newest_good(root: Path, *, last_step: int | None = None) -> Checkpoint:
 
 
 def send_checkpoint(link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath) -> None:
-    """Send the parts of the ranks of one pod into a folder on it; what lies on that pod is used where it is.
-
-    Raises:
-        RunError: A part lies on another pod.
-        RemoteError: The pod cannot be written to.
-    """
+    """Send the parts of the ranks of one pod into a folder on it; what lies on that pod is used where it is."""
     for rank in sorted(ranks & chosen.parts.keys()):
         part = chosen.parts[rank]
         if chosen.pods:
@@ -174,7 +150,7 @@ def send_checkpoint(link: AgentLink, chosen: Checkpoint, ranks: Collection[int],
 
 
 def _parts_on(link: AgentLink, pod: PodRunPaths) -> Parts | None:
-    """Give the folders of parts by step and rank; None for a pod that does not answer."""
+    """Return the folders of parts by step and rank; None for a pod that does not answer."""
     try:
         link.ensure()
         listed = link.run(["find", str(pod.root), "-mindepth", "4", "-maxdepth", "4", "-name", NAME, "-print0"])
@@ -242,12 +218,7 @@ def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
 
 
 def step_problem(step: int, parts: Mapping[int, tuple[str, Mapping[str, Any], str]]) -> str:
-    """Say what is wrong with a checkpoint; empty where nothing is.
-
-    Args:
-        step: The step that it is to be of.
-        parts: By rank, what is wrong with the part's files, what its manifest says, and its pod's name.
-    """
+    """Return what is wrong with a checkpoint; empty where nothing is."""
     told = [facts.get("world_size") for _, facts, _ in parts.values()]
     size = told[0] if told and isinstance(told[0], int) else 0
     if missing := [rank for rank in range(size) if rank not in parts]:
@@ -265,7 +236,7 @@ def _judge(part: Path) -> tuple[str, Mapping[str, Any], str]:
 
 
 def _not_ours(part: Path) -> str:
-    """Tell what is not this user's own: what others could write is not what a run of ours left."""
+    """Return what is not this user's own: what others could write is not what a run of ours left."""
     for path in (part, *part.iterdir()):
         facts = path.lstat()
         if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:

@@ -26,12 +26,7 @@ class Courier:
     """Fetch the checkpoints of one run."""
 
     def __init__(self, context: RunContext, saved: Callable[[], int]):
-        """Prepare; `start` begins.
-
-        Args:
-            context: The run.
-            saved: Gives the step of the last checkpoint that its ranks spoke of; 0 before the first.
-        """
+        """Prepare; `start` begins."""
         self._context = context
         self._saved = saved
         self._end = threading.Event()
@@ -47,11 +42,7 @@ class Courier:
         return getattr(self._context.spec.job, "checkpoints", "") == "bring"
 
     def finish(self, lost: Collection[str]) -> Returned:
-        """Fetch what is still missing, or write down what stays on the pods, once no rank is left; blocks.
-
-        Args:
-            lost: Names of pods that will not answer again.
-        """
+        """Fetch what is still missing, or write down what stays on the pods, once no rank is left; blocks."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -41,14 +41,7 @@ _JUDGE = (
 def hold(
     links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
 ) -> Returned:
-    """Write down which whole checkpoints of a run its pods hold; nothing travels.
-
-    Args:
-        links: The lines to the pods that may answer.
-        places: All ranks of the run.
-        pods: The run's folder on each pod, by its name.
-        paths: The run directory.
-    """
+    """Write down which whole checkpoints of a run its pods hold; nothing travels."""
     held = look(links, pods)
     steps = whole_steps(held, {place.rank for place in places})
     notes = []
@@ -67,16 +60,7 @@ def hold(
 
 
 def good_one(links: Sequence[AgentLink], paths: RunPaths, last_step: int | None) -> Checkpoint:
-    """Find the newest checkpoint on the pods that is whole and undamaged; every byte of it is read there.
-
-    Args:
-        links: The lines to the cluster's pods.
-        paths: The directory of the run that wrote it.
-        last_step: The step at which the new run ends; only earlier ones are of use to it.
-
-    Raises:
-        ConfigError: There is none; the message says what is wrong with each.
-    """
+    """Find the newest checkpoint on the pods that is whole and undamaged; every byte of it is read there."""
     by_name = {link.pod.name: link for link in links}
     notes: list[str] = []
     record = read_json(paths.held)
@@ -107,22 +91,7 @@ def bring_held(
 
 
 def held_checkpoint(paths: RunPaths, cluster: Path, last_step: int | None) -> Checkpoint | None:
-    """Ask for the checkpoint that a run's pods hold, before another run goes on from it.
-
-    Where the pods that go on have it, it stays where it is: in the same cluster, or on a volume that outlived it. For
-    another cluster it comes back now, if its keeper still lives.
-
-    Args:
-        paths: The directory of the run that wrote it.
-        cluster: The directory of the cluster that goes on; its keeper lives, or there is none yet.
-        last_step: The step at which the new run ends.
-
-    Returns:
-        It, where it can be used in place; None where the run directory has all there is.
-
-    Raises:
-        ConfigError: None on the pods is good.
-    """
+    """Ask for the checkpoint that a run's pods hold, before another run goes on from it."""
     if not paths.held.exists():
         return None
     info = read_json(paths.info)
@@ -154,7 +123,7 @@ def _parts_of(record: Mapping[str, object]) -> dict[int, dict[int, tuple[str, st
 
 
 def _judge(links: Mapping[str, AgentLink], pod: str, folder: str) -> tuple[str, Mapping[str, object], str]:
-    """Give what is wrong with a part, as its own pod sees it, what it says it is, and the pod."""
+    """Return what is wrong with a part, as its own pod sees it, what it says it is, and the pod."""
     link = links.get(pod)
     if link is None:
         return "there is no such pod any more", {}, pod

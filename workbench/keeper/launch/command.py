@@ -38,7 +38,7 @@ class RankPlace:
     """Name of the pod."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form that the agent reads."""
+        """Return the JSON form that the agent reads."""
         return {"rank": self.rank, "local_rank": self.local_rank, "pod": self.pod}
 
 
@@ -80,7 +80,7 @@ class LaunchCommand:
     """Variables to set beside the caller's own."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; `from_dict` reads it back."""
+        """Return the JSON form; `from_dict` reads it back."""
         return {"argv": list(self.argv), "env": dict(self.env)}
 
     @classmethod
@@ -89,7 +89,7 @@ class LaunchCommand:
         return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
     def __str__(self) -> str:
-        """Give the shell line."""
+        """Return the shell line."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*assignments, shlex.join(self.argv)])
 
@@ -106,12 +106,7 @@ def place_ranks(pods: Sequence[Pod]) -> list[RankPlace]:
 
 
 def build_command(plan: LaunchPlan) -> LaunchCommand:
-    """Make the command of a run.
-
-    Raises:
-        ConfigError: A path that DeepSpeed's launcher would pass through a shell unquoted has blanks or shell
-            characters in it.
-    """
+    """Make the command of a run."""
     if plan.launcher is Launcher.SSH:
         return _ssh(plan)
     client = _rank_client(plan, plan.pods[0])

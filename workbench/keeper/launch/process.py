@@ -28,12 +28,7 @@ class LauncherProcess:
     """A launcher that writes to a log file."""
 
     def __init__(self, command: LaunchCommand, log: Path):
-        """Start it.
-
-        Args:
-            command: What to start.
-            log: Takes its output.
-        """
+        """Start it."""
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 list(command.argv),
@@ -52,16 +47,12 @@ class LauncherProcess:
         return self._process.poll()
 
     def tail(self, lines: int = 20) -> str:
-        """Give the last lines of its output."""
+        """Return the last lines of its output."""
         text = self._log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def end(self, grace_s: float = 3.0) -> None:
-        """Wait a little for it to end by itself, then kill its process group.
-
-        DeepSpeed's own handling of signals ends other runs on the same hosts too (`pkill -f` without a job id), so
-        it gets no chance to run: SIGKILL only.
-        """
+        """Wait a little for it to end by itself, then kill its process group."""
         deadline = time.monotonic() + grace_s
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -71,11 +62,7 @@ class LauncherProcess:
 
 
 def check_launcher(launcher: Launcher) -> None:
-    """Refuse a launcher whose program is not installed here.
-
-    Raises:
-        ConfigError: Names the program and the line that installs it.
-    """
+    """Refuse a launcher whose program is not installed here."""
     needs = {Launcher.PDSH: ("pdsh", "pdsh"), Launcher.OPENMPI: ("mpirun", "openmpi-bin"), Launcher.SSH: None}[launcher]
     if needs and not shutil.which(needs[0]):
         raise ConfigError(

@@ -47,17 +47,7 @@ class AgentLink(Freight):
         warm: bool = True,
         folders: Sequence[Path] = (),
     ):
-        """Prepare a link; `open` connects it.
-
-        Args:
-            pod: A running pod.
-            identity: The cluster's key and pinned host keys.
-            lease_s: Seconds after which the agent ends everything when it hears nothing.
-            package: Name and bytes of the zipped workbench package.
-            warm: Whether the agent keeps a process with torch imported.
-            folders: Folders that the pod may see under the same path; what it sees of the first is used for what
-                would otherwise be sent to its store.
-        """
+        """Prepare a link; `open` connects it."""
         super().__init__(pod, identity, lease_s, folders)
         self.package = str(self.store / package[0])
         self.agent_pid = 0
@@ -72,12 +62,7 @@ class AgentLink(Freight):
         self._stream: RemoteStream | None = None
 
     def open(self) -> None:
-        """Connect, send the package if it is not there, start the agent if none serves, and greet it.
-
-        Raises:
-            PodError: The pod cannot be reached; ssh's words are in the message.
-            RemoteError: The agent did not start.
-        """
+        """Connect, send the package if it is not there, start the agent if none serves, and greet it."""
         from workbench.pods.ssh.connection import SSHConnection
 
         with self._lock:
@@ -104,30 +89,21 @@ class AgentLink(Freight):
         self.interface = str(hello.get("interface") or "lo")
 
     def _look_at_its_clock(self) -> tuple[float, float]:
-        """Give the seconds that the question took, and the pod's clock minus this machine's."""
+        """Return the seconds that the question took, and the pod's clock minus this machine's."""
         before = time.time()
         told = float(str(self.call("hello")["time_s"]))
         after = time.time()
         return after - before, told - (before + after) / 2
 
     def ensure(self) -> None:
-        """Open the line unless it stands. The agent may be another one than before, if its lease had ended.
-
-        Raises:
-            PodError: As for `open`.
-            RemoteError: As for `open`.
-        """
+        """Open the line unless it stands. The agent may be another one than before, if its lease had ended."""
         try:
             self.call("ping")
         except RemoteError:
             self.open()
 
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, object]:
-        """Ask the agent and return its answer.
-
-        Raises:
-            RemoteError: The line broke, no answer came in time, or the agent refused.
-        """
+        """Ask the agent and return its answer."""
         with self._lock:
             if self._stream is None:
                 raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address, command=op)
@@ -159,16 +135,7 @@ class AgentLink(Freight):
                 return answer
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
-        """Run a command on the pod and return its standard output.
-
-        Args:
-            argv: The command, word by word.
-            timeout_s: Seconds it may take.
-            again: Whether it may be run twice, and so is run again where the line broke.
-
-        Raises:
-            RemoteError: It returned another code than 0.
-        """
+        """Run a command on the pod and return its standard output."""
         if again:
             return self._lasting(lambda _ssh: self.run(argv, timeout_s))
         done = self._connection().run(argv, timeout_s=timeout_s)

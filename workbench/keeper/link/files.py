@@ -33,7 +33,7 @@ class Freight:
     """Moves things; whoever inherits has the line."""
 
     def __init__(self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path]) -> None:
-        """Say where to; see `AgentLink`."""
+        """Return where to; see `AgentLink`."""
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
@@ -49,7 +49,7 @@ class Freight:
         raise NotImplementedError
 
     def sees(self, path: Path) -> bool:
-        """Tell whether the pod sees a file or folder of this machine under the same path."""
+        """Whether the pod sees a file or folder of this machine under the same path."""
         return is_within(path, self.shared)
 
     def put(self, data: bytes, suffix: str = "") -> str:
@@ -64,15 +64,7 @@ class Freight:
         self._connection().put_bytes(data, path)
 
     def put_once(self, local: Path, digest: str) -> str:
-        """Send a file of any size to the pod's store, once per content, and return its path there.
-
-        Args:
-            local: The file.
-            digest: Its SHA-256 as hexadecimal text.
-
-        Raises:
-            RemoteError: It is no longer what its digest says, or cannot be written there.
-        """
+        """Send a file of any size to the pod's store, once per content, and return its path there."""
         if local.stat().st_size < LARGE:
             return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
         path = str(self.store / digest[:32])
@@ -91,21 +83,14 @@ class Freight:
             self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
 
     def get(self, remote: str, local: Path) -> str:
-        """Fetch a file of any size from the pod; a large one goes on from where a break, or an earlier call, left it.
-
-        Returns:
-            The SHA-256 of what is here now; that of a large file is the pod's own too.
-
-        Raises:
-            RemoteError: The pod does not give it, or no line to it could be had for as long as a lease.
-        """
+        """Fetch a file of any size from the pod."""
         if self._lasting(lambda ssh: ssh.size(remote)) < LARGE:
             self._lasting(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
         return self._carry(local.name, lambda way, tell: fetch_file(way, remote, local, tell))
 
     def _shelf(self) -> Path | None:
-        """Give the folder of this machine that stands for the pod's store, where the pod sees the first folder."""
+        """Return the folder of this machine that stands for the pod's store, where the pod sees the first folder."""
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
 
     def _put_once(self, name: str, send: Callable[[str], object]) -> str:
@@ -138,7 +123,7 @@ class Freight:
             self.moving = None
 
     def _connection(self) -> SSHConnection:
-        """Give the open connection."""
+        """Return the open connection."""
         raise NotImplementedError
 
     def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:

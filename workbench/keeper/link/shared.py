@@ -34,18 +34,7 @@ _ANSWER = (
 
 
 def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
-    """Give the folders that pods may see too.
-
-    Local pods see every folder of this machine, and are to rehearse pods that see none: they are only asked where
-    `shared` says so.
-
-    Args:
-        spec: What the cluster is asked to be.
-        root: Its directory.
-
-    Raises:
-        ConfigError: `shared` names no folder of this machine.
-    """
+    """Return the folders that pods may see too."""
     asked = spec.shared
     if asked is False or (asked is None and spec.backend.get("kind") == "local"):
         return []
@@ -60,12 +49,12 @@ def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
 
 
 def seen_by(ssh: SSHConnection, pod: Pod, folders: Sequence[Path]) -> tuple[Path, ...]:
-    """Give those of the folders that a pod sees and may write to; whatever goes wrong means no."""
+    """Return those of the folders that a pod sees and may write to; whatever goes wrong means no."""
     return tuple(folder for folder in folders if _sees(ssh, pod, folder))
 
 
 def is_within(path: Path, folders: Sequence[Path]) -> bool:
-    """Tell whether a path, links resolved, lies in one of the folders.
+    """Whether a path, links resolved, lies in one of the folders.
 
     Example:
         >>> is_within(Path("/mnt/nfs/models/t5"), [Path("/mnt/nfs")]), is_within(Path("/mnt/nfs2"), [Path("/mnt/nfs")])
@@ -75,10 +64,7 @@ def is_within(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def shared_words(pods: Sequence[tuple[str, Sequence[Path]]]) -> str:
-    """Say which pods share which folders; empty where none does.
-
-    Args:
-        pods: Names of pods with the folders that they see.
+    """Return which pods share which folders; empty where none does.
 
     Example:
         >>> shared_words([("pod-0", [Path("/nfs")]), ("pod-1", [])])

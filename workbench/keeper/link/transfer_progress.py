@@ -23,13 +23,7 @@ class Telling:
     """Speak for as long as the context is open."""
 
     def __init__(self, links: Sequence[AgentLink], say: Callable[[str], None], what: str):
-        """Prepare.
-
-        Args:
-            links: The lines to the pods.
-            say: Takes a remark; an empty one takes the last back.
-            what: What is going on, said at once; empty for nothing.
-        """
+        """Prepare."""
         self._links, self._say, self._what = links, say, what
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="telling", daemon=True)
@@ -55,12 +49,7 @@ class Telling:
 
 
 def words_of(moving: Moving, pod: str, now: float) -> str:
-    """Say how far a file is, how fast it goes and how long it will take.
-
-    Args:
-        moving: The file.
-        pod: The pod that it goes to or comes from.
-        now: The time on the clock of `time.monotonic`.
+    """Return how far a file is, how fast it goes and how long it will take.
 
     Example:
         >>> file = Moving(name="model.safetensors", done=300 << 20, size=1 << 30, begun=0, began_at=10.0)

@@ -71,11 +71,7 @@ class Attempt:
         return self.sight.left_processes if self._begun else 0
 
     def run(self) -> RunFault | None:
-        """Do all of it; blocks until nothing of it is left on any pod that answers.
-
-        Returns:
-            What went wrong; None where nothing did, or the run was cancelled. No error leaves.
-        """
+        """Do all of it; blocks until nothing of it is left on any pod that answers."""
         fault: RunFault | None = None
         watches: list[PodWatch] = []
         try:
@@ -123,24 +119,13 @@ class Attempt:
             self.stop()
 
     def stop(self) -> None:
-        """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent.
-
-        Raises:
-            WorkbenchError: The first rank's pod does not answer.
-        """
+        """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent."""
         if self._prepared:
             first = self._context.links[0]
             first.write(b"", str(pod_paths(first.pod, self._context.run_id).stop))
 
     def stacks(self) -> dict[int, str]:
-        """Ask every rank where it is.
-
-        Returns:
-            Its Python stacks by rank; "" for a rank that cannot tell, or whose pod does not answer.
-
-        Raises:
-            RunError: Its ranks have not been started yet.
-        """
+        """Ask every rank where it is."""
         if not self._begun:
             raise RunError("its ranks have not been started yet")
         texts = {place.rank: "" for place in self._context.places}

@@ -25,11 +25,7 @@ def launch_plan(
     paths: RunPaths,
     master_port: int,
 ) -> LaunchPlan:
-    """Make the plan of a run.
-
-    Raises:
-        ConfigError: pdsh or mpirun cannot take the path of the cluster's folder.
-    """
+    """Make the plan of a run."""
     launcher = Launcher(job.launcher)
     return LaunchPlan(
         run_id=run_id,

@@ -35,13 +35,7 @@ class Foreteller:
     """The inquiry of one run."""
 
     def __init__(self, link: AgentLink, run_id: str, paths: RunPaths):
-        """Prepare; `start` begins.
-
-        Args:
-            link: The line to the run's first pod.
-            run_id: Id of the run.
-            paths: Its directory.
-        """
+        """Prepare; `start` begins."""
         self._link = link
         self._run_id = run_id
         self._paths = paths

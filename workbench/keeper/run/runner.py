@@ -54,11 +54,7 @@ class Runner:
         return self._context.links
 
     def enqueue(self) -> None:
-        """Say that it waits for its turn, and keep room on the disk for its result.
-
-        Raises:
-            OSError: There is no room.
-        """
+        """Say that it waits for its turn, and keep room on the disk for its result."""
         self._journal.reserve()
         self._journal.state(RunState.QUEUED, "waiting for its turn")
 
@@ -67,28 +63,16 @@ class Runner:
         self._wishes.cancel.set()
 
     def stop(self) -> None:
-        """Ask the run to stop after the step in progress and to leave its model; it ends as cancelled. Idempotent.
-
-        Raises:
-            WorkbenchError: The first rank's pod does not answer.
-        """
+        """Ask the run to stop after the step in progress and to leave its model; it ends as cancelled. Idempotent."""
         self._wishes.stop.set()
         self._attempt.stop()
 
     def stacks(self) -> dict[int, str]:
-        """Give the Python stacks of every rank; "" for one that cannot tell.
-
-        Raises:
-            RunError: Its ranks have not been started yet.
-        """
+        """Return the Python stacks of every rank; "" for one that cannot tell."""
         return self._attempt.stacks()
 
     def run(self) -> RunState:
-        """Do all of it.
-
-        Returns:
-            How the run ended. No error leaves: what went wrong is in the result.
-        """
+        """Do all of it."""
         self._started_s = time.time()
         courier = Courier(self._context, lambda: self._attempt.sight.saved)
         courier.start()
@@ -140,7 +124,7 @@ class Runner:
         return Attempt(self._context, self._journal, self._peaks, self._wishes)
 
     def _port_was_taken(self, fault: RunFault) -> bool:
-        """Tell whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
+        """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
         said = fault.message + fault.traceback
         named = re.search(rf"\b{self._attempt.master_port}\b", said) is not None
         return named and bool(_PORT_TAKEN.search(said)) and not self._attempt.sight.training

@@ -33,26 +33,14 @@ _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "P
 
 
 def pod_paths(pod: Pod, run_id: str) -> PodRunPaths:
-    """Give the paths of a run on a pod."""
+    """Return the paths of a run on a pod."""
     return PodRunPaths(PurePosixPath(pod.root) / "runs" / run_id)
 
 
 def rank_request(
     *, run_id: str, job: Job, spec: PodSpec, link: AgentLink, places: Sequence[RankPlace], master: tuple[str, int]
 ) -> dict[str, object]:
-    """Make the request by which a pod's agent starts its ranks.
-
-    Args:
-        run_id: Id of the run.
-        job: What runs.
-        spec: What each pod is.
-        link: The pod's link.
-        places: All ranks of the run.
-        master: Address and port of torch's rendezvous.
-
-    Returns:
-        The request; it holds the environment's secrets and must not be written to a disk.
-    """
+    """Make the request by which a pod's agent starts its ranks."""
     pod = link.pod
     entry = entries.TRAINER
     module, _, function = entry.partition(":")
@@ -79,11 +67,7 @@ def rank_request(
 def send_inputs(
     link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: int, places: Sequence[RankPlace]
 ) -> None:
-    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks.
-
-    Raises:
-        RemoteError: The pod cannot be written to.
-    """
+    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks."""
     target = pod_paths(link.pod, run_id)
     link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
     if link.sees(paths.root):  # results are then written where they belong
@@ -101,7 +85,7 @@ def send_inputs(
 
 
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
-    """Give the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
+    """Return the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
     chosen = read_json(paths.job).get("resume")
     return Checkpoint.from_dict(chosen) if isinstance(chosen, dict) else None
 
@@ -144,17 +128,7 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
 
 
 def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
-    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256.
-
-    The model arrives under another name and gets its own when it is whole; `manifest.json` is written last.
-
-    Returns:
-        SHA-256 by file name.
-
-    Raises:
-        RemoteError: The pod cannot be read.
-        RunError: A file arrived with another content, or has a name that leads out of the run directory.
-    """
+    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256."""
     out = pod_paths(link.pod, run_id).out
     listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
     sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}

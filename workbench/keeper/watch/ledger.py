@@ -76,16 +76,16 @@ class Sight:
 
     @property
     def over(self) -> bool:
-        """Tell whether every rank has ended, is swept after, and all that it wrote has been read."""
+        """Whether every rank has ended, is swept after, and all that it wrote has been read."""
         return self.gone and (bool(self.lost) or len(self.ranks) == self.world_size) and self._all_in("exited")
 
     @property
     def gone(self) -> bool:
-        """Tell whether nothing of the run is left on any pod, lost ones aside."""
+        """Whether nothing of the run is left on any pod, lost ones aside."""
         return self.gone_from([name for name in self.pods if name not in self.lost])
 
     def gone_from(self, pods: Sequence[str]) -> bool:
-        """Tell whether nothing of the run is left on these pods, and all that it wrote there has been read."""
+        """Whether nothing of the run is left on these pods, and all that it wrote there has been read."""
         quiet = all(self.left.get(name) == 0 and self._drained.get(name, False) for name in pods)
         return quiet and all(r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods)
 
@@ -100,12 +100,12 @@ class Sight:
 
     @property
     def all_exited(self) -> bool:
-        """Tell whether every rank has ended."""
+        """Whether every rank has ended."""
         return len(self.ranks) == self.world_size and self._all_in("exited")
 
     @property
     def all_done(self) -> bool:
-        """Tell whether every rank left its done-record: the one meaning of success."""
+        """Whether every rank left its done-record: the one meaning of success."""
         return len(self.ranks) == self.world_size and all(rank.done for rank in self.ranks.values())
 
     @property
@@ -114,14 +114,14 @@ class Sight:
         return sorted(rank.rank for rank in self.ranks.values() if rank.forced)
 
     def silent(self, least_s: float) -> dict[str, float]:
-        """Give the pods that have not answered for some time, with the seconds; lost ones aside."""
+        """Return the pods that have not answered for some time, with the seconds; lost ones aside."""
         now = time.monotonic()
         silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
         return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
 
     @property
     def ended_alone(self) -> dict[int, float]:
-        """Give the ranks that ended well while others run on, with the seconds since (by this machine's clock)."""
+        """Return the ranks that ended well while others run on, with the seconds since (by this machine's clock)."""
         if not self._any_in("running"):
             return {}
         now = time.time()

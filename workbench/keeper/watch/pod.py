@@ -67,17 +67,7 @@ class PodWatch:
         lease_s: float,
         look: Callable[[], Sequence[Pod]],
     ):
-        """Prepare; `start` begins.
-
-        Args:
-            link: The open link of the pod.
-            run_id: The run to follow.
-            ranks: Its ranks on this pod.
-            paths: The run directory, for the logs.
-            reports: Where reports go.
-            lease_s: Silence after which the agent will have ended its ranks.
-            look: Asks the backend for the pods as they are now.
-        """
+        """Prepare; `start` begins."""
         self._link = link
         self._run_id = run_id
         self._collector = Collector(paths, ranks)

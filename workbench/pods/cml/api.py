@@ -14,17 +14,10 @@ _ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "
 
 
 class WorkersApi:
-    """The platform's calls.
-
-    https://docs.cloudera.com/machine-learning/cloud/distributed-computing/topics/ml-workers-api.html
-    """
+    """The platform's calls."""
 
     def find(self) -> Any:
-        """Give the module.
-
-        Raises:
-            ConfigError: This is no session of Cloudera ML.
-        """
+        """Return the module."""
         try:
             from cml import workers_v1  # type: ignore[import-not-found]
 
@@ -38,17 +31,7 @@ class WorkersApi:
         return workers_v1
 
     def call(self, verb: str, *args: object, **options: object) -> Any:
-        """Call the platform.
-
-        Args:
-            verb: The function of the module.
-            args: Its arguments.
-            options: Its named arguments.
-
-        Raises:
-            BackendError: It refused; its words are in the message.
-            ConfigError: This is no session of Cloudera ML.
-        """
+        """Call the platform."""
         module = self.find()
         try:
             return getattr(module, verb)(*args, **options)
@@ -57,12 +40,12 @@ class WorkersApi:
 
 
 def has_ended(worker: Mapping[str, object]) -> bool:
-    """Tell whether the platform says of a worker that it will never run again."""
+    """Whether the platform says of a worker that it will never run again."""
     return str(worker.get("status", "")).lower() in _ENDED
 
 
 def words_of(worker: Mapping[str, object]) -> str:
-    """Say what the platform tells of a worker, but for what may be secret.
+    """Return what the platform tells of a worker, but for what may be secret.
 
     Example:
         >>> words_of({"id": 7, "status": "failed", "reason": "no such image", "env": {"TOKEN": "x"}})

@@ -50,7 +50,7 @@ class CMLPods:
         root: str = "/tmp",
         options: Mapping[str, object] | None = None,
     ) -> None:
-        """Say what each worker gets; starts nothing.
+        """Return what each worker gets; starts nothing.
 
         Args:
             cpu: Processor cores. Default: what the `PodSpec` says.
@@ -92,7 +92,7 @@ class CMLPods:
         return f"CMLPods({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items() if key != 'kind')})"
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form."""
+        """Return the JSON form."""
         plain: dict[str, object] = {"cpu": None, "memory_gib": None, "nvidia_gpu": None}
         plain |= {"port": 2222, "project": "/home/cdsw", "root": "/tmp", "options": {}}
         return {"kind": self.kind} | {
@@ -138,7 +138,7 @@ class CMLPods:
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Give the last lines of a worker's pod and its SSH daemon; also after `stop`.
+        """Return the last lines of a worker's pod and its SSH daemon; also after `stop`.
 
         Raises:
             ConfigError: No pod of this name was launched.
@@ -205,12 +205,7 @@ class CMLPods:
         )
 
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
-        """Ask for one worker, so that each has a name of ours.
-
-        Raises:
-            BackendError: The platform refused.
-            PodError: `stop` was called meanwhile.
-        """
+        """Ask for one worker, so that each has a name of ours."""
         file = Path(config.log).with_suffix(".json")
         argv = [sys.executable, "-m", entries.CML_WORKER, str(file)]
         asked = {
@@ -253,16 +248,12 @@ class CMLPods:
             raise PodError("; ".join(self._failed))
 
     def _last_words(self, name: str) -> str:
-        """Say which worker it is and what it last wrote."""
+        """Return which worker it is and what it last wrote."""
         line = tail_of(self._logs[name], 1) or "none"
         return f"worker {self._ids.get(name)}, last log line: {line}"
 
     def _placed(self, came: Sequence[Pod]) -> list[Pod]:
-        """Compare what workers say of their address with what the platform says; it need not say anything.
-
-        Raises:
-            PodError: They contradict each other.
-        """
+        """Compare what workers say of their address with what the platform says; it need not say anything."""
         told = {str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._api.call("list_workers")}
         for pod in came:
             address = told.get(str(self._ids[pod.name]), "")
@@ -274,7 +265,7 @@ class CMLPods:
         return list(came)
 
     def _seen(self, pod: Pod, worker: Mapping[str, object] | None) -> Pod:
-        """Say how a worker stands now."""
+        """Return how a worker stands now."""
         if pod.phase.is_terminal:
             return pod
         if worker is None:

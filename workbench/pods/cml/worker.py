@@ -84,11 +84,7 @@ def _hold(config: WorkerConfig) -> int:
 
 
 def own_address() -> str:
-    """Give the address of this session or worker, in the platform's own variable.
-
-    Raises:
-        KeyError: This is no session of Cloudera ML.
-    """
+    """Return the address of this session or worker, in the platform's own variable."""
     return os.environ[ADDRESS]
 
 

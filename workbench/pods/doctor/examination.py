@@ -47,12 +47,12 @@ class HostReport:
 
     @property
     def reached(self) -> bool:
-        """Tell whether somebody could look around there."""
+        """Whether somebody could look around there."""
         return self.findings[0].verdict is Verdict.GOOD
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing is bad."""
+        """Whether nothing is bad."""
         return not any(finding.verdict is Verdict.BAD for finding in self.findings)
 
 
@@ -71,12 +71,12 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Tell whether nothing is bad; a warning is not."""
+        """Whether nothing is bad; a warning is not."""
         return all(host.ok for host in self.hosts) and not (self.exchange and self.exchange.problem)
 
     @property
     def problems(self) -> list[tuple[HostReport, Finding]]:
-        """Give what is bad and what deserves a look, host by host."""
+        """Return what is bad and what deserves a look, host by host."""
         wrong = (Verdict.BAD, Verdict.WARNING)
         return [(host, finding) for host in self.hosts for finding in host.findings if finding.verdict in wrong]
 
@@ -100,14 +100,7 @@ class Diagnosis:
 
 
 def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec) -> tuple[HostReport, ...]:
-    """Look at all pods at once; takes at most some five seconds, however many do not answer.
-
-    Args:
-        pods: The pods.
-        identity: The cluster's key and pinned host keys.
-        package: Path of this package on the pods.
-        spec: What each pod was asked to be.
-    """
+    """Look at all pods at once; takes at most some five seconds, however many do not answer."""
     here = installed_versions()
 
     def examine(pod: Pod) -> HostReport:
@@ -122,15 +115,7 @@ def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: Po
 def judge_visit(
     seen: Visit, pod: Pod, spec: PodSpec, here: Mapping[str, str], pinned: Sequence[str] = ()
 ) -> HostReport:
-    """Judge a visit. Pure.
-
-    Args:
-        seen: What came of it.
-        pod: Whom it was paid.
-        spec: What the pod was asked to be.
-        here: Versions of the notebook's own process, by package.
-        pinned: The host keys that are trusted, as `type base64`.
-    """
+    """Judge a visit. Pure."""
     facts = _facts(seen.out)
     if facts is None:
         findings = [*_unreached(seen, pod, pinned)]
@@ -167,7 +152,7 @@ def _facts(out: str) -> Mapping[str, object] | None:
 
 
 def _skew(there_s: float, began_s: float, ended_s: float) -> float:
-    """Give the seconds by which a clock is certainly off: its reading lay between two of ours if it agrees.
+    """Return the seconds by which a clock is certainly off: its reading lay between two of ours if it agrees.
 
     Example:
         >>> _skew(10.5, 10.0, 11.0), _skew(14.0, 10.0, 11.0), _skew(9.0, 10.0, 11.0)
@@ -200,7 +185,7 @@ def _keys(words: str, pinned: Sequence[str]) -> str:
 
 
 def _ssh_fix(seen: Visit, pod: Pod) -> str:
-    """Say what mends a login that failed, by ssh's own words."""
+    """Return what mends a login that failed, by ssh's own words."""
     for said, fix in _SSH_FIXES.items():
         if said in seen.words:
             return fix.format(pod=pod.name, address=pod.address, port=pod.ssh_port, python=pod.python)

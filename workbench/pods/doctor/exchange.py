@@ -39,19 +39,12 @@ class Exchange:
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
-        """Give the bus bandwidth of the largest all-reduce, in 10^9 bytes per second; see `bus_bytes_per_s`."""
+        """Return the bus bandwidth of the largest all-reduce, in 10^9 bytes per second; see `bus_bytes_per_s`."""
         return bus_bytes_per_s(*self.sizes[-1], self.pods) / 1e9 if self.sizes else None
 
 
 def bus_bytes_per_s(size: int, took_s: float, ranks: int) -> float:
-    """Give the bytes a second that a link carries in an all-reduce.
-
-    A ring moves every byte 2 (n - 1) / n times over each link: nccl-tests, doc/PERFORMANCE.md.
-
-    Args:
-        size: Bytes of the tensor.
-        took_s: Seconds that its all-reduce took.
-        ranks: Number of processes.
+    """Return the bytes a second that a link carries in an all-reduce.
 
     Example:
         >>> bus_bytes_per_s(3_000_000, 0.5, 3)
@@ -63,18 +56,7 @@ def bus_bytes_per_s(size: int, took_s: float, ranks: int) -> float:
 def measure_exchange(
     pods: Sequence[Pod], identity: Identity, package: str, interfaces: Mapping[str, str], env: Mapping[str, str]
 ) -> Exchange:
-    """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods.
-
-    Args:
-        pods: The pods, two or more.
-        identity: The cluster's key.
-        package: Path of this package on the pods.
-        interfaces: Network interface of each pod's address, by the pod's name.
-        env: Environment of the cluster's ranks; it travels on stdin.
-
-    Returns:
-        What was measured; with a `problem` where not all of it could be.
-    """
+    """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
     command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-m", entries.ALLREDUCE]
     processes: list[Popen[str]] = []
     try:
@@ -176,7 +158,7 @@ class _LastWords:
 
     @property
     def last(self) -> str:
-        """Give the last line, once the process has ended."""
+        """Return the last line, once the process has ended."""
         self._reader.join(_END_S)
         return self._line
 

@@ -55,18 +55,7 @@ class Finding:
 def judge_facts(
     facts: Mapping[str, object], pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
 ) -> Iterator[Finding]:
-    """Judge what `jobs/examine.py` printed on a pod.
-
-    Args:
-        facts: What it printed.
-        pod: The pod.
-        spec: What was asked for.
-        here: Versions of the notebook's own process, by package.
-        skew_s: Seconds by which the pod's clock is certainly wrong; 0 if it agrees as well as could be measured.
-
-    Yields:
-        The findings of all checks behind the SSH ones, in the order of `CHECKS`.
-    """
+    """Judge what `jobs/examine.py` printed on a pod."""
     yield _clock(skew_s)
     versions = _table(facts.get("versions"))
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):

@@ -26,11 +26,7 @@ def loopback_addresses(count: int) -> list[str]:
 
 
 def free_port(addresses: Sequence[str]) -> int:
-    """Pick a port that is free on all these addresses. Another process may take it before it is used.
-
-    Raises:
-        BackendError: This machine lacks one of the addresses, or has no such port.
-    """
+    """Pick a port that is free on all these addresses. Another process may take it before it is used."""
     for port in random.sample(_PORTS, 200):
         if all(_is_free(address, port) for address in addresses):
             return port
@@ -38,19 +34,14 @@ def free_port(addresses: Sequence[str]) -> int:
 
 
 def check_free(addresses: Sequence[str], port: int) -> None:
-    """Refuse a port that is taken on one of these addresses.
-
-    Raises:
-        ConfigError: Names address, port and, where it can be found, the process that listens there.
-        BackendError: This machine lacks one of the addresses.
-    """
+    """Refuse a port that is taken on one of these addresses."""
     for address in addresses:
         if not _is_free(address, port):
             raise ConfigError(f"port {port} on {address} is in use{_by_whom(address, port)}; give another, or none")
 
 
 def port_holder(address: str, port: int) -> int | None:
-    """Give the pid of the process that listens there, None if nobody does or it may not be seen (Linux only)."""
+    """Return the pid of the process that listens there, None if nobody does or it may not be seen (Linux only)."""
     inodes = set(_listening_inodes(address, port))
     for link in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
         with contextlib.suppress(OSError):
@@ -60,12 +51,7 @@ def port_holder(address: str, port: int) -> int | None:
 
 
 def _is_free(address: str, port: int) -> bool:
-    """Tell whether a daemon could listen there.
-
-    Raises:
-        BackendError: This machine lacks the address.
-        ConfigError: The user may not use the port.
-    """
+    """Whether a daemon could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as sshd does: old connections are no hindrance
         try:

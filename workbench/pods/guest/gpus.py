@@ -12,11 +12,7 @@ __all__ = ["visible_gpus"]
 
 
 def visible_gpus(count: int) -> list[str]:
-    """Give the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
-
-    Raises:
-        ConfigError: There are not that many.
-    """
+    """Return the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     if count == 0:
         return []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -171,11 +171,7 @@ def _await_listening(process: subprocess.Popen[bytes], log: Path, seen: int) -> 
 
 
 def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
-    """Reap the pod's orphans until the keeper has been dead for a lease.
-
-    Raises:
-        PodError: The daemon ended.
-    """
+    """Reap the pod's orphans until the keeper has been dead for a lease."""
     waker, wakened = socket.socketpair()
     waker.setblocking(False)
     wakened.setblocking(False)

@@ -24,7 +24,7 @@ _FORGOTTEN_S = 60.0
 
 
 def can_limit_memory() -> bool:
-    """Tell whether this user may limit the memory of pods on this machine; tries it."""
+    """Whether this user may limit the memory of pods on this machine; tries it."""
     limit = MemoryLimit.make(f"try-{os.getpid()}", 1.0)
     if limit is None:
         return False
@@ -41,15 +41,7 @@ class MemoryLimit:
 
     @classmethod
     def make(cls, name: str, gib: float) -> MemoryLimit | None:
-        """Make a group with a limit, and remove empty ones that a killed keeper has left.
-
-        Args:
-            name: What tells it from all others.
-            gib: The limit, in GiB; swap does not extend it.
-
-        Returns:
-            The group; None where this machine does not let us.
-        """
+        """Make a group with a limit, and remove empty ones that a killed keeper has left."""
         for parent, version in _parents():
             _forget(parent)
             folder = parent / f"{_PREFIX}{name}"
@@ -67,11 +59,7 @@ class MemoryLimit:
         return None
 
     def take(self, pid: int) -> None:
-        """Put a process, and all that it starts from now on, under the limit.
-
-        Raises:
-            OSError: The kernel refused.
-        """
+        """Put a process, and all that it starts from now on, under the limit."""
         (self.folder / "cgroup.procs").write_text(str(pid))
 
     def remove(self) -> None:
@@ -85,7 +73,7 @@ class MemoryLimit:
 
 
 def _parents() -> Iterator[tuple[Path, int]]:
-    """Give the groups, with their versions, in which we may perhaps make one: our own, then the root that we see."""
+    """Return the groups, with their versions, in which we may perhaps make one: our own, then the root that we see."""
     paths: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():

@@ -85,15 +85,11 @@ class Daemon:
 
     @property
     def host_key(self) -> str:
-        """Give the public host key, `type base64`."""
+        """Return the public host key, `type base64`."""
         return check_key_line((self.folder / "host_key.pub").read_text().strip())
 
     def prepare(self, sshd: str) -> None:
-        """Make the folder (0700) with host key, authorized key and configuration (0600).
-
-        Raises:
-            ConfigError: A path or value cannot stand in sshd's configuration, or ssh-keygen is missing.
-        """
+        """Make the folder (0700) with host key, authorized key and configuration (0600)."""
         self.folder.mkdir(mode=0o700)
         generate_key(self.folder / "host_key", comment=self.folder.parent.name)
         allowed = f'restrict,from="{self.allowed_from}" {check_key_line(self.public_key)}\n'
@@ -101,7 +97,7 @@ class Daemon:
         write_private(self.folder / "sshd_config", self.config() + _quirks(sshd))
 
     def config(self) -> str:
-        """Give the text of sshd_config."""
+        """Return the text of sshd_config."""
         session = " ".join(_quoted(f"{name}={value}") for name, value in self.environment.items())
         own = _CONFIG.format(
             listen=f"{check_address(self.address)}:{check_port(self.port)}",
@@ -113,16 +109,12 @@ class Daemon:
         return own + SSHD_OPTIONS
 
     def command(self, sshd: str) -> list[str]:
-        """Give the argument list that runs the daemon in the foreground, its log on stderr."""
+        """Return the argument list that runs the daemon in the foreground, its log on stderr."""
         return [sshd, "-D", "-e", "-f", str(self.folder / "sshd_config")]  # -f must be absolute: sshd runs itself anew
 
 
 def find_sshd() -> str:
-    """Give the absolute path of sshd; as root, also see to its privilege separation folder.
-
-    Raises:
-        ConfigError: It is not installed; the message says how to install it.
-    """
+    """Return the absolute path of sshd; as root, also see to its privilege separation folder."""
     path = shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin")
     if path is None:
         raise ConfigError(f"sshd is not installed, and local pods are OpenSSH daemons; run: {APT_LINE}")
@@ -132,11 +124,7 @@ def find_sshd() -> str:
 
 
 def login_user() -> str:
-    """Give the name of the calling user, having seen that OpenSSH will let that user in and run commands.
-
-    Raises:
-        ConfigError: The user has no name, no shell, or is locked; says what to do.
-    """
+    """Return the name of the calling user, having seen that OpenSSH will let that user in and run commands."""
     try:
         account = pwd.getpwuid(os.geteuid())
     except KeyError as error:
@@ -153,10 +141,7 @@ def login_user() -> str:
 
 
 def _quirks(sshd: str) -> str:
-    """Give configuration lines that only newer versions of sshd know.
-
-    From 9.8 on, sshd shuts an address out for a while after a failed login; all of ours come from 127.0.0.1.
-    """
+    """Give configuration lines that only newer versions of sshd know."""
     done = subprocess.run([sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
     return "" if version is None or (int(version[1]), int(version[2])) < (9, 8) else "PerSourcePenalties no\n"

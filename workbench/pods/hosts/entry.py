@@ -66,14 +66,7 @@ class Arrival:
 
 
 def meet_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Meet all hosts at once; see `hostkeys.meet`.
-
-    Returns:
-        For each host its key, and that of the host on the way to it or nothing.
-
-    Raises:
-        WorkbenchError: Some would not do: each is named with its reason, within five seconds.
-    """
+    """Meet all hosts at once; see `hostkeys.meet`."""
     from workbench.pods.hosts.keys import meet
 
     pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
@@ -91,11 +84,7 @@ def meet_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str,
 
 
 def everywhere(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
-    """Do something for each item at once; the items stand for these pods.
-
-    Raises:
-        WorkbenchError: It failed for some; each is named.
-    """
+    """Do something for each item at once; the items stand for these pods."""
     with ThreadPoolExecutor(max_workers=_at_once([pod.jump for pod in pods])) as pool:
         futures = [pool.submit(action, item) for item in items]
         wait(futures)
@@ -104,12 +93,7 @@ def everywhere(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]
 
 
 def enter_host(connection: SSHConnection, *, root: str, folder: str, python: str) -> Arrival:
-    """Make the pod's folder on a host and ask what the host is.
-
-    Raises:
-        ConfigError: The Python is not there, too old or without torch, or the folder cannot be made; says what to do.
-        PodError: The host broke off.
-    """
+    """Make the pod's folder on a host and ask what the host is."""
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
     request = {"root": root, "folder": folder, "pod": pod.name, "packages": list(PACKAGES)}
@@ -138,14 +122,7 @@ def enter_host(connection: SSHConnection, *, root: str, folder: str, python: str
 
 
 def leave_host(connection: SSHConnection, *, root: str, folder: str, python: str) -> list[str]:
-    """End what bears the pod's mark there and remove its folder.
-
-    Returns:
-        The last lines of the agent's log.
-
-    Raises:
-        WorkbenchError: The host does not answer, or something could not be ended.
-    """
+    """End what bears the pod's mark there and remove its folder."""
     pod = connection.pod
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
@@ -159,11 +136,7 @@ def leave_host(connection: SSHConnection, *, root: str, folder: str, python: str
 
 
 def check_arrivals(pods: Sequence[Pod], arrivals: Sequence[Arrival], spec: PodSpec) -> None:
-    """Refuse hosts that are not what is asked for, or not as many as they have names.
-
-    Raises:
-        ConfigError: Names each host and what it lacks.
-    """
+    """Refuse hosts that are not what is asked for, or not as many as they have names."""
     troubles = [
         f"{pod.address}: {lack}"
         for pod, arrival in zip(pods, arrivals, strict=True)
@@ -202,12 +175,7 @@ class _NoAnswer(Exception):
 
 
 def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float) -> dict[str, object]:
-    """Have the host's Python run our script.
-
-    Raises:
-        RemoteError: The line broke, or no end in time.
-        _NoAnswer: It ended without an answer.
-    """
+    """Have the host's Python run our script."""
     # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
     start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
     argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
@@ -226,11 +194,7 @@ def _at_once(jumps: Sequence[object]) -> int:
 
 
 def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
-    """Raise one error that says what all that failed say.
-
-    Raises:
-        WorkbenchError: Of their own kind where they are of one, else a PodError.
-    """
+    """Raise one error that says what all that failed say."""
     errors: list[WorkbenchError] = []
     for future, words in zip(futures, unfinished, strict=True):
         error = future.exception() if future.done() else PodTimeout(words)

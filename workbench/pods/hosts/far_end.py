@@ -42,11 +42,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def enter(root: str, folder: str, pod: str, packages: list[str]) -> dict[str, Any]:
-    """Make the pod's folder `root/folder/pod` and say what this host is.
-
-    Raises:
-        ValueError: The folder is there already and is not ours alone.
-    """
+    """Make the pod's folder `root/folder/pod` and say what this host is."""
     own = Path(root).expanduser().resolve() / folder
     own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -106,7 +102,7 @@ def _ours(root: str) -> set[int]:
 
 
 def _parent(entry: Path) -> int:
-    """Give a live process's parent; 0 for a zombie and for one that has gone."""
+    """Return a live process's parent; 0 for a zombie and for one that has gone."""
     text = _read(entry / "stat")
     words = text[text.rindex(")") + 2 :].split() if text else ["X"]  # the name before it may hold blanks and brackets
     return 0 if words[0] in "ZX" else int(words[1])

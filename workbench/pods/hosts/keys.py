@@ -23,21 +23,7 @@ _KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sh
 
 
 def meet(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Meet a host: judge its key, see that it lets us in, and leave.
-
-    Args:
-        host: The host, complete.
-        trust: Fingerprints that the user vouches for, by host.
-        timeout_s: Seconds that one step may take.
-
-    Returns:
-        The host's key, and that of the host on the way to it (empty without one), `type base64`.
-
-    Raises:
-        PodError: No way there, another key than the known one, an unknown key, or no entry with our key.
-        PodTimeout: No answer in time.
-        ConfigError: The private key cannot be used.
-    """
+    """Meet a host: judge its key, see that it lets us in, and leave."""
     if host.jump is None:
         return _enter(host, trust, timeout_s, None), ""
     hop_key = _enter(host.jump, trust, timeout_s, None)
@@ -49,11 +35,7 @@ def meet(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, s
 
 
 def known_keys(host: Host) -> list[str]:
-    """Give the keys (`type base64`) that the host's known_hosts files hold for it; ssh-keygen reads them.
-
-    Raises:
-        ConfigError: One of its keys is marked as revoked.
-    """
+    """Return the keys (`type base64`) that the host's known_hosts files hold for it; ssh-keygen reads them."""
     name = host.known_as or known_hosts_name(host.reached or host.address, host.port)
     found = []
     for file in host.known_hosts:
@@ -70,7 +52,7 @@ def known_keys(host: Host) -> list[str]:
 
 
 def vouched(host: Host, trust: Mapping[str, str]) -> str:
-    """Give the fingerprint that the user vouches for, under the host's name or its address and port."""
+    """Return the fingerprint that the user vouches for, under the host's name or its address and port."""
     names = (host.address, f"{host.address}:{host.port}", host.where, host.reached)
     return next((trust[name] for name in names if name in trust), "")
 
@@ -114,11 +96,7 @@ def _listen(
 
 
 def _judge(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: paramiko.Transport) -> None:
-    """Refuse a key that is not the known or vouched one.
-
-    Raises:
-        PodError: It is another one, or nobody vouches for it.
-    """
+    """Refuse a key that is not the known or vouched one."""
     mark = fingerprint(shown)
     if expected:
         if mark != expected:

@@ -51,7 +51,7 @@ class Host:
         return f"{self.reached or self.address}:{self.port}"
 
     def to_dict(self) -> dict[str, object]:
-        """Give what was said of it, as `read_host` reads it."""
+        """Return what was said of it, as `read_host` reads it."""
         names = ("address", "user", "port", "key", "slots")
         return {name: value for name in names if (value := getattr(self, name))}
 
@@ -61,15 +61,12 @@ class Host:
         return self.address if len(said := self.to_dict()) == 1 else said
 
     def __str__(self) -> str:
-        """Give the name, and where it leads if that is another one."""
+        """Return the name, and where it leads if that is another one."""
         return f"{self.address} ({self.where})"
 
 
 def read_host(given: object) -> Host:
     """Read one host as a user wrote it: "name", "user@name:port", or an object with the fields.
-
-    Raises:
-        ConfigError: It is neither, or a part of it is not what it should be.
 
     Example:
         >>> read_host("ada@gpu-1:2222").where
@@ -99,11 +96,7 @@ def read_host(given: object) -> Host:
 
 
 def from_hostfile(path: Path) -> list[Host]:
-    """Read the hosts and slots of a DeepSpeed or MPI hostfile.
-
-    Raises:
-        ConfigError: It cannot be read; names the line where one is wrong.
-    """
+    """Read the hosts and slots of a DeepSpeed or MPI hostfile."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -113,16 +106,7 @@ def from_hostfile(path: Path) -> list[Host]:
 
 
 def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
-    """Fill in what an OpenSSH configuration says of a host; what was given beside it stands.
-
-    Args:
-        host: The host.
-        config: Path of the file; empty: the user's own and the machine's, as `ssh` reads them.
-        on_the_way: Whether it is a jump host itself; `Host *` with a ProxyJump means it too and must not lead on.
-
-    Raises:
-        ConfigError: `ssh` refuses the configuration, or it asks for what is not supported.
-    """
+    """Fill in what an OpenSSH configuration says of a host; what was given beside it stands."""
     said = _ask_ssh(host.address, config)
     jump = said.get("proxyjump", ["none"])[0]
     command = said.get("proxycommand", ["none"])[0]
@@ -150,11 +134,7 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
 
 
 def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -> Host:
-    """Fill what is still empty with defaults, for the host and the one on the way to it.
-
-    Raises:
-        ConfigError: There is no key for it.
-    """
+    """Fill what is still empty with defaults, for the host and the one on the way to it."""
     if not (host.key or key):
         raise ConfigError(
             f"no key to log in to {host.address} with: give SSHPods(…, key=PATH of your private key), one in the host's"
@@ -212,7 +192,7 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
 
 
 def _first_there(paths: Sequence[str]) -> str:
-    """Give the first identity file that exists; ssh lists its defaults too, most of which do not."""
+    """Return the first identity file that exists; ssh lists its defaults too, most of which do not."""
     return next((str(path) for text in paths if (path := Path(text).expanduser()).is_file()), "")
 
 

@@ -65,7 +65,7 @@ class SSHPods:
         python: str = "python3",
         root: str = "~/.cache/deepspeed-workbench",
     ) -> None:
-        """Say which hosts, and how to get in; connects to none.
+        """Return which hosts, and how to get in; connects to none.
 
         Args:
             hosts: Each "name", "user@name:port", or an object with address, user, port, key, slots.
@@ -112,7 +112,7 @@ class SSHPods:
         return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in said.items() if key != 'kind')})"
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form; a hostfile's hosts and slots stand in it, not its path."""
+        """Return the JSON form; a hostfile's hosts and slots stand in it, not its path."""
         given = {name: getattr(self, name) for name, value in _DEFAULTS.items() if getattr(self, name) != value}
         jump = {"jump": self.jump.to_dict()} if self.jump else {}
         return {"kind": self.kind, "hosts": [host.to_dict() for host in self.hosts], **jump, **given}
@@ -144,12 +144,12 @@ class SSHPods:
             raise
 
     def refresh(self) -> list[Pod]:
-        """Give the pods; a host whose connection broke is Unknown until it answers again."""
+        """Return the pods; a host whose connection broke is Unknown until it answers again."""
         self._pods = [self._look(pod) for pod in self._pods]
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Give what is known of a host, and the end of its agent's log; also after `stop`.
+        """Return what is known of a host, and the end of its agent's log; also after `stop`.
 
         Raises:
             ConfigError: No pod of this name was launched.

@@ -50,7 +50,7 @@ class EventStream:
         self._response = response
 
     def __iter__(self) -> Iterator[Manifest]:
-        """Give the events as they come."""
+        """Return the events as they come."""
         try:
             for line in self._response:
                 if line.strip():
@@ -79,11 +79,7 @@ class KubeApi:
     """One API server and one namespace. Several threads may use it."""
 
     def __init__(self, options: KubernetesOptions):
-        """Read the configuration; nothing is sent yet.
-
-        Raises:
-            ConfigError: There is none, or it cannot be used.
-        """
+        """Read the configuration; nothing is sent yet."""
         client = need_client()
         access = find_access(options)
         self.in_cluster, self.namespace = access.in_cluster, access.namespace
@@ -108,11 +104,7 @@ class KubeApi:
         return str(self._configuration.host)
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
-        """Make an object, and give it as the server has it.
-
-        Raises:
-            ApiRefusal: The server refused, or could not be reached.
-        """
+        """Make an object, and give it as the server has it."""
         try:
             return self._call("create", kind, self._verbs[kind].create, self.namespace, manifest)
         except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names
@@ -129,20 +121,12 @@ class KubeApi:
                 raise
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
-        """Give the objects and the version of the list, from which a watch goes on.
-
-        Raises:
-            ApiRefusal: The server refused, or could not be reached.
-        """
+        """Return the objects and the version of the list, from which a watch goes on."""
         found: Any = self._call("list", kind, self._verbs[kind].list, self.namespace, **selector)
         return list(found["items"]), str(found.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, kind: Kind, version: str, **selector: str) -> EventStream:
-        """Open a watch that goes on from a version.
-
-        Raises:
-            ApiRefusal: The server refused, or could not be reached; status 410 where the version is too old.
-        """
+        """Open a watch that goes on from a version."""
         timeouts = (_TIMEOUT_S[0], _WATCH_S + 30.0)
         response = self._once(
             ("watch", kind),
@@ -158,15 +142,11 @@ class KubeApi:
         return EventStream(response)
 
     def read_pod(self, name: str) -> Manifest:
-        """Give a pod.
-
-        Raises:
-            ApiRefusal: There is none, or the server refused.
-        """
+        """Return a pod."""
         return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
 
     def own_pod(self) -> Owner | None:
-        """Give the pod that this process runs in, None outside a cluster or in another namespace."""
+        """Return the pod that this process runs in, None outside a cluster or in another namespace."""
         if not self.in_cluster or account_namespace() != self.namespace:
             return None
         name = socket.gethostname()
@@ -179,11 +159,7 @@ class KubeApi:
         return Owner(name=name, uid=str(metadata["uid"]))
 
     def log(self, name: str, tail: int) -> str:
-        """Give the last lines of a pod's log.
-
-        Raises:
-            ApiRefusal: There is none, or the server refused.
-        """
+        """Return the last lines of a pod's log."""
         what, read = ("get", "pod/log"), self._core.read_namespaced_pod_log
         if self.giving_up.is_set():
             response = self._once(what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S)
@@ -192,11 +168,7 @@ class KubeApi:
         return bytes(response.data).decode(errors="backslashreplace")
 
     def forward(self, name: str, port: int) -> Any:
-        """Open a WebSocket to a port of a pod; `portforward.py` speaks its protocol.
-
-        Raises:
-            ApiRefusal: The server refused, or could not be reached.
-        """
+        """Open a WebSocket to a port of a pod; `portforward.py` speaks its protocol."""
         from kubernetes.stream import stream
 
         # A client of its own: while `stream` opens the socket, it changes the client that it is given.
@@ -251,7 +223,7 @@ class KubeApi:
             raise ConfigError(f"the {what[1]}'s manifest is not valid: {_mistakes(error)}") from error
 
     def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:
-        """Say what was refused, in the server's words."""
+        """Return what was refused, in the server's words."""
         status = int(error.status or 0)
         words = _message(error)
         advice = ""
@@ -274,13 +246,13 @@ class _MadeBefore(Exception):
 
 
 def _pause_s(error: ApiRefusal, tries: int) -> float:
-    """Give the seconds until the next try: what the server said, or 0.2 s doubling, with a fifth of chance."""
+    """Return the seconds until the next try: what the server said, or 0.2 s doubling, with a fifth of chance."""
     asked_s = error.retry_after_s if error.retry_after_s is not None else min(5.0, 0.2 * 2**tries)
     return asked_s * random.uniform(1.0, 1.2)
 
 
 def _message(error: Any) -> str:
-    """Give the server's own words."""
+    """Return the server's own words."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
@@ -288,7 +260,7 @@ def _message(error: Any) -> str:
 
 
 def _mistakes(error: ValueError) -> str:
-    """Say where a manifest is wrong, without its values."""
+    """Return where a manifest is wrong, without its values."""
     found: list[Any] = getattr(error, "errors", list)()
     return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in found[:5]) or str(error)[:500]
 

@@ -36,11 +36,7 @@ class Access:
 
 
 def need_client() -> Any:
-    """Give the official client's module.
-
-    Raises:
-        ConfigError: It is not installed; the message says what to install.
-    """
+    """Return the official client's module."""
     try:
         from kubernetes import client
     except ImportError as error:
@@ -51,11 +47,7 @@ def need_client() -> Any:
 
 
 def find_access(options: KubernetesOptions) -> Access:
-    """Find the API server: what the options name, else the service account of this pod, else the kubeconfig.
-
-    Raises:
-        ConfigError: There is none, or it cannot be used.
-    """
+    """Find the API server: what the options name, else the service account of this pod, else the kubeconfig."""
     import yaml
     from kubernetes import config
 
@@ -77,7 +69,7 @@ def find_access(options: KubernetesOptions) -> Access:
 
 
 def account_namespace() -> str:
-    """Give the namespace that this process runs in; empty outside a cluster."""
+    """Return the namespace that this process runs in; empty outside a cluster."""
     with contextlib.suppress(OSError):
         return (_ACCOUNT / "namespace").read_text().strip()
     return ""

@@ -79,12 +79,12 @@ class Owner:
     """Its unique id."""
 
     def references(self) -> list[Manifest]:
-        """Give the owner references of what it owns."""
+        """Return the owner references of what it owns."""
         return [{"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}]
 
 
 def base_name(cluster_id: str, suffix: str) -> str:
-    """Give the name that the objects of a cluster share: a DNS label of at most 48 characters.
+    """Return the name that the objects of a cluster share: a DNS label of at most 48 characters.
 
     Example:
         >>> base_name("My_Cluster 7", "0a1b2c")
@@ -114,11 +114,7 @@ class ClusterObjects:
     """Seconds that a pod waits for the first login."""
 
     def __post_init__(self) -> None:
-        """Refuse pods without an image.
-
-        Raises:
-            ConfigError: Neither the backend nor `PodSpec` names one.
-        """
+        """Refuse pods without an image."""
         if not self.image:
             raise ConfigError(
                 "Kubernetes pods need an image with sshd and the pinned requirements: KubernetesPods(image=…), or"
@@ -141,11 +137,11 @@ class ClusterObjects:
         return f"{CLUSTER_LABEL}={self.base}"
 
     def root(self, index: int) -> str:
-        """Give the folder of a pod within it."""
+        """Return the folder of a pod within it."""
         return f"{_WORK_PATH}/{self.base}/pod-{index}"
 
     def secret(self, public_key: str, host_keys: Sequence[HostKey], owner: Owner) -> Manifest:
-        """Give the Secret: the key that may log in, a host key for each pod, and the program they start."""
+        """Return the Secret: the key that may log in, a host key for each pod, and the program they start."""
         files = {
             "start.py": Path(podmain.__file__).read_text(encoding="utf-8"),
             "authorized_keys": f"restrict {check_key_line(public_key)}\n",
@@ -162,7 +158,7 @@ class ClusterObjects:
         }
 
     def service(self, owner: Owner) -> Manifest:
-        """Give the headless Service, by which pods have names: `pod-0.<base>.<namespace>.svc`."""
+        """Return the headless Service, by which pods have names: `pod-0.<base>.<namespace>.svc`."""
         ports = [{"name": "ssh", "port": self.options.port}]
         spec = {
             "clusterIP": "None",
@@ -173,7 +169,7 @@ class ClusterObjects:
         return {**_head("v1", "Service", self._metadata(self.base, owner)), "spec": spec}
 
     def pod(self, index: int, owner: Owner | None) -> Manifest:
-        """Give one pod."""
+        """Return one pod."""
         options = self.options
         metadata = self._metadata(self.names[index], owner)
         labels, annotations = self._gang()
@@ -255,10 +251,7 @@ class ClusterObjects:
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Give the labels and annotations by which the pods are admitted together.
-
-        Kueue's are those of its plain pod groups: https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods/
-        """
+        """Return the labels and annotations by which the pods are admitted together."""
         labels = {self.options.pod_group_label: self.base} if self.options.pod_group_label else {}
         if not self.options.queue:
             return labels, {}

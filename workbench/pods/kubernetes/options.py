@@ -75,11 +75,7 @@ class KubernetesOptions:
     """Seconds after which Kubernetes ends every pod, whatever happens. Default a day."""
 
     def __post_init__(self) -> None:
-        """Refuse what no API server would take.
-
-        Raises:
-            ConfigError: Names the option, what it was given and what would do.
-        """
+        """Refuse what no API server would take."""
         if self.kubeconfig:  # whoever reads it works in another folder
             self.kubeconfig = str(Path(self.kubeconfig).expanduser().absolute())
         if self.reach not in get_args(Reach):
@@ -101,12 +97,12 @@ class KubernetesOptions:
         self._check_mappings()
 
     def secret_key(self, variable: str) -> tuple[str, str]:
-        """Give the Secret and its key that a variable is taken from."""
+        """Return the Secret and its key that a variable is taken from."""
         name, _, key = self.secrets[variable].partition("/")
         return name, key
 
     def to_dict(self) -> dict[str, object]:
-        """Give the options that are not the default; holds no secret."""
+        """Return the options that are not the default; holds no secret."""
         given = {}
         for option in fields(KubernetesOptions):
             value = getattr(self, option.name)

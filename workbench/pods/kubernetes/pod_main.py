@@ -94,7 +94,7 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def _report(options: argparse.Namespace, user: str) -> None:
-    """Say who this pod is, in the form of a worker's report."""
+    """Return who this pod is, in the form of a worker's report."""
     report = {
         "name": options.name,
         "address": os.environ["POD_IP"],
@@ -154,10 +154,7 @@ def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
 
 
 def _session() -> str:
-    """Give every login what the container was given: the image's variables, and those of the user's Secrets.
-
-    SHLVL keeps a bash that sshd starts from reading ~/.bashrc, which may print into the agent's answers.
-    """
+    """Return every login what the container was given: the image's variables, and those of the user's Secrets."""
     path = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
     found = {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
     words = []
@@ -219,7 +216,7 @@ def _reap(daemon: int) -> int | None:
 
 
 def _has_sessions(daemon: int) -> bool:
-    """Tell whether the daemon has a child; it forks one for each connection."""
+    """Whether the daemon has a child; it forks one for each connection."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             if int(stat.read_text().rpartition(")")[2].split()[1]) == daemon:

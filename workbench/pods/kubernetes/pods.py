@@ -60,7 +60,7 @@ class KubernetesPods(KubernetesOptions):
         return f"KubernetesPods({given})"
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form."""
+        """Return the JSON form."""
         return {"kind": self.kind, **super().to_dict()}
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
@@ -85,11 +85,11 @@ class KubernetesPods(KubernetesOptions):
             raise
 
     def refresh(self) -> list[Pod]:
-        """Give the pods as the watch last saw them."""
+        """Return the pods as the watch last saw them."""
         return self._session.look() if self._session is not None and self._launched else []
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Give the last lines of a pod's log; also after `stop`.
+        """Return the last lines of a pod's log; also after `stop`.
 
         Raises:
             ConfigError: No pod of this name was launched.

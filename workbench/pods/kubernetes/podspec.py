@@ -15,11 +15,7 @@ CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop"
 
 
 def resources(spec: PodSpec, gpu_resource: str) -> dict[str, str]:
-    """Give what a pod asks for, which is its limit too.
-
-    Args:
-        spec: What the pod needs.
-        gpu_resource: Name under which the cluster counts GPUs.
+    """Return what a pod asks for, which is its limit too.
 
     Example:
         >>> resources(PodSpec(cpus=0.5, memory_gib=2), "nvidia.com/gpu")
@@ -34,7 +30,7 @@ def resources(spec: PodSpec, gpu_resource: str) -> dict[str, str]:
 
 
 def placement(options: KubernetesOptions) -> dict[str, object]:
-    """Give the fields that say where a pod may run, and as whom; those that were not given are absent."""
+    """Return the fields that say where a pod may run, and as whom; those that were not given are absent."""
     fields: dict[str, object] = {
         "nodeSelector": dict(options.node_selector),
         "tolerations": list(options.tolerations),
@@ -47,7 +43,7 @@ def placement(options: KubernetesOptions) -> dict[str, object]:
 
 
 def pod_security(options: KubernetesOptions) -> dict[str, object]:
-    """Give the security context of a pod: never root."""
+    """Return the security context of a pod: never root."""
     user = options.run_as_user
     return {
         "runAsNonRoot": True,
@@ -57,7 +53,7 @@ def pod_security(options: KubernetesOptions) -> dict[str, object]:
 
 
 def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
-    """Give the variables that come from Secrets, by reference."""
+    """Return the variables that come from Secrets, by reference."""
     env: list[dict[str, object]] = []
     for variable in options.secrets:
         name, key = options.secret_key(variable)
@@ -66,5 +62,5 @@ def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
 
 
 def shm_volume(options: KubernetesOptions) -> dict[str, object]:
-    """Give the volume `shm`, which takes the place of the small `/dev/shm` that containers have."""
+    """Return the volume `shm`, which takes the place of the small `/dev/shm` that containers have."""
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{round(options.shm_gib * 1024)}Mi"}}

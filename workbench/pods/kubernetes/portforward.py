@@ -28,12 +28,7 @@ class PortForward:
     """Listen on 127.0.0.1 for as long as it is open, and carry what comes."""
 
     def __init__(self, dial: Callable[[], Any], port: int):
-        """Listen on a free port.
-
-        Args:
-            dial: Opens a WebSocket to the pod's port.
-            port: The pod's port.
-        """
+        """Listen on a free port."""
         self._dial, self._remote_port = dial, port
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=32)
         self.port: int = self._listener.getsockname()[1]
@@ -88,10 +83,7 @@ class PortForward:
 
 
 def _carry(connection: socket.socket, channel: Any) -> None:
-    """Copy both ways until one side ends.
-
-    One thread does both: OpenSSL's connections are not for two at once.
-    """
+    """Copy both ways until one side ends."""
     opened: set[int] = set()
     while True:
         pending = getattr(channel.sock, "pending", lambda: 0)()
@@ -109,7 +101,7 @@ def _carry(connection: socket.socket, channel: Any) -> None:
 
 
 def _receive(channel: Any, opened: set[int]) -> bytes | None:
-    """Give what a message brings; None when the far side closed."""
+    """Return what a message brings; None when the far side closed."""
     from websocket import ABNF
 
     opcode, frame = channel.recv_data_frame()

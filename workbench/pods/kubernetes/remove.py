@@ -13,12 +13,7 @@ _GRACE_S = 2
 
 
 def delete(api: KubeApi, thing: tuple[Kind, str, str]) -> str:
-    """Delete an object and give why that failed; empty if it did not.
-
-    Args:
-        api: Where.
-        thing: Kind, name and uid; with an empty uid, whatever has the name.
-    """
+    """Delete an object and give why that failed; empty if it did not."""
     kind, name, uid = thing
     try:
         api.delete(kind, name, uid, grace_s=_GRACE_S if kind == "pod" else None)
@@ -28,16 +23,7 @@ def delete(api: KubeApi, thing: tuple[Kind, str, str]) -> str:
 
 
 def remove(api: KubeApi, base: str, selector: str) -> None:
-    """Delete all objects of a cluster.
-
-    Args:
-        api: Where.
-        base: The name that they share; its end is random, so nobody else's has it.
-        selector: Finds its pods.
-
-    Raises:
-        BackendError: Something could not be deleted.
-    """
+    """Delete all objects of a cluster."""
     pods, _ = api.list("pod", label_selector=selector)
     made: list[tuple[Kind, str, str]] = [("secret", base, ""), ("service", base, "")]
     for pod in pods:

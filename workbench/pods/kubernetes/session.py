@@ -52,14 +52,7 @@ class Session:
     """One launch, from its first object to the removal of the last."""
 
     def __init__(self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool):
-        """Prepare; `open` makes the objects.
-
-        Args:
-            api: Where.
-            objects: The manifests.
-            context: The cluster.
-            forward: Whether SSH goes through the API server.
-        """
+        """Prepare; `open` makes the objects."""
         self._api, self._objects, self._context, self._forward = api, objects, context, forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
         self._made: list[tuple[Kind, str, str]] = []
@@ -85,17 +78,13 @@ class Session:
             self._events.close()
 
     def look(self) -> list[Pod]:
-        """Give the pods as the watch last saw them."""
+        """Return the pods as the watch last saw them."""
         with self._changed:
             looks = list(self._looks())
         return [_with_look(pod, looks[index]) for index, pod in sorted(self._pods.items())]
 
     def log(self, name: str, tail: int) -> str:
-        """Give the last lines of a pod's log; of one that is gone, those that were read last.
-
-        Raises:
-            ConfigError: There is no pod of this name.
-        """
+        """Return the last lines of a pod's log; of one that is gone, those that were read last."""
         names = [f"pod-{index}" for index in range(self._objects.count)]
         if name not in names:
             raise ConfigError(f"no Kubernetes pod {name!r} was launched; there are: {', '.join(names)}")
@@ -105,11 +94,7 @@ class Session:
         return "\n".join(self._logs.get(name, "").splitlines()[-tail:])
 
     def close(self) -> None:
-        """Delete all that was made and wait until the pods are gone. Idempotent.
-
-        Raises:
-            BackendError: Something could not be deleted; says what, and how to.
-        """
+        """Delete all that was made and wait until the pods are gone. Idempotent."""
         self._closed.set()
         self._api.giving_up.set()
         with self._changed:
@@ -179,12 +164,12 @@ class Session:
                 self._changed.wait_for(lambda: self._changes() != seen, max(0.0, deadline - time.monotonic()))  # noqa: B023
 
     def _changes(self) -> tuple[object, ...]:
-        """Give what differs whenever there is something new to look at."""
+        """Return what differs whenever there is something new to look at."""
         assert self._picture is not None and self._events is not None
         return self._closed.is_set(), self._picture.changes, self._events.changes
 
     def _looks(self) -> Iterator[_Look]:
-        """Give each pod as the picture has it, in rank order."""
+        """Return each pod as the picture has it, in rank order."""
         assert self._picture is not None
         by_name = {item["metadata"]["name"]: item for item in self._picture.objects.values()}
         gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._picture.gone.values()}
@@ -196,7 +181,7 @@ class Session:
             yield _Look(by_name.get(name), words)
 
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
-        """Give the first pod that will not come any more, and why."""
+        """Return the first pod that will not come any more, and why."""
         for index, look in enumerate(looks):
             if look.gone or (look.seen and is_hopeless(look.seen)):
                 return index, look.gone or why(look.seen or {}, self._warnings()) or "it ended"
@@ -218,11 +203,7 @@ class Session:
             self._context.report(line)
 
     def _meet(self, index: int, address: str) -> None:
-        """Read in its log who a pod says it is, and hold that against what we know.
-
-        Raises:
-            PodError: It is not what we made.
-        """
+        """Read in its log who a pod says it is, and hold that against what we know."""
         name = self._objects.names[index]
         report = self._report_of(index)
         pod = decode_report(report)
@@ -300,7 +281,7 @@ class Session:
 
 
 def _with_look(pod: Pod, look: _Look) -> Pod:
-    """Give a pod with the phase and the words of a look."""
+    """Return a pod with the phase and the words of a look."""
     if look.seen is None:
         return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
     phase = phase_of(look.seen)

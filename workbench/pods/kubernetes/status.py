@@ -25,7 +25,7 @@ _FORGOTTEN_S = 600.0
 
 
 def phase_of(pod: Mapping[str, Any]) -> Phase:
-    """Give the phase; Unknown also where the node stopped reporting."""
+    """Return the phase; Unknown also where the node stopped reporting."""
     status = _status(pod)
     phase = Phase(str(status.get("phase") or Phase.PENDING.value))
     if phase is Phase.RUNNING and _condition(pod, "Ready").get("reason") == "NodeNotReady":
@@ -34,13 +34,13 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Tell whether the pod's SSH daemon listens."""
+    """Whether the pod's SSH daemon listens."""
     ready = _condition(pod, "Ready").get("status") == "True"
     return ready and bool(_status(pod).get("podIP")) and not _metadata(pod).get("deletionTimestamp")
 
 
 def is_hopeless(pod: Mapping[str, Any]) -> bool:
-    """Tell whether waiting will not help: it ended, is being deleted, or lacks something that must be made first."""
+    """Whether waiting will not help: it ended, is being deleted, or lacks something that must be made first."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
         return True
     if any(_waiting(container).get("reason") in _HOPELESS for container in _containers(pod)):
@@ -50,11 +50,7 @@ def is_hopeless(pod: Mapping[str, Any]) -> bool:
 
 
 def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Say why a pod is as it is; empty where there is nothing to say.
-
-    Args:
-        pod: The pod.
-        events: Events of its namespace, oldest first; only this pod's count.
+    """Return why a pod is as it is; empty where there is nothing to say.
 
     Example:
         >>> why({"status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}})
@@ -74,23 +70,13 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
 
 
 def as_gone(pod: Mapping[str, Any], when: str) -> str:
-    """Say that a pod was deleted by somebody else, and why where that is known.
-
-    Args:
-        pod: The pod as it was last seen.
-        when: The time of day.
-    """
+    """Say that a pod was deleted by somebody else, and why where that is known."""
     words = why(pod)
     return f"it was deleted at {when}, not by this cluster" + (f"; {words}" if words else "")
 
 
 def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str, str]]:
-    """Give name and uid of pods that nobody looks after: ended for ten minutes, and all of their cluster with them.
-
-    Args:
-        pods: Pods of ours, of any cluster.
-        now_s: Seconds since the epoch.
-    """
+    """Give name and uid of pods that nobody looks after: ended for ten minutes, and all of their cluster with them."""
     clusters: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
         clusters.setdefault(_metadata(pod).get("labels", {}).get(CLUSTER_LABEL, ""), []).append(pod)

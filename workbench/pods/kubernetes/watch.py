@@ -27,14 +27,7 @@ class Picture:
     """The objects of one kind that a selector finds, by uid."""
 
     def __init__(self, api: KubeApi, kind: Kind, changed: threading.Condition, **selector: str):
-        """Begin to watch.
-
-        Args:
-            api: Where.
-            kind: What kind of object.
-            changed: Notified at every change; its lock guards the picture.
-            **selector: The client's `label_selector` or `field_selector`.
-        """
+        """Begin to watch."""
         self.objects: dict[str, Mapping[str, Any]] = {}
         """What is there, by uid, in the order in which it was seen. Read it with the lock held."""
         self.gone: dict[str, tuple[Mapping[str, Any], float]] = {}
@@ -92,11 +85,7 @@ class Picture:
         return version
 
     def _follow(self, version: str) -> str:
-        """Apply changes until the server ends the watch; give the version to go on from.
-
-        Raises:
-            _Stale: The version is too old.
-        """
+        """Apply changes until the server ends the watch; give the version to go on from."""
         try:
             stream = self._stream = self._api.watch(self._kind, version, **self._selector)
         except ApiRefusal as error:

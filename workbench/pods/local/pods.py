@@ -50,7 +50,7 @@ class LocalPods:
     kind = "local"
 
     def __init__(self, port: int | None = None) -> None:
-        """Say where the daemons listen; starts nothing.
+        """Return where the daemons listen; starts nothing.
 
         Args:
             port: The port of all daemons; None picks a free one at launch.
@@ -71,7 +71,7 @@ class LocalPods:
         return "LocalPods()" if self.port is None else f"LocalPods(port={self.port})"
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form."""
+        """Return the JSON form."""
         return {"kind": self.kind} if self.port is None else {"kind": self.kind, "port": self.port}
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
@@ -96,7 +96,7 @@ class LocalPods:
         raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
 
     def refresh(self) -> list[Pod]:
-        """Give the pods, failed where their worker has ended."""
+        """Return the pods, failed where their worker has ended."""
         pods = []
         for worker, pod in zip(self._workers, self._pods, strict=False):
             if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
@@ -107,7 +107,7 @@ class LocalPods:
         return list(pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Give the last lines of a pod's daemon and worker; also after `stop`.
+        """Return the last lines of a pod's daemon and worker; also after `stop`.
 
         Raises:
             ConfigError: No pod of this name was launched.
@@ -147,7 +147,7 @@ class LocalPods:
         self._workers, self._pods, self._limits = [], [], []
 
     def _choose_port(self, addresses: Sequence[str]) -> int:
-        """Give the port that was asked for, or a free one."""
+        """Return the port that was asked for, or a free one."""
         if self.port is None:
             return free_port(addresses)
         check_free(addresses, self.port)
@@ -181,12 +181,7 @@ class LocalPods:
         return limit
 
     def _start_worker(self, config: WorkerConfig, limit: MemoryLimit | None) -> None:
-        """Start one worker, under its limit, and hand it its configuration.
-
-        Raises:
-            ConfigError: The folder holds a pod already.
-            PodError: `stop` was called meanwhile.
-        """
+        """Start one worker, under its limit, and hand it its configuration."""
         if Path(config.root).exists():
             raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
         with self._starting:

@@ -67,7 +67,7 @@ class LocalWorker:
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 
     def obituary(self) -> str:
-        """Say how it ended, with its last lines."""
+        """Return how it ended, with its last lines."""
         code, lived_s = self.process.returncode, time.monotonic() - self.started_s
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         lines = tail_of(Path(self.config.log), _OBITUARY_LINES) or "(nothing)"
@@ -76,11 +76,7 @@ class LocalWorker:
 
 
 def session_environment() -> dict[str, str]:
-    """Give the sessions of a pod what a terminal on this machine has: search path, caches, proxies.
-
-    Values that sshd's configuration cannot hold are left out. SHLVL keeps a bash that sshd starts from reading
-    ~/.bashrc, which takes its time, may print into our protocol and may put another Python first.
-    """
+    """Return the sessions of a pod what a terminal on this machine has: search path, caches, proxies."""
     found = _pick(_SESSION_VARIABLES)
     found["PATH"] = str(Path(sys.executable).parent) + os.pathsep + found.get("PATH", os.defpath)
     usable = {name: value for name, value in found.items() if value.isprintable() and not set(value) & set('"\\')}
@@ -95,7 +91,7 @@ def tail_of(path: Path, lines: int) -> str:
 
 
 def _worker_environment() -> dict[str, str]:
-    """Give the worker what Python needs, the way to this package, and no secrets."""
+    """Return the worker what Python needs, the way to this package, and no secrets."""
     return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
 
 

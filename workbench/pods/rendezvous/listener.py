@@ -42,22 +42,10 @@ class _Guest:
 
 
 class Rendezvous:
-    """The place where the workers of one cluster report.
-
-    Listens from the moment it is made, so that workers can be started before `wait` is called. Use it in a `with`.
-    """
+    """The place where the workers of one cluster report."""
 
     def __init__(self, names: Sequence[str], *, host: str = "127.0.0.1", token: bytes | None = None) -> None:
-        """Listen on a free port.
-
-        Args:
-            names: The workers that are to come, in rank order.
-            host: The one interface to listen on.
-            token: The cluster's secret, 32 bytes; None makes a new one.
-
-        Raises:
-            ConfigError: This machine has no such interface.
-        """
+        """Listen on a free port."""
         self.token = token or secrets.token_bytes(32)
         self.names = tuple(names)
         self.refused: Counter[str] = Counter()
@@ -94,21 +82,7 @@ class Rendezvous:
         last_words: Callable[[str], str] = lambda _name: "",
         report: Callable[[str], None] = lambda _line: None,
     ) -> list[Pod]:
-        """Block until every worker has reported.
-
-        Args:
-            timeout_s: Seconds to wait.
-            watch: Called about twenty times a second; may raise to give up (a worker process that died).
-            last_words: Says of a missing worker what is known of it, for the error.
-            report: Takes one line of progress for each worker that comes.
-
-        Returns:
-            The pods in the order of `names`.
-
-        Raises:
-            PodTimeout: Names how many came and which did not.
-            PodError: A proven worker sent an impossible report, or two claim one address; names them.
-        """
+        """Block until every worker has reported."""
         started_s = time.monotonic()
         while len(self._came) < len(self.names):
             watch()
@@ -179,11 +153,7 @@ class Rendezvous:
         return self._answer(guest, nonce, text, error)
 
     def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
-        """Take a proven worker in; give the reason if it is none of ours.
-
-        Raises:
-            PodError: It contradicts an earlier report.
-        """
+        """Take a proven worker in; give the reason if it is none of ours."""
         if pod.name not in self.names:
             self.refused["unknown worker"] += 1
             _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
@@ -235,7 +205,7 @@ class Rendezvous:
             guest.connection.close()
 
     def _absence(self, timeout_s: float, last_words: Callable[[str], str]) -> str:
-        """Say which workers did not come."""
+        """Return which workers did not come."""
         missing = [name for name in self.names if name not in self._came]
         known = [f"{name} ({words})" if (words := last_words(name)) else name for name in missing]
         text = (

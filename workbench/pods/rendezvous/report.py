@@ -34,10 +34,7 @@ _FIELDS = ("name", "address", "ssh_port", "user", "slots", "host_key", "root", "
 
 
 def proof(token: bytes, role: str, *parts: str) -> str:
-    """Give the HMAC-SHA256 by which `role` ("worker" or "rendezvous") proves the token over an exchange.
-
-    Each part goes in with its length, so that no two exchanges give the same bytes.
-    """
+    """Return the HMAC-SHA256 by which `role` ("worker" or "rendezvous") proves the token over an exchange."""
     message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in (role, *parts))
     return hmac.digest(token, message, "sha256").hex()
 
@@ -49,11 +46,7 @@ def encode_report(pod: Pod) -> str:
 
 
 def decode_report(text: str) -> Pod:
-    """Read a worker's report, trusting nothing in it.
-
-    Raises:
-        ConfigError: Names the worker and the field that is wrong.
-    """
+    """Read a worker's report, trusting nothing in it."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -71,14 +64,7 @@ def decode_report(text: str) -> Pod:
 
 
 def register(host: str, port: int, token: bytes, pod: Pod, *, timeout_s: float) -> None:
-    """Report this pod to the rendezvous; blocks until it was taken. Repeating it does no harm.
-
-    Tries again while the rendezvous does not answer or the connection breaks.
-
-    Raises:
-        PodError: The rendezvous refused the report, or is not ours.
-        PodTimeout: It could not be reached in time.
-    """
+    """Report this pod to the rendezvous; blocks until it was taken. Repeating it does no harm."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -108,11 +94,7 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
 
 
 def _read(line: bytes) -> Mapping[str, object]:
-    """Read one line of the rendezvous.
-
-    Raises:
-        ValueError: It is no JSON object.
-    """
+    """Read one line of the rendezvous."""
     if not line.endswith(b"\n"):
         raise ValueError("the connection was cut")
     data = json.loads(line)

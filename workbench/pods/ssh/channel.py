@@ -44,22 +44,14 @@ class RemoteStream:
         self._stderr = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Send to its stdin; blocks while the pod takes no more.
-
-        Raises:
-            RemoteError: The connection or the command has ended.
-        """
+        """Send to its stdin; blocks while the pod takes no more."""
         try:
             self.channel.sendall(data)
         except OSError as error:
             raise self.error(f"cannot be written to: {error}") from error
 
     def readline(self, timeout_s: float | None = None) -> bytes:
-        """Give the next line of its stdout with its line end; the rest, or nothing, after the last.
-
-        Raises:
-            RemoteError: No whole line came in time; what came is kept for the next call.
-        """
+        """Return the next line of its stdout with its line end; the rest, or nothing, after the last."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         start = 0
         while (end := self._received.find(b"\n", start)) < 0:
@@ -126,11 +118,7 @@ class RemoteStream:
 
 
 def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
-    """Feed and drain a command until it ends.
-
-    Raises:
-        TimeoutError: The deadline passed.
-    """
+    """Feed and drain a command until it ends."""
     channel, pending, output, errors = stream.channel, memoryview(stdin), bytearray(), bytearray()
     exited_s: float | None = None
     if not pending:

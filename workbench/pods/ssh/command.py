@@ -42,17 +42,7 @@ class Visit:
 def knock(
     pod: Pod, identity: Identity, command: Sequence[str], *, connect_s: float | None = None
 ) -> subprocess.Popen[str]:
-    """Start a command on a pod, with pipes on all three of its streams.
-
-    Args:
-        pod: The pod.
-        identity: The cluster's key.
-        command: The words of the command.
-        connect_s: Seconds until a host that does not answer is given up. Default: the identity's own.
-
-    Raises:
-        FileNotFoundError: This machine has no `ssh`.
-    """
+    """Start a command on a pod, with pipes on all three of its streams."""
     argv = ssh_argv(pod, identity, command)
     quick = [] if connect_s is None else ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
     return subprocess.Popen(
@@ -67,14 +57,7 @@ def knock(
 
 
 def visit(pod: Pod, identity: Identity, command: Sequence[str], *, timeout_s: float) -> Visit:
-    """Run a command on a pod to its end.
-
-    Args:
-        pod: The pod.
-        identity: The cluster's key.
-        command: The words of the command.
-        timeout_s: Seconds after which it is given up.
-    """
+    """Run a command on a pod to its end."""
     began_s = time.time()
     try:
         process = knock(pod, identity, command, connect_s=timeout_s - 1)

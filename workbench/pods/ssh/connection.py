@@ -31,13 +31,7 @@ class SSHConnection(Files):
     """A connection to one pod. Several threads may use it at once."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
-        """Say where to; `open` connects.
-
-        Args:
-            pod: The pod, its address, port and user.
-            identity: The key to show and the host keys to accept.
-            timeout_s: Seconds that one step (connect, log in, open a channel, a pause in a transfer) may take.
-        """
+        """Return where to; `open` connects."""
         self.pod = pod
         self.identity = identity
         self.timeout_s = timeout_s
@@ -59,17 +53,11 @@ class SSHConnection(Files):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether the connection stands, as far as this side knows."""
+        """Whether the connection stands, as far as this side knows."""
         return self._transport is not None and self._transport.is_active()
 
     def open(self) -> SSHConnection:
-        """Connect, check the host key, log in. Does nothing if the connection stands.
-
-        Raises:
-            PodError: Refused, another host key than the pinned one, the key not accepted; in the message's words.
-            PodTimeout: No answer in time.
-            ConfigError: The key file is missing or readable by others.
-        """
+        """Connect, check the host key, log in. Does nothing if the connection stands."""
         if self.is_open:
             return self
         self.close()
@@ -94,11 +82,7 @@ class SSHConnection(Files):
         self._transport = self._hop = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
-        """Run a command to its end. A process it leaves behind that holds its output is not waited for.
-
-        Raises:
-            RemoteError: It did not end in time (it is left running), or the connection broke.
-        """
+        """Run a command to its end. A process it leaves behind that holds its output is not waited for."""
         stream = self.stream(argv)
         try:
             return complete(stream, stdin, time.monotonic() + timeout_s)
@@ -110,11 +94,7 @@ class SSHConnection(Files):
             stream.close()
 
     def stream(self, argv: Sequence[str]) -> RemoteStream:
-        """Start a command and give its stdin and stdout; words of `argv` arrive as they are.
-
-        Raises:
-            RemoteError: The connection is closed or broke.
-        """
+        """Start a command and give its stdin and stdout; words of `argv` arrive as they are."""
         command = shlex.join(argv)
         if "\0" in command:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
@@ -133,7 +113,7 @@ class SSHConnection(Files):
         return f"{self.pod.ssh_address or self.pod.address}:{self.pod.ssh_port}"
 
     def _destination(self) -> Destination:
-        """Say where the pod is, as this machine sees it."""
+        """Return where the pod is, as this machine sees it."""
         pod = self.pod
         return Destination(
             name=pod.name,
@@ -145,7 +125,7 @@ class SSHConnection(Files):
         )
 
     def _jump(self, jump: Jump) -> Destination:
-        """Say where the jump host is."""
+        """Return where the jump host is."""
         return Destination(
             name=f"the jump host of {self.pod.name}",
             address=jump.address,
@@ -156,7 +136,7 @@ class SSHConnection(Files):
         )
 
     def _live_transport(self) -> paramiko.Transport:
-        """Give the transport, or say that it is gone."""
+        """Return the transport, or say that it is gone."""
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
         return self._transport

@@ -61,11 +61,7 @@ class Identity:
 
     @classmethod
     def create(cls, folder: Path) -> Identity:
-        """Make a new ed25519 key in a new or empty folder.
-
-        Raises:
-            ConfigError: The folder holds something, or ssh-keygen is missing.
-        """
+        """Make a new ed25519 key in a new or empty folder."""
         folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -97,11 +93,7 @@ class Identity:
         return self.key.with_suffix(".pub").read_text().strip()
 
     def pin(self, pods: Iterable[Pod]) -> None:
-        """Trust these pods' host keys and no others. Replaces known_hosts and ssh_config atomically.
-
-        Raises:
-            ConfigError: A pod's address or host key is not what its name says; nothing is written then.
-        """
+        """Trust these pods' host keys and no others. Replaces known_hosts and ssh_config atomically."""
         listed = list(pods)
         jumps = _jumps(listed)
         trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
@@ -112,11 +104,11 @@ class Identity:
         write_private(self.ssh_config, config)
 
     def key_for(self, pod: Pod) -> Path:
-        """Give the private key that opens a pod."""
+        """Return the private key that opens a pod."""
         return Path(pod.key) if pod.key else self.key
 
     def pinned(self, address: str, port: int) -> list[str]:
-        """Give the host keys (`type base64`) pinned for an address, none if it is unknown."""
+        """Return the host keys (`type base64`) pinned for an address, none if it is unknown."""
         name = known_hosts_name(address, port)
         lines = self.known_hosts.read_text().splitlines()
         return [line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[0] == name]
@@ -129,11 +121,7 @@ class Identity:
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse a private key that is missing or that others may read, as OpenSSH does.
-
-    Raises:
-        ConfigError: Names the file and what to do.
-    """
+    """Refuse a private key that is missing or that others may read, as OpenSSH does."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
@@ -143,7 +131,7 @@ def check_key_file(path: Path) -> None:
 
 
 def known_hosts_name(address: str, port: int) -> str:
-    """Give the name under which OpenSSH looks up a host.
+    """Return the name under which OpenSSH looks up a host.
 
     Example:
         >>> known_hosts_name("127.0.0.2", 2222), known_hosts_name("pod.example", 22)
@@ -153,11 +141,7 @@ def known_hosts_name(address: str, port: int) -> str:
 
 
 def check_key_line(line: str) -> str:
-    """Return `type base64` of a public key line; the comment is dropped.
-
-    Raises:
-        ConfigError: The line is not one public key; it could otherwise smuggle a second line or an option in.
-    """
+    """Return `type base64` of a public key line; the comment is dropped."""
     match = _KEY_LINE.fullmatch(line)
     try:
         blob = base64.b64decode(match[2], validate=True) if match else b""
@@ -169,17 +153,13 @@ def check_key_line(line: str) -> str:
 
 
 def fingerprint(line: str) -> str:
-    """Give a public key line's fingerprint as `ssh` shows it: SHA256 in base64 without padding."""
+    """Return a public key line's fingerprint as `ssh` shows it: SHA256 in base64 without padding."""
     digest = hashlib.sha256(base64.b64decode(check_key_line(line).split(" ")[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def generate_key(path: Path, comment: str) -> None:
-    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 whatever the umask.
-
-    Raises:
-        ConfigError: ssh-keygen is missing or failed.
-    """
+    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 whatever the umask."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
     try:
         subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
@@ -204,7 +184,7 @@ def write_private(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def _jumps(pods: Iterable[Pod]) -> list[Jump]:
-    """Give each host that some pod is reached through, once."""
+    """Return each host that some pod is reached through, once."""
     return list(dict.fromkeys(pod.jump for pod in pods if pod.jump is not None))
 
 
@@ -233,17 +213,13 @@ def _block(host: str, port: int, lines: Sequence[str]) -> str:
 
 
 def _proxy_command(identity: Identity, number: int) -> str:
-    """Give the command that reaches through a jump host; ProxyJump would not quote the configuration's path."""
+    """Return the command that reaches through a jump host; ProxyJump would not quote the configuration's path."""
     config = shlex.quote(str(identity.ssh_config)).replace("%", "%%")
     return f"ssh -F {config} -W [%h]:%p -- {_JUMP.format(number)}"
 
 
 def _config_path(path: Path) -> str:
-    """Quote a path for ssh_config, whose `%` and `${}` stand for other things.
-
-    Raises:
-        ConfigError: OpenSSH has no way to write this path.
-    """
+    """Quote a path for ssh_config, whose `%` and `${}` stand for other things."""
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():
         raise ConfigError(f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and backslashes")

@@ -17,20 +17,13 @@ __all__ = ["pdsh_environment", "ssh_argv", "ssh_wrapper"]
 
 
 def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[str]:
-    """Give the argument list of an `ssh` that logs in to the pod, or runs a command there.
-
-    `shlex.join` of it can be pasted into a terminal for as long as the cluster lives.
-    """
+    """Return the argument list of an `ssh` that logs in to the pod, or runs a command there."""
     remote = [shlex.join(command)] if command else []
     return ["ssh", "-F", str(identity.ssh_config), "--", check_address(pod.address), *remote]
 
 
 def pdsh_environment(identity: Identity) -> dict[str, str]:
-    """Give the variables that make pdsh connect through OpenSSH with this identity; ports come from its ssh_config.
-
-    Raises:
-        ConfigError: The path holds a blank or a percent sign; pdsh splits at one and expands the other.
-    """
+    """Return the variables that make pdsh connect through OpenSSH with this identity."""
     path = str(identity.ssh_config)
     if any(c in path for c in "%'") or len(path.split()) != 1:
         raise ConfigError(f"pdsh cannot use the path {path!r}; choose a cluster folder without blanks, quotes and %")
@@ -38,11 +31,7 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
 
 
 def ssh_wrapper(identity: Identity) -> str:
-    """Write an executable that is `ssh` with this identity, and give its path: OpenMPI's `plm_rsh_agent`.
-
-    Raises:
-        ConfigError: The path holds a blank, a colon or a comma, at which OpenMPI splits.
-    """
+    """Write an executable that is `ssh` with this identity, and give its path: OpenMPI's `plm_rsh_agent`."""
     path = identity.folder / "ssh"
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;")

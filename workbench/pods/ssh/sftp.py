@@ -35,11 +35,7 @@ class Files:
         self._sftp: paramiko.SFTPClient | None = None
 
     def exists(self, remote: str | PurePosixPath) -> bool:
-        """Tell whether there is a file or folder of this name.
-
-        Raises:
-            RemoteError: The pod cannot say.
-        """
+        """Whether there is a file or folder of this name."""
         with self._client("look at", remote) as client:
             try:
                 client.stat(str(remote))
@@ -48,20 +44,12 @@ class Files:
         return True
 
     def size(self, remote: str | PurePosixPath) -> int:
-        """Give the bytes of a file.
-
-        Raises:
-            RemoteError: There is none, or the pod cannot say.
-        """
+        """Return the bytes of a file."""
         with self._client("look at", remote) as client:
             return client.stat(str(remote)).st_size or 0
 
     def put(self, local: Path, remote: str | PurePosixPath, mode: int = 0o600) -> None:
-        """Send a file, replacing what is there; missing folders are made (0700).
-
-        Raises:
-            RemoteError: The pod does not take it; nothing of it is left there if it still can be reached.
-        """
+        """Send a file, replacing what is there; missing folders are made (0700)."""
         with local.open("rb") as source:
             self._put(source, PurePosixPath(remote), mode)
 
@@ -70,10 +58,7 @@ class Files:
         self._put(io.BytesIO(data), PurePosixPath(remote), mode)
 
     def put_tree(self, local: Path, remote: str | PurePosixPath) -> int:
-        """Send a folder with all that is in it, keeping what is executable so; give the number of files.
-
-        Links are followed to files and not into folders.
-        """
+        """Send a folder with all that is in it, keeping what is executable so; give the number of files."""
         files = sorted(path for path in local.rglob("*") if path.is_file())
         for path in files:
             mode = 0o700 if path.stat().st_mode & 0o100 else 0o600
@@ -81,11 +66,7 @@ class Files:
         return len(files)
 
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
-        """Fetch a file, replacing what is there; missing folders are made.
-
-        Raises:
-            RemoteError: The pod does not give it; the local file is as it was.
-        """
+        """Fetch a file, replacing what is there; missing folders are made."""
         local.parent.mkdir(parents=True, exist_ok=True)
         part = local.with_name(f".{local.name}.part")
         try:
@@ -105,11 +86,7 @@ class Files:
             return bytes(file.read(max_bytes))
 
     def get_tree(self, remote: str | PurePosixPath, local: Path) -> list[Path]:
-        """Fetch a folder with all that is in it; give the files' places on this side, sorted.
-
-        Raises:
-            RemoteError: It holds a link, a device or a name that leads elsewhere; or the pod does not give it.
-        """
+        """Fetch a folder with all that is in it; give the files' places on this side, sorted."""
         found = list(self._walk(PurePosixPath(remote)))
         local.mkdir(parents=True, exist_ok=True)
         targets = [local.joinpath(*path.relative_to(remote).parts) for path in found]

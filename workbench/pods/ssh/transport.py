@@ -53,18 +53,7 @@ class Destination:
 
 
 def reach(destination: Destination, timeout_s: float, through: paramiko.Transport | None = None) -> paramiko.Transport:
-    """Connect, check the host key, log in.
-
-    Args:
-        destination: Where to; some of its host keys must be pinned.
-        timeout_s: Seconds that one step may take.
-        through: A transport to a jump host; None connects from here.
-
-    Raises:
-        PodError: Refused, another host key than the pinned one, the key not accepted; in the message's words.
-        PodTimeout: No answer in time.
-        ConfigError: The key file is missing, readable by others, or no key that can be used without a question.
-    """
+    """Connect, check the host key, log in."""
     check_key_file(destination.key)
     if not destination.pinned:
         raise PodError(
@@ -82,12 +71,7 @@ def reach(destination: Destination, timeout_s: float, through: paramiko.Transpor
 
 
 def connect(destination: Destination, timeout_s: float, through: paramiko.Transport | None = None) -> Wire:
-    """Open the TCP connection, or a channel of the jump host's that leads there.
-
-    Raises:
-        PodError: Refused, or no way there.
-        PodTimeout: No answer in time.
-    """
+    """Open the TCP connection, or a channel of the jump host's that leads there."""
     name, where = destination.name, destination.where
     limit_s = min(timeout_s, _CONNECT_S)
     try:
@@ -116,19 +100,7 @@ def _forwarded(through: paramiko.Transport, destination: Destination, limit_s: f
 def handshake(
     wire: Wire, destination: Destination, kinds: Sequence[str], timeout_s: float, *, only: bool = False
 ) -> paramiko.Transport:
-    """Agree on keys; the host proves one of its keys here.
-
-    Args:
-        wire: The connection; closed again on failure.
-        destination: What it leads to, for the errors.
-        kinds: Types of host key that are wanted (`ssh-ed25519`, …).
-        timeout_s: Seconds to wait; at most ten for the banner.
-        only: Whether another type of key will not do, instead of being the second choice.
-
-    Raises:
-        PodError: It speaks something else, or has no key of these types.
-        PodTimeout: It does not speak at all.
-    """
+    """Agree on keys; the host proves one of its keys here."""
     limit_s = min(timeout_s, _BANNER_S)
     logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
     transport = paramiko.Transport(wire)
@@ -153,17 +125,13 @@ def handshake(
 
 
 def proven_key(transport: paramiko.Transport) -> str:
-    """Give the key that the host proved, `type base64`."""
+    """Return the key that the host proved, `type base64`."""
     shown = transport.get_remote_server_key()
     return f"{shown.get_name()} {shown.get_base64()}"
 
 
 def check_host_key(transport: paramiko.Transport, destination: Destination) -> None:
-    """Compare the key that the host proved with the pinned ones.
-
-    Raises:
-        PodError: It is another one; both fingerprints are in the message.
-    """
+    """Compare the key that the host proved with the pinned ones."""
     line = proven_key(transport)
     if line not in destination.pinned:
         expected = " or ".join(fingerprint(key) for key in destination.pinned)
@@ -174,12 +142,7 @@ def check_host_key(transport: paramiko.Transport, destination: Destination) -> N
 
 
 def log_in(transport: paramiko.Transport, destination: Destination) -> None:
-    """Show the key.
-
-    Raises:
-        PodError: It is not accepted, or the host broke off.
-        ConfigError: It has a passphrase, or is no private key.
-    """
+    """Show the key."""
     key = _load_key(destination.key)
     name, where, user = destination.name, destination.where, destination.user
     try:
@@ -208,5 +171,5 @@ def _load_key(path: Path) -> paramiko.PKey:
 
 
 def _signature_kinds(key_type: str) -> tuple[str, ...]:
-    """Give the signature algorithms of a type of host key."""
+    """Return the signature algorithms of a type of host key."""
     return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)

@@ -19,10 +19,7 @@ _SHARDS = {
 
 
 def evidence(foreseen: Mapping[str, object]) -> str:
-    """Say what the run was predicted to need, its largest parts first.
-
-    Args:
-        foreseen: The `prediction.json` of the run; empty where there is none.
+    """Return what the run was predicted to need, its largest parts first.
 
     Example:
         >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
@@ -66,7 +63,7 @@ def fit_host(job: FineTune | None) -> list[str]:
 
 
 def _leaner(technique: str) -> str:
-    """Give the next technique that this version has and that needs less memory; empty where there is none."""
+    """Return the next technique that this version has and that needs less memory; empty where there is none."""
     known = [name for name in _LADDER if name in set(Technique)]
     after = known.index(technique) + 1 if technique in known else 0
     return next(iter(known[after:]), "") if technique != "fsdp" else "zero3-offload"

@@ -46,12 +46,7 @@ class _Rule:
 
 
 def advise(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, object] | None = None) -> Advice:
-    """Say what a fault means and what to try.
-
-    Args:
-        fault: The first cause of a failed run.
-        job: What ran, so that the advice names its own figures.
-        foreseen: What the run was predicted to need, its `prediction.json`.
+    """Return what a fault means and what to try.
 
     Example:
         >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title

@@ -28,9 +28,6 @@ class Shortage:
 def shortage_of(fault: RunFault) -> Shortage | None:
     """Read the figures off a fault.
 
-    Returns:
-        They; None where memory is not what failed.
-
     Example:
         >>> shortage_of(RunFault(kind="OutOfMemoryError", message="CUDA out of memory. Tried to allocate 512.00 MiB. "
         ...     "GPU 0 has a total capacity of 79.25 GiB of which 256.00 MiB is free."))

@@ -64,23 +64,19 @@ class Answers:
     """Seconds to answer, all models together."""
 
     def exact_match(self, name: str | None = None) -> float | None:
-        """Give the share of answers whose text is right, 0 to 1; None where nothing was expected.
-
-        Args:
-            name: Which model. Default None: the last.
-        """
+        """Return the share of answers whose text is right, 0 to 1; None where nothing was expected."""
         return share(answer.exact_match for answer in self._of(name))
 
     def logical_match(self, name: str | None = None) -> float | None:
-        """Give the share of answers that say the same, of those whose expected text is a query."""
+        """Return the share of answers that say the same, of those whose expected text is a query."""
         return share(answer.logical_match for answer in self._of(name))
 
     def execution_match(self, name: str | None = None) -> float | None:
-        """Give the share of answers that give the same result, of those that could be run."""
+        """Return the share of answers that give the same result, of those that could be run."""
         return share(answer.execution_match for answer in self._of(name))
 
     def texts(self, name: str | None = None) -> list[str]:
-        """Give a model's answers as they are."""
+        """Return a model's answers as they are."""
         return [answer.text for answer in self._of(name)]
 
     def _of(self, name: str | None) -> Iterator[Answer]:
@@ -90,7 +86,7 @@ class Answers:
         return (row.answers[at] for row in self.rows)
 
     def __len__(self) -> int:
-        """Give the number of questions."""
+        """Return the number of questions."""
         return len(self.rows)
 
     def __iter__(self) -> Iterator[AnsweredRow]:
@@ -98,7 +94,7 @@ class Answers:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        """Say how many there are and how many are right."""
+        """Return how many there are and how many are right."""
         from workbench.display.records.answers import said
 
         return f"Answers({said(self)})"
@@ -123,17 +119,7 @@ class _Run(Protocol):
 
 
 def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
-    """Let a run's model answer rows, greedily and in batches; its process keeps the model for the next time.
-
-    Args:
-        run: A run that left a model.
-        rows: Texts, or objects in any form of a dataset's rows, the answer optional. Default: of the run's evaluation.
-        before: Also ask the model as it was before training.
-
-    Raises:
-        RunError: The run left no model, or the model's process failed; carries its words.
-        ConfigError: A row is of no known form.
-    """
+    """Let a run's model answer rows, greedily and in batches; its process keeps the model for the next time."""
     questions = questions_of(run.paths, rows)
     models = [("before training", run, True), ("after training", run, False)] if before else [("answered", run, False)]
     return _ask(models, questions)

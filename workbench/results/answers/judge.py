@@ -68,7 +68,7 @@ class Predictions:
         return share([row.execution_match for row in self.rows])
 
     def table(self, limit: int = 20) -> Grid:
-        """Give the first answers beside the expected ones; words that differ are marked.
+        """Return the first answers beside the expected ones; words that differ are marked.
 
         Args:
             limit: How many rows at most; the caption says how many there are.
@@ -97,7 +97,7 @@ class Predictions:
         return ", ".join([f"{count(len(self.rows))} answers", *said]) + shown
 
     def __len__(self) -> int:
-        """Give the number of answers."""
+        """Return the number of answers."""
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Prediction]:
@@ -105,7 +105,7 @@ class Predictions:
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        """Say how many there are and how many are right."""
+        """Return how many there are and how many are right."""
         return f"Predictions({self._caption(len(self.rows))})"
 
     def __str__(self) -> str:
@@ -119,16 +119,7 @@ class Predictions:
 
 
 def read_predictions(path: Path, tables: Path | None = None) -> Predictions:
-    """Read and judge the answers of a run.
-
-    Args:
-        path: One object of source, expected, predicted and perhaps table_id a line.
-        tables: The tables to run answers on. An `eval.jsonl` beside it tells the table of a question whose line
-            does not.
-
-    Raises:
-        RunError: A file cannot be read, or a line is broken.
-    """
+    """Read and judge the answers of a run."""
     try:
         if path.stat().st_size == 0:
             return Predictions(())
@@ -172,7 +163,7 @@ execution_match=None, table_id=None)
 
 
 def share(verdicts: Iterable[bool | None]) -> float | None:
-    """Give the share of verdicts that hold, of those that are known; None where none is.
+    """Return the share of verdicts that hold, of those that are known; None where none is.
 
     Example:
         >>> share([True, False, None])
@@ -197,7 +188,7 @@ class _Line:
 
 
 def _table_ids(path: Path) -> dict[str, str]:
-    """Give the table of each question; a question asked of several tables is left out."""
+    """Return the table of each question; a question asked of several tables is left out."""
     found: dict[str, set[str]] = {}
     for where, data in read_lines(path) if path.exists() else ():
         row = Fields(data, where)

@@ -12,19 +12,7 @@ __all__ = ["merge"]
 
 
 def merge(paths: RunPaths, path: str | Path) -> Path:
-    """Leave the merged model of a run in a folder that plain `from_pretrained` loads.
-
-    Args:
-        paths: The run directory.
-        path: The folder to make; it must be new or empty.
-
-    Returns:
-        The folder, absolute.
-
-    Raises:
-        ConfigError: The folder holds something, or cannot be made.
-        RunError: The run trained no adapters or left none, or the process failed; carries its words.
-    """
+    """Leave the merged model of a run in a folder that plain `from_pretrained` loads."""
     if (paths.model / "config.json").is_file():
         raise RunError(f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model")
     target = Path(path).expanduser().absolute()

@@ -49,19 +49,7 @@ class Question:
 
 
 def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list[Question]:
-    """Make questions of rows.
-
-    A bare text gets the instruction that the run's own rows begin with, and the expected answer of the evaluation
-    row that asks the same. To a model of plain text it is the beginning of what is to go on.
-
-    Args:
-        paths: The run directory.
-        rows: The rows. Default None: the first of the evaluation, as many as the run itself answered.
-
-    Raises:
-        ConfigError: A row is of no known form; names it.
-        RunError: The run has no evaluation rows that ask something, and none were given.
-    """
+    """Make questions of rows."""
     own = _OwnRows(paths)
     if rows is None:
         limit = job_options(paths).get("predict_rows")
@@ -77,11 +65,7 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
 
 
 def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, Table]:
-    """Give the tables that questions ask of, by id, where the runs have them; the first run's win.
-
-    Raises:
-        RunError: A tables file is broken.
-    """
+    """Return the tables that questions ask of, by id, where the runs have them; the first run's win."""
     wanted = {question.table_id for question in questions} - {None}
     found: dict[str, Table] = {}
     for paths in runs:
@@ -94,7 +78,7 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
 
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
-    """Give the options of a run's job, as they travelled to the pods; empty where that is not known."""
+    """Return the options of a run's job, as they travelled to the pods; empty where that is not known."""
     job = read_json(paths.job).get("job")
     return job if isinstance(job, dict) else {}
 
@@ -108,7 +92,7 @@ class _OwnRows:
         self._prefix: str | None = None
 
     def evaluation(self) -> Iterator[Question]:
-        """Give the evaluation rows that ask something; those that the run answered where it has no others."""
+        """Return the evaluation rows that ask something; those that the run answered where it has no others."""
         return (question for question in self._all() if question.text)
 
     def _all(self) -> Iterator[Question]:
@@ -130,7 +114,7 @@ class _OwnRows:
         return first is not None and not first.text
 
     def matching(self, text: str) -> Question | None:
-        """Give the evaluation row that asks this; None where there is none, or several that differ."""
+        """Return the evaluation row that asks this; None where there is none, or several that differ."""
         if self._by_source is None:
             self._by_source = {}
             for question in self.evaluation():

@@ -56,15 +56,7 @@ class ModelServer:
     """The child of one run directory. It starts when it is made, and again when it has ended and is asked."""
 
     def __init__(self, paths: RunPaths, *, idle_s: float = _IDLE_S):
-        """Start the child; it imports while the caller goes on.
-
-        Args:
-            paths: The run directory.
-            idle_s: Seconds without a question after which it ends by itself.
-
-        Raises:
-            RunError: The run left no model.
-        """
+        """Start the child; it imports while the caller goes on."""
         self._paths = paths
         self._idle_s = idle_s
         self._lock = threading.Lock()
@@ -80,11 +72,7 @@ class ModelServer:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Start the child unless it runs. Returns at once.
-
-        Raises:
-            RunError: The run left no model.
-        """
+        """Start the child unless it runs. Returns at once."""
         if self.pid is not None:
             return
         self.close()
@@ -103,16 +91,7 @@ class ModelServer:
         )
 
     def answer(self, questions: Sequence[Question], *, before: bool = False, timeout_s: float = _ANSWER_S) -> Answered:
-        """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question.
-
-        Args:
-            questions: What it is asked; what should be answered stays here.
-            before: Ask the model as it was before its first step.
-            timeout_s: Seconds to wait at most.
-
-        Raises:
-            RunError: The child ended, could not load the model or took too long; carries its own last words.
-        """
+        """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question."""
         asked = [{"source": q.source, "input": q.input, "opening": q.opening} for q in questions]
         reply = self._answered({"which": "before" if before else "after", "questions": asked}, timeout_s)
         if not reply["ok"]:
@@ -120,15 +99,7 @@ class ModelServer:
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
 
     def merge(self, target: Path, *, timeout_s: float = _ANSWER_S) -> None:
-        """Let the child add the run's adapters to the weights of their base, and wait for it.
-
-        Args:
-            target: The folder that it makes; absolute.
-            timeout_s: Seconds to wait at most.
-
-        Raises:
-            RunError: As for `answer`; no folder is left then.
-        """
+        """Let the child add the run's adapters to the weights of their base, and wait for it."""
         reply = self._answered({"merge": str(target)}, timeout_s)
         if not reply["ok"]:
             raise RunError(f"the adapters of {self._paths.root} could not be merged: {reply['error']}")
@@ -216,14 +187,7 @@ class _EndedIdle(RunError):
 
 
 def server_of(paths: RunPaths) -> ModelServer:
-    """Give the live server of a run directory, started now if there is none.
-
-    It ends with this process, however that ends, and after ten idle minutes. Beyond four, the one that was asked
-    for longest ago is ended.
-
-    Raises:
-        RunError: The run left no model.
-    """
+    """Return the live server of a run directory, started now if there is none."""
     with _guard:
         server = _servers.pop(paths.root, None) or ModelServer(paths)
         server.start()

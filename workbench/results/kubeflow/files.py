@@ -34,18 +34,7 @@ _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 
 def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSpec, nodes: int) -> Mapping[str, bytes]:
-    """Give the files of the ConfigMap: the package, the specification and, packed, what it names.
-
-    Args:
-        paths: The run directory.
-        job: Its job.
-        options: What was asked of the manifest.
-        pod: What each node is, with the environment of the run.
-        nodes: Number of nodes.
-
-    Raises:
-        ConfigError: They are too large, something is only on this machine, or a secret has no Secret.
-    """
+    """Return the files of the ConfigMap: the package, the specification and, packed, what it names."""
     inputs: dict[str, bytes] = {}
     asked = _script(job, options, inputs) if isinstance(job, Script) else _finetune(paths, job, options, inputs)
     env = {**pod.env, **job.env}
@@ -99,7 +88,7 @@ def _finetune(
 
 
 def _shipped(job: FineTune) -> Mapping[str, object]:
-    """Give the technique's own configuration: `dsconfig/` does not travel with the package."""
+    """Return the technique's own configuration: `dsconfig/` does not travel with the package."""
     config, _ = load(job)
     if job.optimizer != Optimizer.ADAMW:
         config.pop("optimizer", None)

@@ -50,14 +50,7 @@ class Manifest:
     """What to have before, to do and to know, one line each."""
 
     def to_yaml(self, path: str | Path) -> Path:
-        """Write the YAML to a file; one that is there is replaced.
-
-        Returns:
-            The file, absolute.
-
-        Raises:
-            ConfigError: It cannot be written.
-        """
+        """Write the YAML to a file; one that is there is replaced."""
         target = Path(path).expanduser().absolute()
         try:
             target.write_text(str(self), encoding="utf-8")
@@ -66,23 +59,19 @@ class Manifest:
         return target
 
     def to_text(self, *, folded: bool = False) -> str:
-        """Give the YAML.
-
-        Args:
-            folded: Whether to name the packed files of the ConfigMap by their size only, for the eye.
-        """
+        """Return the YAML."""
         objects = [_folded(each) for each in self.objects] if folded else self.objects
         texts = [yaml_of(each) for each in objects]
         head = "".join(f"# {note}\n" for note in self.notes)
         return head + "---\n".join(texts)
 
     def __repr__(self) -> str:
-        """Say what it is in one line."""
+        """Return what it is in one line."""
         ranks = f"{self.nodes} x {self.slots} ranks"
         return f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
 
     def __str__(self) -> str:
-        """Give the whole YAML."""
+        """Return the whole YAML."""
         return self.to_text()
 
     def _repr_html_(self) -> str:
@@ -92,16 +81,7 @@ class Manifest:
 
 
 def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
-    """Make the manifests of a run; see `Run.manifest`.
-
-    Args:
-        path: The run directory.
-        kind: One of `KINDS`.
-        given: Options by name; they go before those of the `KubernetesPods` that the run came from.
-
-    Raises:
-        ConfigError: Something asked for cannot be; says what to do.
-    """
+    """Make the manifests of a run; see `Run.manifest`."""
     if kind not in KINDS:
         raise one_of("manifest kind", kind, KINDS)
     paths = RunPaths(path)

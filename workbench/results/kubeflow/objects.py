@@ -84,12 +84,12 @@ class Handed:
         return ["-m", entries.UNATTENDED, f"{SPEC}/spec.json", self.out]
 
     def torchrun(self, *flags: str) -> list[str]:
-        """Give the command that starts a node's ranks."""
+        """Return the command that starts a node's ranks."""
         return [self.options.python, "-u", "-m", "torch.distributed.run", *flags, *self._module]
 
 
 def objects_of(handed: Handed) -> list[Object]:
-    """Give the objects of a run, the job last."""
+    """Return the objects of a run, the job last."""
     claim = [] if handed.options.pvc else [_claim(handed)]
     job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[handed.kind](handed)
     return [_config_map(handed), *claim, job]

@@ -37,11 +37,7 @@ class HandoverOptions(KubernetesOptions):
     """Size of the claim that is made where `pvc` names none. Default 50."""
 
     def __post_init__(self) -> None:
-        """Refuse what no API server would take.
-
-        Raises:
-            ConfigError: Names the option, what it was given and what would do.
-        """
+        """Refuse what no API server would take."""
         super().__post_init__()
         if self.name and not _NAME.fullmatch(self.name):
             raise ConfigError(f"name is {self.name!r}; give up to 40 lower-case letters, digits and -, a letter first")

@@ -9,7 +9,7 @@ __all__ = ["yaml_of"]
 
 
 def yaml_of(data: Mapping[str, object]) -> str:
-    r"""Give the YAML of plain JSON.
+    r"""Return the YAML of plain JSON.
 
     Example:
         >>> print(yaml_of({"b": 1, "a": "x\ny\n"}), end="")

@@ -28,7 +28,7 @@ class ModulePair:
     """That of the second."""
 
     def change(self, figure: str) -> float:
-        """Give the second's figure less the first's; a missing module counts as 0."""
+        """Return the second's figure less the first's; a missing module counts as 0."""
         return (self.other.figure(figure) if self.other else 0.0) - (self.one.figure(figure) if self.one else 0.0)
 
 
@@ -44,15 +44,7 @@ class ProfileComparison:
     """What they are called."""
 
     def modules(self, depth: int = 2, sort: str | None = None) -> list[ModulePair]:
-        """Give the modules of a level of either model.
-
-        Args:
-            depth: Levels below the model itself.
-            sort: `params`, `macs` or `latency`: those whose figure differs most first. Default None: as in the model.
-
-        Raises:
-            ConfigError: There is no such figure.
-        """
+        """Return the modules of a level of either model."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
         left, right = (dict(p.root.at(depth)) if p.root else {} for p in (self.one, self.other))
@@ -60,26 +52,26 @@ class ProfileComparison:
         return pairs if sort is None else sorted(pairs, key=lambda pair: -abs(pair.change(sort)))
 
     def summary(self) -> Grid:
-        """Give the figures of both models as a table."""
+        """Return the figures of both models as a table."""
         from workbench.display.records.profile import summary_of_two
 
         return summary_of_two(self)
 
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
-        """Give the modules of a level as a table; see `modules`."""
+        """Return the modules of a level as a table; see `modules`."""
         from workbench.display.records.profile import modules_of_two
 
         return modules_of_two(self, depth, sort)
 
     def __repr__(self) -> str:
-        """Say how much faster a step of the second is."""
+        """Return how much faster a step of the second is."""
         from workbench.display.records.profile import ratio
 
         said = ratio(self.one.iter_latency_s, self.other.iter_latency_s)
         return f"ProfileComparison({self.names[1]} takes {said} the time of {self.names[0]})"
 
     def __str__(self) -> str:
-        """Give both tables as text."""
+        """Return both tables as text."""
         return "\n\n".join(str(grid) for grid in self._grids())
 
     def _repr_html_(self) -> str:

@@ -71,7 +71,7 @@ class Profile:
         )
 
     def summary(self) -> Grid:
-        """Give the figures of the whole model as a table."""
+        """Return the figures of the whole model as a table."""
         from workbench.base.table import facts
         from workbench.base.words import count, duration, number, scaled
 
@@ -93,16 +93,7 @@ class Profile:
         )
 
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
-        """Give the modules as a table, one a row.
-
-        Args:
-            depth: Levels below the model itself; 0 for the model alone.
-            sort: `params`, `macs` or `latency`: the modules of that level alone, largest first. Default None: all
-                down to that level, as a tree.
-
-        Raises:
-            ConfigError: There is no such figure.
-        """
+        """Return the modules as a table, one a row."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
         from workbench.base.table import Grid
@@ -136,7 +127,7 @@ class Profile:
         )
 
     def __str__(self) -> str:
-        """Give the figures, and the modules of the first levels, as text."""
+        """Return the figures, and the modules of the first levels, as text."""
         from workbench.display.records.profile import profile_text
 
         return profile_text(self)
@@ -151,15 +142,7 @@ _AGREES = 0.1  # of the trainer's samples/s
 
 
 def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:
-    """Read a report.
-
-    Args:
-        path: The report.
-        trainer_samples_per_s: What the trainer measured over all steps, to hold against it.
-
-    Raises:
-        RunError: It cannot be read, or is no report of the profiler.
-    """
+    """Read a report."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -168,15 +151,7 @@ def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Prof
 
 
 def parse_profile(text: str, source: str = "the text") -> Profile:
-    """Parse a report.
-
-    Args:
-        text: What the profiler printed, detailed or not.
-        source: Where it came from, for the error.
-
-    Raises:
-        RunError: It is no report of the profiler.
-    """
+    """Parse a report."""
     if "DeepSpeed Flops Profiler" not in text:
         raise RunError(f"{source} is no report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
     head, _, detail = text.partition("Detailed Profile per GPU")

@@ -37,7 +37,7 @@ class ModuleProfile:
     """The modules within."""
 
     def walk(self, depth: int) -> Iterator[tuple[int, ModuleProfile]]:
-        """Give this module and those within, down to so many levels, each with its level."""
+        """Return this module and those within, down to so many levels, each with its level."""
         pending = [(0, self)]
         while pending:
             level, module = pending.pop()
@@ -46,10 +46,7 @@ class ModuleProfile:
                 pending += [(level + 1, child) for child in reversed(module.children)]
 
     def at(self, depth: int, within: str = "") -> Iterator[tuple[str, ModuleProfile]]:
-        """Give the modules so many levels below this one, each with its path from here.
-
-        A module that has none within, and is nearer, is given too: together they are the whole model.
-        """
+        """Return the modules so many levels below this one, each with its path from here."""
         if depth == 0 or not self.children:
             yield within or self.name, self
             return
@@ -57,7 +54,7 @@ class ModuleProfile:
             yield from child.at(depth - 1, f"{within}.{child.name}" if within else child.name)
 
     def figure(self, name: str) -> float:
-        """Give one of `FIGURES`."""
+        """Return one of `FIGURES`."""
         return {"params": self.params, "macs": self.macs, "latency": self.latency_s}[name]
 
 
@@ -66,19 +63,12 @@ NUMBER = r"([\d.]+(?:e[+-]?\d+)?) ?([TGBMKmun]?)"
 
 
 def scaled_number(number: str, prefix: str) -> float:
-    """Give what a number and its prefix mean."""
+    """Return what a number and its prefix mean."""
     return float(number) * _SCALES[prefix]
 
 
 def parse_modules(lines: Sequence[str]) -> ModuleProfile | None:
-    """Read the modules; a level is two blanks, and a module's figures stand before its children.
-
-    Args:
-        lines: The detailed part of the report.
-
-    Returns:
-        The model; None where there is none.
-    """
+    """Read the modules; a level is two blanks, and a module's figures stand before its children."""
     root = _Open(-1, "", "")
     stack = [root]
     for line in lines:
@@ -114,7 +104,7 @@ class _Open:
         self.children: list[ModuleProfile] = []
 
     def closed(self) -> Sequence[ModuleProfile]:
-        """Give the module; a list of modules, which has no figures of its own, gives its members under its name."""
+        """Return the module; a list of modules, which has no figures of its own, gives its members under its name."""
         if self.figures is None:
             return [_renamed(child, f"{self.name}.{child.name}") for child in self.children]
         f = self.figures.groups()

@@ -54,7 +54,7 @@ class Route:
     """What to do where the frame stays empty."""
 
     def url(self, port: int) -> str:
-        """Give the URL of a server on this port."""
+        """Return the URL of a server on this port."""
         return self.template.replace(_PORT, str(port))
 
 
@@ -66,15 +66,6 @@ def find_route(
     free: Callable[[int], bool] = lambda _port: True,
 ) -> Route:
     """Decide how the browser reaches a server on this machine.
-
-    Args:
-        environ: The kernel's environment.
-        base_url: Where the Jupyter server of this kernel hangs its pages, as `/` or `/user/me/`; None if not known.
-        has_proxy: Whether jupyter-server-proxy is installed.
-        free: Tells whether a port is free; asked where the platform prescribes ports.
-
-    Raises:
-        BackendError: All ports that the platform publishes are taken.
 
     Example:
         >>> find_route({}, base_url="/lab/", has_proxy=True).url(6006)
@@ -121,7 +112,7 @@ class Board:
         self.server.stop()
 
     def __repr__(self) -> str:
-        """Say what is shown, where, and how it is reached."""
+        """Return what is shown, where, and how it is reached."""
         return " ".join(self._facts())
 
     def _repr_html_(self) -> str:
@@ -140,11 +131,7 @@ class Board:
 
 
 def show_tensorboard(folder: Path) -> Board:
-    """Give TensorBoard of a folder, started now unless it runs already; returns when it answers.
-
-    Raises:
-        BackendError: It did not start, or this platform publishes no port that is free.
-    """
+    """Give TensorBoard of a folder, started now unless it runs already; returns when it answers."""
     route = find_route(
         os.environ,
         base_url=_base_url(os.environ),
@@ -180,10 +167,7 @@ def _join(prefix: str) -> str:
 
 
 def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
-    """Take the first published port that is free: JupyterLab itself sits on CDSW_APP_PORT where it is the editor.
-
-    Ports and host names: Cloudera AI's documentation, "Web Applications Embedded in Sessions".
-    """
+    """Take the first published port that is free: JupyterLab itself sits on CDSW_APP_PORT where it is the editor."""
     host = f"{environ['CDSW_ENGINE_ID']}.{environ['CDSW_DOMAIN']}"
     taken = []
     for name, before in (("CDSW_APP_PORT", ""), ("CDSW_READONLY_PORT", "read-only-")):

@@ -56,7 +56,7 @@ class BoardServer:
 
     @property
     def is_alive(self) -> bool:
-        """Tell whether it still runs."""
+        """Whether it still runs."""
         return is_alive(self.pid, self.start_time)
 
     def stop(self) -> None:
@@ -73,19 +73,7 @@ class BoardServer:
 
 
 def serve(folder: Path, *, port: int = 0, timeout_s: float = _START_S) -> BoardServer:
-    """Give the server of a folder, started now if there is none; returns when it answers.
-
-    It ends when this process does, however that ends. A server that another process of this user started for the
-    folder is given too, and ends with that one.
-
-    Args:
-        folder: Event files, or folders of them; it may still be empty or missing.
-        port: Where it must listen; 0 for any free port. A server of ours for another folder makes way.
-        timeout_s: Seconds until a server that does not answer is given up.
-
-    Raises:
-        BackendError: It did not start; carries TensorBoard's own words.
-    """
+    """Return the server of a folder, started now if there is none; returns when it answers."""
     record = _record(folder)
     with _lock(record.with_suffix(".lock")):
         server = find(folder)
@@ -97,12 +85,12 @@ def serve(folder: Path, *, port: int = 0, timeout_s: float = _START_S) -> BoardS
 
 
 def find(folder: Path) -> BoardServer | None:
-    """Give the live server of a folder, or None."""
+    """Return the live server of a folder, or None."""
     return _read(_record(folder))
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on this port now, one of ours that makes way included."""
+    """Whether a server could listen on this port now, one of ours that makes way included."""
     if any(server.port == port for server in _all()):
         return True
     with socket.socket() as probe:
@@ -171,11 +159,7 @@ def _answers(port: int) -> bool:
 
 
 def _records() -> Path:
-    """Give the folder of records: of this machine and user alone, for a pid means nothing elsewhere.
-
-    Raises:
-        BackendError: Another user holds the folder.
-    """
+    """Return the folder of records: of this machine and user alone, for a pid means nothing elsewhere."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"workbench-tensorboard-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

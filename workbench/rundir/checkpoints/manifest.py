@@ -19,18 +19,7 @@ NAME = "manifest.json"
 
 
 def write_manifest(folder: Path, **facts: object) -> int:
-    """Write the manifest of all files of a folder, and see it to the disk.
-
-    Args:
-        folder: The part; all its files are closed.
-        facts: What to say beside: step, rank, world_size.
-
-    Returns:
-        The bytes of the files.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write the manifest of all files of a folder, and see it to the disk."""
     files = {path.name: path for path in sorted(folder.iterdir()) if path.name != NAME}
     listed = {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()}
     write_json(folder / NAME, {**facts, "files": listed})
@@ -47,11 +36,7 @@ def read_manifest(folder: Path) -> Mapping[str, Any]:
 
 
 def problem_of(folder: Path) -> str:
-    """Compare a part with its manifest; every byte is read.
-
-    Returns:
-        What is wrong, naming the file; empty where all is as it was written.
-    """
+    """Compare a part with its manifest; every byte is read."""
     manifest = read_manifest(folder)
     if not manifest:
         return f"{folder.name} has no manifest that can be read"

@@ -24,11 +24,7 @@ class _Followed(Protocol):
 
 
 def follow(run: _Followed) -> Iterator[None]:
-    """Draw the progress of a run until it has ended.
-
-    Yields:
-        Nothing, whenever the caller may sleep; it should do so for a fraction of a second.
-    """
+    """Draw the progress of a run until it has ended."""
     with ProgressLine() as line:
         due = 0.0
         while True:
@@ -49,11 +45,7 @@ class _Started(Protocol):
 
 
 def follow_start(cluster: _Started) -> Generator[None, None, None]:
-    """Draw what the start of a cluster waits for, once it takes long; close the iterator when it is over.
-
-    Yields:
-        Nothing, whenever the caller may sleep.
-    """
+    """Draw what the start of a cluster waits for, once it takes long; close the iterator when it is over."""
     begun = time.monotonic()
     while time.monotonic() - begun < _PATIENCE_S:
         yield

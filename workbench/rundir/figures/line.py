@@ -25,7 +25,7 @@ _MIN_BAR_COLUMNS = 60
 
 
 def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
-    """Say how far a run is, in at most so many columns.
+    """Return how far a run is, in at most so many columns.
 
     Example:
         >>> from workbench.rundir.state import RunState
@@ -52,12 +52,7 @@ class ProgressLine:
     """The line of one run. Use it in a `with`: leaving it draws the last state and ends the line."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep where to draw.
-
-        Args:
-            stream: Where to. Default: what `sys.stdout` is then.
-            clock: Seconds that only grow.
-        """
+        """Keep where to draw."""
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._in_notebook = _is_notebook(self._stream)

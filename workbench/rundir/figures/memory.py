@@ -54,11 +54,7 @@ class MemoryBook:
     """Take in the events that tell of memory."""
 
     def __init__(self, place: Callable[[int], tuple[str, int]]):
-        """Start with nothing told.
-
-        Args:
-            place: Gives the address of the pod that a rank is on, and how many ranks that pod has.
-        """
+        """Start with nothing told."""
         self.hosts: dict[str, HostMemory] = {}
         """By the pod's address."""
         self._place = place

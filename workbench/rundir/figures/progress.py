@@ -45,13 +45,7 @@ class ProgressMeter:
         self._eval_loss: object = None
 
     def see(self, kind: str, time_s: float, data: Mapping[str, object]) -> None:
-        """Take in the next event.
-
-        Args:
-            kind: Its kind; only `step` and `eval` matter.
-            time_s: When it happened.
-            data: The rest of it.
-        """
+        """Take in the next event."""
         if kind == "step":
             self._last = (time_s, data)
             self._first = self._first or self._last
@@ -59,12 +53,7 @@ class ProgressMeter:
             self._eval_loss = data.get("eval_loss")
 
     def progress(self, state: RunState, message: str) -> Progress:
-        """Say how far it is by now.
-
-        Args:
-            state: State of the run.
-            message: The line that goes with it.
-        """
+        """Return how far it is by now."""
         data = self._last[1] if self._last else {}
         return Progress(
             state=state,
@@ -89,13 +78,7 @@ class ProgressMeter:
 
 
 def progress_of(state: RunState, message: str, events: Iterable[Event]) -> Progress:
-    """Work out the progress from all events so far.
-
-    Args:
-        state: State of the run.
-        message: The line that goes with it.
-        events: The events, oldest first.
-    """
+    """Work out the progress from all events so far."""
     meter = ProgressMeter()
     for event in events:
         meter.see(event.kind, event.time_s, event.data)

@@ -19,9 +19,6 @@ _TRAIN = ("loss", "grad_norm", "learning_rate", "samples_per_s")
 def scalars_of(event: Event) -> Mapping[str, float]:
     """Pick the numbers of an event that are worth a curve.
 
-    Returns:
-        Values by TensorBoard tag; empty for events without any.
-
     Example:
         >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"step": 3, "eval_loss": 2.5}))
         {'eval/loss': 2.5}

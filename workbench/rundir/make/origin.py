@@ -21,17 +21,7 @@ _LETTERS = 16  # of a fingerprint
 
 
 def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, str]:
-    """Say where a prepared run came from.
-
-    Args:
-        job: What runs.
-        paths: Its directory, whose inputs are there.
-        folder: The folder that it is submitted from.
-
-    Returns:
-        `commit`, as `commit_of` gives it; `data`, equal where the rows to train on and to judge by are; `script`, equal
-        where the files of the script's folder are. What there is none of is empty.
-    """
+    """Return where a prepared run came from."""
     return {"commit": commit_of(folder), "data": _data(paths), "script": _script(job)}
 
 

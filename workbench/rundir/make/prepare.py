@@ -43,16 +43,7 @@ class PreparedRun:
 
 
 def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path = Path("runs")) -> PreparedRun:
-    """Make the run directory.
-
-    Args:
-        spec: What was asked.
-        root: The directory, new or empty. Default: a new one below `parent`, named by the run's id.
-        parent: Where that is: a folder in the cluster's directory, where there is a cluster.
-
-    Raises:
-        ConfigError: Something is refused; the message names the file, line or key. The directory is removed again.
-    """
+    """Make the run directory."""
     run_id = _new_run_id(spec.job)
     paths = RunPaths(Path(root or parent / run_id).expanduser().absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
@@ -76,11 +67,7 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
 
 
 def fresh_folder(root: Path, mark: Path) -> None:
-    """Make a directory that must be new or empty.
-
-    Raises:
-        ConfigError: It holds something (`mark` tells another run or cluster from other files) or cannot be made.
-    """
+    """Make a directory that must be new or empty."""
     if mark.exists():
         raise ConfigError(f"{root} already holds a run or a cluster ({mark.name}); choose another directory")
     if root.is_dir() and any(root.iterdir()):

@@ -29,18 +29,7 @@ _SAME = (
 def resume_checkpoint(
     job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any], cluster: Path
 ) -> Checkpoint:
-    """Choose the checkpoint that a job goes on from; every byte of it is read.
-
-    Args:
-        job: The job, whose `resume` is a run directory.
-        paths: The directory of the new run, with its rows.
-        world_size: The number of its ranks.
-        resolved: What its ranks will be told: `train`, `hub` and `deepspeed`.
-        cluster: The directory of the cluster that it will run on; what lies on its pods is used there.
-
-    Raises:
-        ConfigError: There is no good checkpoint, or the new run differs from the one that made it; says in what.
-    """
+    """Choose the checkpoint that a job goes on from; every byte of it is read."""
     assert job.resume is not None
     root = Path(job.resume)
     made = read_json(RunPaths(root).job)

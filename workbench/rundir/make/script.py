@@ -29,12 +29,7 @@ _NAMED = 5
 
 
 def check_script(script: Path) -> None:
-    """Look at a script and its folder before anything starts.
-
-    Raises:
-        ConfigError: There is no such script, the ignore file leaves it out or has a line that is no pattern, or the
-            folder holds more than 200 MiB; then the largest files are named.
-    """
+    """Look at a script and its folder before anything starts."""
     if not script.is_file():
         raise ConfigError(f"the script {script} does not exist")
     folder = script.parent
@@ -55,25 +50,17 @@ def check_script(script: Path) -> None:
 
 
 def script_files(folder: Path) -> list[Path]:
-    """Give the files of a script's folder that travel, sorted.
-
-    Raises:
-        ConfigError: The ignore file cannot be read or has a line that is no pattern.
-    """
+    """Return the files of a script's folder that travel, sorted."""
     return sorted(_walk(folder, _spec_of(folder / IGNORE_FILE)))
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Give the files of any other folder that travels, sorted: all but the defaults; an ignore file means nothing."""
+    """Return the files of any other folder that travels, sorted: all but the defaults; an ignore file means nothing."""
     return sorted(_walk(folder, GitIgnoreSpec.from_lines(DEFAULTS)))
 
 
 def zip_script(script: Path) -> bytes:
-    """Zip the folder of a script; the same files give the same bytes.
-
-    Raises:
-        ConfigError: As for `check_script`.
-    """
+    """Zip the folder of a script; the same files give the same bytes."""
     check_script(script)
     return zip_files(script.parent, script_files(script.parent))
 

@@ -27,9 +27,6 @@ Place = dict[str, int | str | None]
 def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) -> Place:
     """Find out which rank this is: from flags, else torch's variables, else OpenMPI's.
 
-    Raises:
-        ValueError: Nothing says the rank.
-
     Example:
         >>> place_from({}, {"OMPI_COMM_WORLD_RANK": "2"})["rank"]
         2
@@ -53,11 +50,7 @@ def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) ->
 
 
 def launch_rank(pods_root: Path, run: str, place: Place) -> int:
-    """Start one rank through the agent whose pod it belongs to, show its output, and wait for its end.
-
-    Returns:
-        The rank's exit code, 128 + n for signal n; 1 where it could not be started or the agent was lost.
-    """
+    """Start one rank through the agent whose pod it belongs to, show its output, and wait for its end."""
     client = _agent_of(pods_root, run, place)
     if client is None:
         sys.stderr.write(f"no agent below {pods_root} has rank {place['rank']} of run {run}\n")

@@ -20,12 +20,7 @@ _UNLIMITED_BYTES = 1 << 60
 
 
 def memory_group(pid: int, *, ended: bool = False) -> Path | None:
-    """Give the folder of the memory cgroup that a process is in, or None.
-
-    Args:
-        pid: The process.
-        ended: It is a zombie; version 1 has then forgotten its group, version 2 has not.
-    """
+    """Return the folder of the memory cgroup that a process is in, or None."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -45,7 +40,7 @@ def memory_group(pid: int, *, ended: bool = False) -> Path | None:
 
 
 def memory_limit_bytes(pid: int) -> int | None:
-    """Give the least limit of the memory groups around a process, in bytes; None where there is none."""
+    """Return the least limit of the memory groups around a process, in bytes; None where there is none."""
     group = memory_group(pid)
     around = [] if group is None else [path for path in (group, *group.parents) if path.is_relative_to(_ROOT)]
     return min((limit for path in around if (limit := _limit_bytes(path)) is not None), default=None)
@@ -58,23 +53,18 @@ class OomWatch:
     _before: dict[Path, int] = field(default_factory=dict)
 
     def see(self, pid: int, *, ended: bool = False) -> Path | None:
-        """Take note of the group that a process is in; return it.
-
-        Args:
-            pid: The process.
-            ended: It is a zombie. A group that is only now heard of is counted from 0.
-        """
+        """Take note of the group that a process is in; return it."""
         group = memory_group(pid, ended=ended)
         if group is not None and group not in self._before:
             self._before[group] = 0 if ended else _counter(group) or 0
         return group
 
     def counts(self) -> Mapping[Path, int]:
-        """Give the kills so far, by group, since each was first seen."""
+        """Return the kills so far, by group, since each was first seen."""
         return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
 
     def may_follow(self) -> bool:
-        """Tell whether a kill may still be counted: a group has been as full as its limit allows."""
+        """Whether a kill may still be counted: a group has been as full as its limit allows."""
         for group in self._before:
             limit, highest = _limit_bytes(group), _first_number(group, _HIGHEST)
             if limit is not None and highest is not None and highest >= _FULL * limit:
@@ -82,11 +72,7 @@ class OomWatch:
         return False
 
     def hint(self, group: Path | None) -> str:
-        """Say that a process of this group was killed for its memory, where the counter says so; else nothing.
-
-        Version 1 shows a process that is being taken down in the group above all others: where the group that it was
-        seen in last counts no kill, one that it may have been in before does.
-        """
+        """Say that a process of this group was killed for its memory, where the counter says so; else nothing."""
         counts = self.counts()
         found = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
         kills = counts[found] if found is not None else 0

@@ -11,20 +11,7 @@ Chunk = dict[str, object]
 
 
 def read_chunks(root: Path, names: Sequence[str], offsets: Mapping[str, object], max_bytes: int) -> dict[str, Chunk]:
-    """Read what is new in some files.
-
-    The bytes are exact and may be cut anywhere. When there is more than the cap, every file gets its share, and what
-    quiet files leave goes to the noisy ones.
-
-    Args:
-        root: The folder that the names are relative to.
-        names: The files; one that does not exist has nothing new.
-        offsets: By name, the bytes that are known already; 0 where it is not named.
-        max_bytes: The cap on all files together.
-
-    Returns:
-        By name `{"offset", "data"}`, the data as latin-1 text; only files with something new.
-    """
+    """Read what is new in some files."""
     fresh = {name: start for name in names if size_of(root / name) > (start := _offset(offsets.get(name)))}
     chunks: dict[str, Chunk] = {}
     left = max_bytes
@@ -38,7 +25,7 @@ def read_chunks(root: Path, names: Sequence[str], offsets: Mapping[str, object],
 
 
 def size_of(path: Path) -> int:
-    """Give a file's size in bytes; 0 where there is none."""
+    """Return a file's size in bytes; 0 where there is none."""
     try:
         return path.stat().st_size
     except OSError:

@@ -20,12 +20,12 @@ _PATH_BYTES = 100
 
 
 class AgentRefused(Exception):
-    """Say what the agent answered instead of doing what it was asked."""
+    """Return what the agent answered instead of doing what it was asked."""
 
 
 @contextlib.contextmanager
 def socket_address(root: Path) -> Iterator[str]:
-    """Give an address for the agent's socket that is short enough, however deep the root is."""
+    """Return an address for the agent's socket that is short enough, however deep the root is."""
     path = str(root / "agent.sock")
     if len(os.fsencode(path)) <= _PATH_BYTES:
         yield path
@@ -38,11 +38,7 @@ def socket_address(root: Path) -> Iterator[str]:
 
 
 def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
-    """Connect to the agent that serves `root`.
-
-    Raises:
-        OSError: Nobody serves there.
-    """
+    """Connect to the agent that serves `root`."""
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end.settimeout(timeout_s)
     try:
@@ -58,22 +54,13 @@ class Client:
     """A connection to the agent of one root."""
 
     def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
-        """Connect.
-
-        Raises:
-            OSError: Nobody serves there.
-        """
+        """Connect."""
         self._socket = connect(root, timeout_s)
         self._file = self._socket.makefile("rb")
         self._number = 0
 
     def ask(self, op: str, **message: object) -> dict[str, object]:
-        """Ask for one thing and wait for the answer.
-
-        Raises:
-            AgentRefused: The agent said no; with its words.
-            OSError: It has gone, or did not answer in time.
-        """
+        """Ask for one thing and wait for the answer."""
         self._number += 1
         self._socket.sendall(json.dumps({"id": self._number, "op": op, **message}).encode() + b"\n")
         line = self._file.readline()

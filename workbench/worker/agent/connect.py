@@ -17,10 +17,7 @@ _LAST_WORDS_S = 1.0
 
 
 def bridge(root: Path) -> int:
-    """Carry bytes both ways until either side ends; return an exit code.
-
-    When stdin ends, answers that are under way have a second to arrive.
-    """
+    """Carry bytes both ways until either side ends; return an exit code."""
     try:
         agent = connect(root)
     except OSError as error:

@@ -40,11 +40,7 @@ class GpuWatch:
         self._found: list[dict[str, float]] = []
 
     def latest(self) -> list[dict[str, float]]:
-        """Give what the last look found, after a new one if that was some seconds ago.
-
-        Returns:
-            By GPU `index`, `percent` (of the last sample period in which it computed), `used_gib` and `total_gib`.
-        """
+        """Return what the last look found, after a new one if that was some seconds ago."""
         now = time.monotonic()
         if not self._given_up and now >= self._looked_at + _EVERY_S:
             self._looked_at = now
@@ -82,7 +78,7 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 
 def _visible(count: int) -> Sequence[int]:
-    """Give the indices that this pod may use; all where its GPUs are named otherwise than by number."""
+    """Return the indices that this pod may use; all where its GPUs are named otherwise than by number."""
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     numbers = [int(name) for name in named if name.isdigit() and int(name) < count]
     return numbers if len(numbers) == len(named) and named else range(count)

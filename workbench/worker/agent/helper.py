@@ -26,12 +26,7 @@ class Helpers:
     """The helpers of one pod; every inquiry has one."""
 
     def __init__(self, folder: Path, warm: WarmLink) -> None:
-        """Start none yet.
-
-        Args:
-            folder: Where their folders are made.
-            warm: The line to the warm server.
-        """
+        """Start none yet."""
         self._folder = folder
         self._warm = warm
         self._asked: dict[int, str] = {}
@@ -42,24 +37,16 @@ class Helpers:
 
     @property
     def asked(self) -> bool:
-        """Tell whether one is about to be forked."""
+        """Whether one is about to be forked."""
         return bool(self._asked)
 
     @property
     def pids(self) -> set[int]:
-        """Give those that run."""
+        """Return those that run."""
         return set(self._pids)
 
     def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
-        """Have an inquiry answered; asked again, it tells how that stands, and the answer once.
-
-        Args:
-            name: The inquiry's own name, one that a folder can have.
-            inquiry: What to answer.
-
-        Returns:
-            `state`: `busy`, `done` or `none`, where there is no warm server or the helper failed; and the `answer`.
-        """
+        """Have an inquiry answered; asked again, it tells how that stands, and the answer once."""
         folder = self._folder / name
         if name in self._asked.values() or name in self._pids.values():
             return {"state": "busy"}

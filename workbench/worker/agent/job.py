@@ -30,12 +30,7 @@ class PodRun:
     """The part of a run that this pod carries."""
 
     def __init__(self, request: RunRequest, root: Path) -> None:
-        """Make the folders of the run and of its ranks; records of an earlier try are removed, logs are kept.
-
-        Raises:
-            ValueError: No rank of the run belongs to this pod.
-            OSError: The disk refused.
-        """
+        """Make the folders of the run and of its ranks; records of an earlier try are removed, logs are kept."""
         self.request = request
         self.root = root
         self.folder = root / "runs" / request.run
@@ -57,17 +52,17 @@ class PodRun:
 
     @property
     def live(self) -> bool:
-        """Tell whether a rank runs or is about to."""
+        """Whether a rank runs or is about to."""
         return any(rank.live for rank in self.ranks.values())
 
     @property
     def settled(self) -> bool:
-        """Tell whether nothing of it is left, so that there is nothing to look after."""
+        """Whether nothing of it is left, so that there is nothing to look after."""
         return self._settled and not self.live
 
     @property
     def hurried(self) -> bool:
-        """Tell whether something is being ended, so that looking once a second is too seldom."""
+        """Whether something is being ended, so that looking once a second is too seldom."""
         ending = any(rank.sweep_at is not None for rank in self.ranks.values())
         return not self.settled and (self.stopping or ending or not self.live)
 
@@ -96,10 +91,7 @@ class PodRun:
         rank.end(exit_code, oom_hint=hint)
 
     def stop(self, grace_s: float) -> None:
-        """Ask every rank and what is under it to end now, and see to it after the grace. Idempotent.
-
-        A second call can only shorten the grace.
-        """
+        """Ask every rank and what is under it to end now, and see to it after the grace. Idempotent."""
         kill_at = time.monotonic() + max(0.0, grace_s)
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         if self.stopping:
@@ -139,11 +131,7 @@ class PodRun:
                 rank.group = self._oom.see(rank.process.pid) or rank.group
 
     def family(self, table: Mapping[int, proc.Process]) -> set[int]:
-        """Give the pids of all living processes of this run on this pod.
-
-        They are the ranks' own, and whoever was executed with this run's marks in its environment, whatever
-        session and parent it has now.
-        """
+        """Return the pids of all living processes of this run on this pod."""
         found: set[int] = set()
         starts = [rank.process.start for rank in self.ranks.values() if rank.process is not None]
         for rank in self.ranks.values():
@@ -160,7 +148,7 @@ class PodRun:
     def poll(
         self, table: Mapping[int, proc.Process], offsets: Mapping[str, object], max_bytes: int
     ) -> dict[str, object]:
-        """Give the state of every rank, and what they wrote since."""
+        """Return the state of every rank, and what they wrote since."""
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
         names = [f"rank-{number}/{stream}.log" for number in self.ranks for stream in ("stdout", "stderr")]
@@ -183,7 +171,7 @@ class PodRun:
         return sizes
 
     def stacks(self, sizes: Mapping[int, int]) -> dict[str, str]:
-        """Give what the ranks wrote since `ask_stacks`; "" for one that did not."""
+        """Return what the ranks wrote since `ask_stacks`; "" for one that did not."""
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
             with contextlib.suppress(OSError), (self.ranks[number].folder / "stacks.txt").open("rb") as file:
@@ -192,7 +180,7 @@ class PodRun:
         return texts
 
     def by_pid(self) -> Iterator[tuple[int, Rank]]:
-        """Give the ranks that run, by pid."""
+        """Return the ranks that run, by pid."""
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
                 yield rank.process.pid, rank

@@ -182,13 +182,7 @@ class _Server:
 
 
 def serve_until_ended(agent: Agent, listener: socket.socket, at_end: Callable[[], None]) -> None:
-    """Answer requests until the agent has ended all it was told to end.
-
-    Args:
-        agent: Who answers.
-        listener: A listening socket; closed by the caller.
-        at_end: Done before the last answer, so that whoever asked for the end finds everything gone.
-    """
+    """Answer requests until the agent has ended all it was told to end."""
     listener.setblocking(False)
     _Server(agent, listener).run(at_end)
 

@@ -30,13 +30,7 @@ _LEFTOVERS_S = 5.0
 
 
 def serve(root: Path, *, lease_s: float, warm: bool) -> int:
-    """Make sure that an agent serves `root`; return its pid once it answers.
-
-    An agent that serves there already is left as it is. One that lives but does not answer is killed, its ranks too.
-
-    Raises:
-        RuntimeError: No agent could be brought up; says why.
-    """
+    """Make sure that an agent serves `root`; return its pid once it answers."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
@@ -53,14 +47,7 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
 
 
 def end_leftovers(root: Path) -> int:
-    """Kill every process that was started for this root, and wait until they have gone.
-
-    Found by the mark in their environment, and by descent from those that bear it. This process, and those above
-    it, are spared.
-
-    Returns:
-        How many there were.
-    """
+    """Kill every process that was started for this root, and wait until they have gone."""
     ended: set[tuple[int, int]] = set()
     deadline = time.monotonic() + _LEFTOVERS_S
     while time.monotonic() < deadline:

@@ -12,11 +12,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def interface_of(address: str) -> str:
-    """Give the name of the interface whose network holds an address; "lo" for loopback, "" where none is found.
-
-    Args:
-        address: An IP address, or a name that this machine resolves.
-    """
+    """Return the name of the interface whose network holds an address; "lo" for loopback, "" where none is found."""
     try:
         ip = _resolve(address)
     except (OSError, ValueError):
@@ -27,7 +23,7 @@ def interface_of(address: str) -> str:
 
 
 def free_port(address: str) -> int:
-    """Give a TCP port that nobody uses on this address just now."""
+    """Return a TCP port that nobody uses on this address just now."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))

@@ -45,7 +45,7 @@ class Rank:
 
     @property
     def live(self) -> bool:
-        """Tell whether a process of it runs or is about to."""
+        """Whether a process of it runs or is about to."""
         return self.phase in ("forking", "running")
 
     def begin(self, pid: int, how: str) -> None:
@@ -55,13 +55,7 @@ class Rank:
         self._known.add(self.process.key)
 
     def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
-        """Take note of its end, and leave the record that says why.
-
-        Args:
-            exit_code: Negative for a signal; None when it was never started.
-            oom_hint: What the cgroup's counters say of it.
-            cannot_start: Why there never was a process of it, though there should have been.
-        """
+        """Take note of its end, and leave the record that says why."""
         self.phase, self.exit_code, self.ended_s = "exited", exit_code, time.time()
         self.rss_bytes = 0
         self.error = read_record(self.folder / "error.json")
@@ -85,10 +79,7 @@ class Rank:
         _keep(self.folder / "error.json", self.error)
 
     def members(self, table: Mapping[int, proc.Process]) -> set[int]:
-        """Give the pids of this rank and of all that it started and that still stand under it or in its session.
-
-        What was seen once stays known, so a grandchild that leaves the session and loses its parent is found again.
-        """
+        """Return the pids of this rank and of all that it started and that still stand under it or in its session."""
         if self.process is None or self.swept:
             return set()
         own = self.process
@@ -108,7 +99,7 @@ class Rank:
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
 
     def to_dict(self) -> dict[str, object]:
-        """Give what `poll` says of it."""
+        """Return what `poll` says of it."""
         if self.phase == "running":
             # The record comes before the exit: whoever watches sees the cause at once.
             self.error = self.error or read_record(self.folder / "error.json")
@@ -132,11 +123,7 @@ class Rank:
 
 
 def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path) -> int:
-    """Execute a program as a rank: own session, no stdin, output into files, killed with the agent.
-
-    Returns:
-        Its pid. A program that cannot be executed says why in stderr.log and exits with 127.
-    """
+    """Execute a program as a rank: own session, no stdin, output into files, killed with the agent."""
     agent = os.getpid()
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

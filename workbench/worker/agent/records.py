@@ -53,13 +53,7 @@ class Failure:
 
 
 def failure_from(folder: Path, exit_code: int, *, oom_hint: str = "") -> Failure:
-    """Say why a rank failed that left no record of its own.
-
-    Args:
-        folder: The rank's folder.
-        exit_code: What it ended with; negative for a signal.
-        oom_hint: What the cgroup's counters say, where they say something.
-    """
+    """Return why a rank failed that left no record of its own."""
     stderr = _tail(folder / "stderr.log")
     found = last_traceback(stderr)
     if exit_code < 0:
@@ -75,9 +69,6 @@ def failure_from(folder: Path, exit_code: int, *, oom_hint: str = "") -> Failure
 
 def last_traceback(text: str) -> Failure | None:
     r"""Find the traceback that ended a Python program in what it wrote to stderr.
-
-    A chain of exceptions is one traceback; its last exception is the failure. Tracebacks that Python only reported
-    (in threads, in finalizers) count only where there is no other.
 
     Example:
         >>> last_traceback("x\nTraceback (most recent call last):\n  File ...\nValueError: bad\n").message
@@ -103,12 +94,12 @@ def last_traceback(text: str) -> Failure | None:
 
 
 def lost_peer(text: str) -> bool:
-    """Tell whether a message is what a rank says when another one has gone: an echo, not a cause."""
+    """Whether a message is what a rank says when another one has gone: an echo, not a cause."""
     return _LOST_PEER.search(text) is not None
 
 
 def signal_name(signum: int) -> str:
-    """Give a signal's name, `SIGKILL`; real-time ones as `signal 40`."""
+    """Return a signal's name, `SIGKILL`; real-time ones as `signal 40`."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -126,11 +117,7 @@ def read_record(path: Path) -> dict[str, object] | None:
 
 
 def write_record(path: Path, record: dict[str, object]) -> None:
-    """Write a rank's record in one step: readers see all of it or nothing.
-
-    Raises:
-        OSError: The disk did not take it.
-    """
+    """Write a rank's record in one step: readers see all of it or nothing."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text(json.dumps({**record, "time_s": time.time()}) + "\n", encoding="utf-8")

@@ -56,11 +56,7 @@ class RunRequest:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> RunRequest:
-        """Read the JSON form. Unknown keys are left alone: a newer keeper may know more.
-
-        Raises:
-            ValueError: Something is missing or of the wrong type; names the key, never a value of `env`.
-        """
+        """Read the JSON form. Unknown keys are left alone: a newer keeper may know more."""
         ranks = tuple(_place(item) for item in _list(raw, "ranks"))
         env = raw.get("env") or {}
         if not isinstance(env, Mapping) or not all(isinstance(v, str) for kv in env.items() for v in kv):
@@ -81,16 +77,12 @@ class RunRequest:
         )
 
     def on(self, pod: str) -> tuple[RankPlace, ...]:
-        """Give the ranks that belong to a pod."""
+        """Return the ranks that belong to a pod."""
         return tuple(place for place in self.ranks if place.pod == pod)
 
 
 def check_run_id(value: object) -> str:
-    """Refuse a run id that is more than one plain folder name.
-
-    Raises:
-        ValueError: It is.
-    """
+    """Refuse a run id that is more than one plain folder name."""
     if not isinstance(value, str) or not _RUN_ID.fullmatch(value):
         raise ValueError(f"run id {value!r} must be letters, digits, dots, dashes and underscores")
     return value
@@ -99,15 +91,7 @@ def check_run_id(value: object) -> str:
 def rank_environment(
     request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
-    """Make the environment of one rank.
-
-    Args:
-        request: The run.
-        place: The rank.
-        root: The pod's root.
-        base: What the agent itself was given.
-        overrides: What a launcher says of this rank; wins.
-    """
+    """Make the environment of one rank."""
     folder = root / "runs" / request.run
     return {
         **base,

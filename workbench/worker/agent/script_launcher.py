@@ -36,24 +36,14 @@ class Launcher:
     """Starts ranks, and keeps those that the warm server was asked for until their pids are known."""
 
     def __init__(self, root: Path) -> None:
-        """Start without a warm server.
-
-        Args:
-            root: The pod's folder.
-        """
+        """Start without a warm server."""
         self.warm = WarmLink()
         self.helpers = Helpers(root / "helpers", self.warm)
         self._asked: dict[int, _Launch] = {}
         self._token = 0
 
     def launch(self, run: PodRun, rank: Rank, overrides: Mapping[str, str]) -> None:
-        """Start a rank that waits; a warm one is running only once `hear` has heard of it.
-
-        Args:
-            run: Its run.
-            rank: The rank.
-            overrides: What a launcher says of it.
-        """
+        """Start a rank that waits; a warm one is running only once `hear` has heard of it."""
         request = run.request
         launch = _Launch(run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides))
         if request.kind != "finetune" or not request.entry or not self.warm.serves({**request.env, **overrides}):

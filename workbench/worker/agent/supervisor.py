@@ -83,13 +83,13 @@ class Agent:
         self._lease_end = time.monotonic() + self.lease_s
 
     def pause_s(self) -> float:
-        """Give how long nothing needs to be looked at, if nobody speaks."""
+        """Return how long nothing needs to be looked at, if nobody speaks."""
         hurried = self._end_by is not None or self._strays or any(run.hurried for run in self._runs.values())
         return _HURRY_S if hurried else max(0.0, min(_SAMPLE_S, self._lease_end - time.monotonic()))
 
     @property
     def finished(self) -> bool:
-        """Tell whether all has been ended that was to be ended, or enough time was spent on it."""
+        """Whether all has been ended that was to be ended, or enough time was spent on it."""
         if self._end_by is None:
             return False
         settled = self.warm.pid is None and not self._strays and all(run.settled for run in self._runs.values())
@@ -257,10 +257,7 @@ class Agent:
                 self.warm.reaped(status)
 
     def _end_strays(self) -> bool:
-        """End whoever fell to the agent when a run was over, without marks, session or parent; tell if there were any.
-
-        Processes that a forked rank forked have the warm server's environment, so nothing else tells them.
-        """
+        """End whoever fell to the agent when a run was over, without marks, session or parent."""
         table = self._processes(fresh=True)
         spared = {os.getpid()} | proc.descendants(table, {self.warm.pid} if self.warm.pid else ()) | self.helpers.pids
         strays = [table[pid] for pid in proc.descendants(table, {os.getpid()}) - spared if not table[pid].zombie]

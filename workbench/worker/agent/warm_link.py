@@ -75,7 +75,7 @@ class WarmLink:
         self._deadline = time.monotonic() + _IMPORT_S
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Tell whether a rank with these variables of the job can be forked, now or when the imports are done."""
+        """Whether a rank with these variables of the job can be forked, now or when the imports are done."""
         if self.state not in ("starting", "ready"):
             return False
         late = [name for name in env if name.startswith(_READ_AT_IMPORT) and self._env.get(name) != env[name]]
@@ -94,11 +94,7 @@ class WarmLink:
         return self._queue.pop(token, None) is not None
 
     def receive(self) -> tuple[dict[int, int], list[int]]:
-        """Read what the server has said since.
-
-        Returns:
-            The pids of forked ranks by token, and the tokens of those that must be started cold instead.
-        """
+        """Read what the server has said since."""
         forked: dict[int, int] = {}
         refused: list[int] = []
         while self.socket is not None:

@@ -36,16 +36,7 @@ class Prediction:
 
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Prediction]:
-    """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers.
-
-    Args:
-        trainer: The Trainer after training.
-        encoder: Makes the rows tokens; its job's sizes are read.
-        examples: The rows.
-
-    Returns:
-        On rank 0 the predictions in the order of the rows, elsewhere none.
-    """
+    """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""
     rows, size = encoder.questions(examples), encoder.job.per_device_eval_batch_size
     rank, world_size = ranks.rank(), ranks.world_size()
     mine = list(range(rank, len(rows), world_size))
@@ -69,18 +60,7 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
 def answer(
     model: Any, encoder: Encoder, rows: Sequence[Row], *, device: torch.device, synced_gpus: bool = False
 ) -> list[str]:
-    """Let a model answer one batch, greedily.
-
-    Args:
-        model: The model.
-        encoder: Made the rows; pads them and reads the answers.
-        rows: What `encoder.questions` gave.
-        device: Where the model is.
-        synced_gpus: Go on until every rank is done; needed where a forward pass is a collective.
-
-    Returns:
-        The answers alone: a causal model's begin where the prompt, with the opening of the answer, ends.
-    """
+    """Let a model answer one batch, greedily."""
     batch = encoder.asking(rows)
     model.eval()
     with torch.no_grad():
@@ -112,7 +92,7 @@ def judge(example: Example, predicted: str) -> Prediction:
 
 
 def exact_match(predictions: Sequence[Prediction]) -> float | None:
-    """Give the share of exact answers; None for no predictions."""
+    """Return the share of exact answers; None for no predictions."""
     return sum(p.exact_match for p in predictions) / len(predictions) if predictions else None
 
 

@@ -44,26 +44,13 @@ class Answerer:
     """The models of one run, each loaded when it is first asked."""
 
     def __init__(self, folder: str, job: FineTune) -> None:
-        """Keep what is needed to load them.
-
-        Args:
-            folder: The trained model, as `save_pretrained` left it, or its adapters.
-            job: The job that trained it.
-        """
+        """Keep what is needed to load them."""
         self._folder = folder
         self._job = job
         self._loaded: dict[str, model.Loaded] = {}
 
     def answer(self, questions: Sequence[Mapping[str, str]], which: str = "after") -> dict[str, object]:
-        """Answer some questions.
-
-        Args:
-            questions: What the model is asked, each an object of `source` and perhaps `input` and `opening`.
-            which: `after` for the trained model, `before` for the same before its first step.
-
-        Returns:
-            `answers` in the order of the questions, `load_s` (0 where the model was loaded already) and `answer_s`.
-        """
+        """Answer some questions."""
         began = time.monotonic()
         loaded = self._model(which)
         load_s = time.monotonic() - began
@@ -71,11 +58,7 @@ class Answerer:
         return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
 
     def merge(self, target: str) -> dict[str, object]:
-        """Add the trained adapters to the weights of their base, and leave a plain model folder.
-
-        Args:
-            target: The new folder.
-        """
+        """Add the trained adapters to the weights of their base, and leave a plain model folder."""
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
         adapters.merge(self._folder, self._initial(tokenizer), Path(target))
         return {}
@@ -120,15 +103,7 @@ class Answerer:
 
 
 def placement(place: str, free: Sequence[int]) -> dict[str, object]:
-    """Give what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it.
-
-    Layers then lie on one GPU after another, of which one works at a time: a naive pipeline, that answers what no
-    single one could hold.
-
-    Args:
-        place: A built-in model, a folder or a hub id; its configuration is read, not its weights.
-        free: Free bytes of each GPU.
-    """
+    """Return what `from_pretrained` takes to spread a model over this machine's GPUs, where one is too small for it."""
     if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
         return {}
     return {"device_map": "auto"} if model.weight_bytes(place) > _FILLED * free[0] else {}
@@ -145,11 +120,7 @@ def _example(question: Mapping[str, str]) -> Example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until stdin closes, the parent is gone or nobody asked for a while.
-
-    A request is `{"id", "which": "after" | "before", "questions": [{"source", …}, …]}`; its reply `{"id", "ok": true,
-    "answers", "load_s", "answer_s"}` or `{"id", "ok": false, "error"}`. `{"id", "merge": FOLDER}` merges adapters.
-    """
+    """Serve until stdin closes, the parent is gone or nobody asked for a while."""
     parser = argparse.ArgumentParser(
         prog="workbench.worker.answer.serve", description="Answer rows with a run's model."
     )

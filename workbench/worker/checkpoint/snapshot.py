@@ -28,11 +28,7 @@ _SHARD = "shard"
 
 
 def capture(trainer: Any) -> dict[str, object]:
-    """Give what this rank must keep. Its tensors are the living ones: write them before the next step.
-
-    Raises:
-        RunError: It trains with an optimizer of DeepSpeed's whose states this module does not know.
-    """
+    """Return what this rank must keep. Its tensors are the living ones: write them before the next step."""
     return {
         "engine": _engine_state(trainer),
         "scheduler": trainer.lr_scheduler.state_dict(),
@@ -44,13 +40,7 @@ def capture(trainer: Any) -> dict[str, object]:
 
 
 def restore(trainer: Any, tree: Mapping[str, Any]) -> None:
-    """Put back what `capture` gave, into a trainer that is ready for its first step; every rank must call it.
-
-    The random numbers are left alone, for `restore_random`: what comes before the next step still draws some.
-
-    Raises:
-        RunError: It is of another model or another technique.
-    """
+    """Put back what `capture` gave, into a trainer that is ready for its first step; every rank must call it."""
     if trainer.is_deepspeed_enabled:
         _restore_deepspeed(trainer.model_wrapped, tree["engine"])
     else:
@@ -130,7 +120,7 @@ def _replicated(trainer: Any) -> bool:
 
 
 def _from_the_first(state: Mapping[str, Any] | None) -> Any:
-    """Give every rank what the first has: its JSON, then tensor by tensor."""
+    """Return every rank what the first has: its JSON, then tensor by tensor."""
     packer = TreePacker()
     text = json.dumps(packer.pack(state)).encode() if ranks.rank() == 0 else None
     shapes = json.dumps({n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}).encode()

@@ -28,12 +28,7 @@ _HEADERS = _MIB  # bytes; what the names and shapes of the tensors take beside t
 
 
 def write_tree(folder: Path, tree: object) -> None:
-    """Write a tree into a folder and see it to the disk.
-
-    Raises:
-        OSError: It cannot be written; what is there then is no tree. A full disk is noticed before where it can be.
-        RunError: It holds something else than tensors and plain values.
-    """
+    """Write a tree into a folder and see it to the disk."""
     packer = TreePacker()
     text = json.dumps(packer.pack(tree)).encode()
     needed = sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS
@@ -52,11 +47,7 @@ def write_tree(folder: Path, tree: object) -> None:
 
 
 def read_tree(folder: Path) -> Any:
-    """Read a tree back; its tensors are on the CPU.
-
-    Raises:
-        RunError: A file is missing or damaged, or is not what `write_tree` writes.
-    """
+    """Read a tree back; its tensors are on the CPU."""
     try:
         tensors = load_file(folder / TENSORS)
         return unpack(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
@@ -76,10 +67,7 @@ class TreePacker:
         self._names: dict[tuple[object, ...], str] = {}
 
     def pack(self, value: object) -> object:
-        """Give the JSON form of a tree, and put its tensors aside.
-
-        Raises:
-            RunError: It holds something else than tensors and plain values.
+        """Return the JSON form of a tree, and put its tensors aside.
 
         Example:
             >>> TreePacker().pack({"lr": 0.1, 3: (1, None)})

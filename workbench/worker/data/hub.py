@@ -14,14 +14,7 @@ __all__ = ["load_hub"]
 
 
 def load_hub(options: Mapping[str, object]) -> Rows:
-    """Load a hub dataset and turn its rows into examples.
-
-    Args:
-        options: `name` (an id or a folder), `config`, `revision`, `train_split` and `eval_split` of a hub dataset.
-
-    Raises:
-        ConfigError: When a row lacks a field of its form; names the split, the row and the field.
-    """
+    """Load a hub dataset and turn its rows into examples."""
     return Rows(train=_split(options, "train_split"), eval=_split(options, "eval_split"))
 
 

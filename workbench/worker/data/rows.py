@@ -64,16 +64,7 @@ class Rows:
 
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
-    """Read the rows of a job.
-
-    Args:
-        train: A JSON Lines file of `source` and `target`.
-        evaluation: The same for evaluation; None for no evaluation.
-        hub: The options of a hub dataset, which `datasets` then loads instead of the files.
-
-    Raises:
-        ConfigError: When a file is missing, a line is broken, or there is no row to train on.
-    """
+    """Read the rows of a job."""
     if hub is not None:
         from workbench.worker.data.hub import load_hub
 
@@ -101,16 +92,7 @@ def tokenize(
 
 
 def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bring each label beside the logits that should give it.
-
-    Args:
-        logits: (batch, length, vocabulary).
-        labels: (batch, length).
-        causal: Whether the logits of a place say the token after it, as a causal model's do.
-
-    Returns:
-        Both; of a causal model the last logits and the first labels are left out.
-    """
+    """Bring each label beside the logits that should give it."""
     return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
 
 
@@ -118,24 +100,13 @@ class Collator:
     """Pad rows to the longest of their batch, rounded up to a multiple of 8."""
 
     def __init__(self, *, pad_id: int, start_id: int | None = None, left: bool = False) -> None:
-        """Keep how to pad.
-
-        Args:
-            pad_id: The padding token.
-            start_id: The token that starts the decoder; None for a causal model, which has none.
-            left: Pad on the left, where the model is to go on at the right end.
-        """
+        """Keep how to pad."""
         self.pad_id = pad_id
         self.start_id = start_id
         self.left = left
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Make a batch.
-
-        Returns:
-            `input_ids`, `attention_mask` (batch, source length); `labels` where the rows have them and, with a start
-            token, `decoder_input_ids` (batch, target length). Padding is -100 in the labels, so that no loss counts it.
-        """
+        """Make a batch."""
         inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
         masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
         batch = {"input_ids": inputs, "attention_mask": masks}
@@ -155,24 +126,12 @@ class Collator:
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks.
-
-    The last global batch of an epoch is filled up with rows from the epoch's start: every step has the same size.
-    """
+    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks."""
 
     def __init__(
         self, *, rows: int, micro_batch: int, accumulation: int, rank: int, world_size: int, seed: int
     ) -> None:
-        """Keep the shape of a step.
-
-        Args:
-            rows: How many rows there are.
-            micro_batch: Rows of one forward pass of one rank.
-            accumulation: Forward passes before one optimizer step.
-            rank: This rank.
-            world_size: The number of ranks.
-            seed: Seed of the order, the same on every rank.
-        """
+        """Keep the shape of a step."""
         self.rows = rows
         self.micro_batch = micro_batch
         self.rank = rank
@@ -183,11 +142,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.micro_batches = -(-rows // self.global_batch) * accumulation
 
     def __len__(self) -> int:
-        """Give this rank's micro-batches in an epoch."""
+        """Return this rank's micro-batches in an epoch."""
         return self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Give this rank's micro-batches of the next epoch, each as row numbers."""
+        """Return this rank's micro-batches of the next epoch, each as row numbers."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         self.epoch += 1
         order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
@@ -197,12 +156,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
 
 def eval_batches(rows: Sequence[Row], *, size: int, rank: int, world_size: int) -> Iterator[tuple[list[Row], bool]]:
-    """Deal out rows for evaluation, longest first, so that batches need little padding.
-
-    Yields:
-        A batch and whether it counts. Every rank gets the same number of batches (under ZeRO-3 a forward pass is
-        a collective); a rank left without rows gets one that does not count.
-    """
+    """Deal out rows for evaluation, longest first, so that batches need little padding."""
     order = sorted(rows, key=lambda row: -len(row["input_ids"]))
     for start in range(0, len(order), size * world_size):
         mine = order[start + rank * size : start + (rank + 1) * size]

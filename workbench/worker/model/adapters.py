@@ -33,20 +33,7 @@ _WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
 def load_options(peft: str, precision: str) -> Mapping[str, Any]:
-    """Give what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded.
-
-    NF4 with double quantisation, computing in the job's precision: https://arxiv.org/abs/2305.14314, section 3.
-
-    Args:
-        peft: The `peft` of a job.
-        precision: Its `precision`.
-
-    Returns:
-        The options; none for other than `qlora`.
-
-    Raises:
-        ConfigError: bitsandbytes is not installed.
-    """
+    """Return what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded."""
     if peft != Peft.QLORA:
         return {}
     if find_spec("bitsandbytes") is None:
@@ -66,15 +53,7 @@ def load_options(peft: str, precision: str) -> Mapping[str, Any]:
 
 
 def attached(loaded: Loaded, job: FineTune) -> Loaded:
-    """Put fresh adapters beside a model, which is frozen; the same on every rank. A job without adapters: as it was.
-
-    Args:
-        loaded: The model, as `model.load` gave it with `load_options`.
-        job: The job.
-
-    Raises:
-        ConfigError: The model has no modules of the names that `lora` lists.
-    """
+    """Put fresh adapters beside a model, which is frozen; the same on every rank. A job without adapters: as it was."""
     if job.peft == Peft.NONE:
         return loaded
     from peft import LoraConfig, get_peft_model
@@ -101,11 +80,7 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
 
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:
-    """Count the parameters that are trained and all of them, whole, however they are held.
-
-    Returns:
-        Trainable and all.
-    """
+    """Count the parameters that are trained and all of them, whole, however they are held."""
     trained = everything = 0
     for parameter in model.parameters():
         state = getattr(parameter, "quant_state", None)  # of 4 bits: two in a byte, padded
@@ -117,13 +92,7 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def save(model: Any, folder: Path, *, base: str) -> None:
-    """Save the adapters alone; every rank must call it, and rank 0 writes.
-
-    Args:
-        model: What `attached` gave.
-        folder: Where `adapter_model.safetensors` and `adapter_config.json` are left.
-        base: The model that they belong to, as the job names it.
-    """
+    """Save the adapters alone; every rank must call it, and rank 0 writes."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
@@ -141,12 +110,7 @@ def save(model: Any, folder: Path, *, base: str) -> None:
 
 
 def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
-    """Put saved adapters onto their base, to answer; nothing is trained any more.
-
-    Args:
-        folder: What `save` left. A folder without adapters gives back the base.
-        base: The model before its first step, in 4 bits if it was trained so.
-    """
+    """Put saved adapters onto their base, to answer; nothing is trained any more."""
     if not (Path(folder) / _WEIGHTS).is_file():
         return base
     from peft import PeftModel
@@ -156,16 +120,7 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
 
 
 def merge(folder: str | Path, base: Loaded, target: Path) -> None:
-    """Add saved adapters to the weights of their base, and leave a folder that plain `from_pretrained` loads.
-
-    A base in 4 bits becomes whole first, with the rounding that the adapters were trained against: the merged model
-    answers as the two did together.
-
-    Args:
-        folder: What `save` left.
-        base: As for `load_with_adapter`; it is used up.
-        target: The new folder; it gets its name when it is whole.
-    """
+    """Add saved adapters to the weights of their base, and leave a folder that plain `from_pretrained` loads."""
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
             base = replace(base, model=base.model.dequantize(dtype=torch.float32))
@@ -195,7 +150,7 @@ def _never_repack() -> None:
 
 
 def _whole(parameter: Any) -> Iterator[torch.Tensor]:
-    """Give a parameter whole, on the CPU; a collective where the ranks hold parts of it."""
+    """Return a parameter whole, on the CPU; a collective where the ranks hold parts of it."""
     if hasattr(parameter, "ds_id"):
         import deepspeed
 

@@ -25,16 +25,7 @@ class Encoder:
     """The one way from a job's rows to its model's tokens; training, evaluation and answers all go by it."""
 
     def __init__(self, loaded: Loaded, job: FineTune) -> None:
-        """Keep what it takes.
-
-        Args:
-            loaded: The model and its tokenizer.
-            job: Its lengths, prompt and loss are read.
-
-        Raises:
-            ConfigError: The job's options do not fit the model's family, which may be known only now; or the tokenizer
-                has no padding token, or an encoder-decoder model no start token.
-        """
+        """Keep what it takes."""
         check_family(job, loaded.family)
         self.job = job
         self.tokenizer = loaded.tokenizer
@@ -52,23 +43,16 @@ class Encoder:
 
     @property
     def collator(self) -> Collator:
-        """Give what pads rows to a batch to learn from."""
+        """Return what pads rows to a batch to learn from."""
         return Collator(pad_id=self._pad_id, start_id=self._start_id)
 
     @property
     def asking(self) -> Collator:
-        """Give what pads rows to a batch to be answered; a causal model goes on at the right end."""
+        """Return what pads rows to a batch to be answered; a causal model goes on at the right end."""
         return Collator(pad_id=self._pad_id, start_id=self._start_id, left=self.causal)
 
     def rows(self, examples: Sequence[Example]) -> list[Row]:
-        """Make rows to learn from, or to take the loss of.
-
-        A source is cut to `max_source_length` tokens and a target to `max_target_length`; what a causal model learns
-        from plain text is cut in pieces of both together, so that nothing is lost.
-
-        Raises:
-            ConfigError: An encoder-decoder model is given plain text, or the prompt form alone is too long.
-        """
+        """Make rows to learn from, or to take the loss of."""
         if not self.causal:
             return self._pairs(examples)
         prompts, answers = self._prompts(examples), self._ids([e.target for e in examples])
@@ -79,11 +63,7 @@ class Encoder:
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
-        """Make rows to be answered, one for each example, whose targets are left out.
-
-        Raises:
-            ConfigError: As for `rows`.
-        """
+        """Make rows to be answered, one for each example, whose targets are left out."""
         if not self.causal:
             return self._pairs(examples)
         openings = self._ids([e.opening for e in examples])
@@ -144,7 +124,7 @@ class Encoder:
         return fill(self.job.prompt, instruction, given, system=self.job.system)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Give the tokens of texts, without those that the tokenizer puts around them."""
+        """Return the tokens of texts, without those that the tokenizer puts around them."""
         return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids] if texts else []
 
 

@@ -40,18 +40,7 @@ def load(
     options: Mapping[str, Any] | None = None,
     wording: str = "",
 ) -> Loaded:
-    """Load the model that a job names; every rank must call it, and all get the same weights.
-
-    Args:
-        name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
-        examples: The training rows, from whose text a built-in model's tokenizer is made.
-        seed: Seed of a built-in model's weights.
-        options: What `from_pretrained` gets beside, such as a quantization.
-        wording: Text around every row, which a built-in model's tokenizer learns too.
-
-    Raises:
-        ConfigError: When the name is none of the four.
-    """
+    """Load the model that a job names; every rank must call it, and all get the same weights."""
     kind = model_kind(name)
     if kind is ModelKind.BUILTIN:
         return _built_in(name, tiny.tokenizer_for_all(name, examples, wording), seed, options)
@@ -61,14 +50,7 @@ def load(
 
 
 def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] | None = None) -> Loaded:
-    """Load the model that a job named once more, as it was before its first step.
-
-    Args:
-        name: `tiny-t5`, `tiny-llama`, a folder, or a hub id.
-        tokenizer: The tokenizer that the run saved; a built-in model's is its own.
-        seed: Seed of a built-in model's weights.
-        options: As for `load`.
-    """
+    """Load the model that a job named once more, as it was before its first step."""
     if model_kind(name) is not ModelKind.BUILTIN:
         return load(name, (), seed=seed, options=options)
     return _built_in(name, tokenizer, seed, options)
@@ -80,11 +62,7 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 def weight_bytes(place: str) -> int:
-    """Count the bytes of a model's weights in FP32 from its configuration alone.
-
-    Args:
-        place: A folder or a hub id.
-    """
+    """Count the bytes of a model's weights in FP32 from its configuration alone."""
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):

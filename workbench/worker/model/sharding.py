@@ -27,20 +27,7 @@ __all__ = ["layers_of", "shard_model", "spread_over", "whole_state", "without_ti
 
 
 def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None:
-    """Shard a model in place: every transformer layer by itself, and what is left as one more group.
-
-    Each rank comes with the whole model and keeps its part; on GPUs one group after the other moves there, so that the
-    whole never has to fit. `generate` gathers what it needs too.
-
-    Args:
-        model: The model, the same on every rank.
-        options: What is sharded, and how.
-        precision: `bf16` gathers and computes in it, from FP32 shards.
-        gpus: GPUs of a pod; 0 for CPUs.
-
-    Raises:
-        ConfigError: The model has no layers of the named classes, or the pods have no slots to shard over.
-    """
+    """Shard a model in place: every transformer layer by itself, and what is left as one more group."""
     layers = layers_of(model, options.layers)
     how: dict[str, Any] = {
         "mesh": _mesh(Shard(options.shard), "cuda" if gpus else "cpu"),
@@ -56,15 +43,7 @@ def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None
 
 
 def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
-    """Find the layers that are sharded each by itself.
-
-    Args:
-        model: A model of transformers, with or without adapters.
-        names: Class names; none for those that the model says must not be split.
-
-    Raises:
-        ConfigError: There are none, or one shares a weight with another or with the rest.
-    """
+    """Find the layers that are sharded each by itself."""
     wanted = set(names or getattr(model, "_no_split_modules", None) or ())
     layers = [module for module in model.modules() if type(module).__name__ in wanted]
     missing = set(names) - {type(layer).__name__ for layer in layers}
@@ -93,11 +72,7 @@ def _check_nothing_is_tied(
 
 
 def whole_state(model: Any) -> dict[str, Any]:
-    """Gather a sharded model's weights in rank 0's main memory; every rank must call it.
-
-    Returns:
-        On rank 0 all weights by name, a tied weight once; elsewhere nothing.
-    """
+    """Gather a sharded model's weights in rank 0's main memory; every rank must call it."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -105,12 +80,7 @@ def whole_state(model: Any) -> dict[str, Any]:
 
 
 def without_tied(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep of the names that share one weight only the first; loading ties the others to it again.
-
-    Args:
-        model: The model, unwrapped, which knows what is tied.
-        state: Its weights by name; DeepSpeed's and FSDP's have a copy under each name.
-    """
+    """Keep of the names that share one weight only the first; loading ties the others to it again."""
     tied = set(_names(model, remove_duplicate=False)) - set(_names(model, remove_duplicate=True))
     return {name: tensor for name, tensor in state.items() if name not in tied}
 

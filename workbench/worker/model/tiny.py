@@ -28,13 +28,7 @@ _TOKENIZER_ROWS = 4000  # enough for the vocabulary, and under a second; 16,000 
 
 
 def make(name: str, tokenizer: Any, seed: int) -> Any:
-    """Make a built-in model.
-
-    Args:
-        name: `tiny-t5` or `tiny-llama`.
-        tokenizer: Its tokenizer.
-        seed: Seed of the weights.
-    """
+    """Make a built-in model."""
     torch.manual_seed(seed)
     if name == TINY_LLAMA:
         return LlamaForCausalLM(_llama_config(len(tokenizer)))
@@ -44,13 +38,7 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
 
 
 def tokenizer_for_all(name: str, examples: Sequence[Example], wording: str = "") -> Any:
-    """Learn a tokenizer on rank 0 and give it to every rank; all must call it.
-
-    Args:
-        name: The built-in model that it is for. Its family decides where the special tokens stand.
-        examples: The rows whose text it learns.
-        wording: Text that stands around every row, so that its words become tokens too.
-    """
+    """Learn a tokenizer on rank 0 and give it to every rank; all must call it."""
     from tokenizers import Tokenizer
 
     causal = model_family(name) is Family.CAUSAL

@@ -81,10 +81,7 @@ def _wait_for_gpu() -> None:
 
 
 def _store(request: Mapping[str, object]) -> Store:
-    """Open the store on rank 0's address and tell its port, or join it.
-
-    The socket is bound here, to that one address: torch's own store listens on all of the machine's.
-    """
+    """Open the store on rank 0's address and tell its port, or join it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, world = str(request["address"]), int(str(request["world_size"]))

@@ -24,18 +24,7 @@ _GIB = 1024**3
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
-    """Look at this machine.
-
-    Args:
-        address: The address by which this pod is known.
-        folder: A folder on the disk that runs write to.
-
-    Returns:
-        `time_s` (epoch), `interface` of the address, `versions` by package, `gpus` (as `GpuWatch.latest`),
-        `memory_gib` that is available, `memory_limit_gib` and `gpu_gib` (see `limits`), `disk` and `shm` (`free_gib`,
-        `total_gib`; `shm` is None where there is none),
-        `cores`, and `locks` of compiled ops (see `compile_locks`).
-    """
+    """Look at this machine."""
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
     gpus = GpuWatch().latest()
     gpu_gib, memory_limit_gib = limits(gpus)
@@ -55,26 +44,14 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 
 
 def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
-    """Give the memory that a job can have here, whatever is taken now.
-
-    Args:
-        gpus: As `GpuWatch.latest` gives them.
-
-    Returns:
-        GiB of the smallest GPU; GiB of this machine's memory, or of the least limit of a control group around this
-        process. None for what is not known.
-    """
+    """Return the memory that a job can have here, whatever is taken now."""
     limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
     known = [size for size in (whole, limit / _GIB if limit is not None else None) if size is not None]
     return min((gpu["total_gib"] for gpu in gpus), default=None), min(known, default=None)
 
 
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
-    """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go.
-
-    Yields:
-        `path`, `age_s`, and `busy`: whether some process works in its folder, as a compiler does.
-    """
+    """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go."""
     locks = [path for path in folder.glob("**/lock") if path.is_file()]
     busy = _working_folders() if locks else set()
     for path in locks:

@@ -15,17 +15,17 @@ __all__ = ["barrier", "broadcast_bytes", "close", "connected", "gather_bytes", "
 
 
 def connected() -> bool:
-    """Tell whether there is a process group."""
+    """Whether there is a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def rank() -> int:
-    """Give this process's rank, 0 when it is alone."""
+    """Return this process's rank, 0 when it is alone."""
     return dist.get_rank() if connected() else 0
 
 
 def world_size() -> int:
-    """Give the number of ranks, 1 when this process is alone."""
+    """Return the number of ranks, 1 when this process is alone."""
     return dist.get_world_size() if connected() else 1
 
 
@@ -58,7 +58,7 @@ def broadcast_bytes(data: bytes | None) -> bytes:
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
-    """Give every rank's bytes to every rank, in the order of ranks."""
+    """Return every rank's bytes to every rank, in the order of ranks."""
     if not connected():
         return [data]
     size = torch.tensor([len(data)], dtype=torch.int64, device=_device())

@@ -58,7 +58,7 @@ def write_done(folder: Path, rank: int) -> None:
 
 
 def is_echo(message: str) -> bool:
-    """Tell whether an error only says that another rank went away.
+    """Whether an error only says that another rank went away.
 
     Example:
         >>> is_echo("[gloo] Connection closed by peer [127.0.0.2]:4711")
@@ -70,10 +70,7 @@ def is_echo(message: str) -> bool:
 
 
 def memory() -> dict[str, float]:
-    """Measure this process's memory: resident now and at its peak, and the GPU's peaks where it uses one.
-
-    A rank forked from the warm server counts the pages it shares with it, as `ps` does.
-    """
+    """Measure this process's memory: resident now and at its peak, and the GPU's peaks where it uses one."""
     import torch
 
     status = _status()

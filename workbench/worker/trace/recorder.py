@@ -31,12 +31,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publish
     """See every operation, and the release of every storage."""
 
     def __init__(self, *, vocabulary: int, rows: int) -> None:
-        """Start with nothing held.
-
-        Args:
-            vocabulary: The size by which logits are known.
-            rows: Rows of the batch, a prime number that divides no other size: what it divides is of the rows.
-        """
+        """Start with nothing held."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = "before"
         """Where in the step it is: the same words in a model of any depth."""

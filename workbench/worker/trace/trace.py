@@ -46,20 +46,7 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Count the bytes of a training step.
-
-    Args:
-        request: `config` (of the model, as its config.json), `source` and `target` (tokens of a row; a causal model
-            reads both as one text), `arithmetic` (a list of `fp32`, `autocast-bf16`, `autocast-fp16`, `bf16`, `fp16`:
-            of the activations under autocast, or of the weights too), `checkpointing`, `lora` (options or null),
-            `gpu` (whether dropout keeps its mask in bytes, as it does there), `whole` (to trace the model at its own
-            depth, which takes longer and must give the same).
-
-    Returns:
-        `points` by arithmetic: [bytes, bytes a row, bytes of logits, the same a row, elements of gradients that are
-        there by then], only those moments of the step that can be its highest; and `sizes`: the elements of the
-        parameters, see `_sizes`.
-    """
+    """Count the bytes of a training step."""
     config = _config(request["config"])
     depths = _DEPTHS if _depth(config) > max(_DEPTHS) and not request.get("whole") else None
     points = {}
@@ -83,7 +70,7 @@ def _config(raw: Mapping[str, Any]) -> Any:
 
 
 def _depth(config: Any) -> int:
-    """Give the layers of each stack; 0 where its stacks differ and no shallow copy can stand for it."""
+    """Return the layers of each stack; 0 where its stacks differ and no shallow copy can stand for it."""
     found = {getattr(config, key) for key in _DEPTH_KEYS if getattr(config, key, None)}
     return int(found.pop()) if len(found) == 1 else 0
 
@@ -183,10 +170,7 @@ def _loss(model: Any, batch: Any, labels: torch.Tensor, tape: Tape, autocast: to
 
 
 def _extrapolated(runs: Mapping[int, Tape], depth: int) -> list[Point]:
-    """Work out every moment of the deep model's step from the shallow ones'.
-
-    Middle layers are left out where they were not traced: what is affine is highest at an end.
-    """
+    """Work out every moment of the deep model's step from the shallow ones'."""
     depths = sorted(runs)
     found = []
     for place, moments in runs[depths[0]].moments.items():
@@ -206,11 +190,7 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
 
 
 def _sizes(config: Any, request: Mapping[str, Any], depths: Sequence[int] | None) -> dict[str, Any]:
-    """List the parameters: [elements, whether they are trained, whether 4 bits can hold them].
-
-    Returns:
-        `layers`: one list for every transformer layer; `rest`: what is in none of them.
-    """
+    """List the parameters: [elements, whether they are trained, whether 4 bits can hold them]."""
     whole = _depth(config)
     model = _model(config, request, depths[-1] if depths else 0)
     stacks = layer_stacks(model)

@@ -43,17 +43,7 @@ _ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
 def differences(job: FineTune, held: Holdings, *, world_size: int, shards: int) -> Iterator[str]:
-    """Compare what was asked for with what a rank holds.
-
-    Args:
-        job: What was asked for.
-        held: What the rank holds.
-        world_size: The ranks that were started.
-        shards: Over how many of them the technique was to spread its state.
-
-    Yields:
-        A sentence for each thing that is not as it was asked for.
-    """
+    """Compare what was asked for with what a rank holds."""
     technique = Technique(job.technique)
     asked = _shape(_ENGINES.get(technique, f"deepspeed-zero{technique.zero_stage}"), _offloads(technique), world_size)
     # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
@@ -108,11 +98,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             self._gradients = gradients_of(self.trainer)
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Tell, and compare.
-
-        Raises:
-            RunError: Something else ran than was asked for; says what.
-        """
+        """Tell, and compare."""
         if self._done:
             return
         self._done = True

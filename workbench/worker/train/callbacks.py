@@ -18,21 +18,17 @@ __all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory", "phase"]
 
 
 def phase(name: str) -> None:
-    """Say what this rank is doing now."""
+    """Return what this rank is doing now."""
     emit("phase", name=name)
 
 
 def emit_memory(step: int) -> None:
-    """Say how much memory this rank uses, and used at its peak."""
+    """Return how much memory this rank uses, and used at its peak."""
     emit("memory", step=step, **memory())
 
 
 class StepClock:
-    """Time the training steps, and nothing else.
-
-    Evaluations are left out of every figure. Steps under the FLOPS profiler count as run time, but not in the
-    throughput: its hooks make them slower than the others.
-    """
+    """Time the training steps, and nothing else."""
 
     def __init__(self) -> None:
         """Start with nothing measured."""
@@ -64,13 +60,13 @@ class StepClock:
             self._fair_samples += samples
 
     def since_last_log(self) -> float:
-        """Give the samples per second since the last call."""
+        """Return the samples per second since the last call."""
         seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
         self._logged = (self.runtime_s, self._samples)
         return samples / seconds if seconds > 0 else 0.0
 
     def per_s(self, count: float) -> float | None:
-        """Give a count of all steps but profiled ones as a rate; None where there were no others."""
+        """Return a count of all steps but profiled ones as a rate; None where there were no others."""
         return round(count / self._fair_s, 3) if self._fair_s > 0 else None
 
     @property
@@ -85,14 +81,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
     """Turn the Trainer's progress into events."""
 
     def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int, scales_loss: bool = False) -> None:
-        """Keep what the events are computed from.
-
-        Args:
-            clock: Measures the steps.
-            global_batch: Rows of a step.
-            profile_step: The step under the FLOPS profiler.
-            scales_loss: Whether a gradient that is no number only makes the loss scale smaller, as with fp16.
-        """
+        """Keep what the events are computed from."""
         self.scales_loss = scales_loss
         self.clock = clock
         self.global_batch = global_batch

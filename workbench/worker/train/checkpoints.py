@@ -32,17 +32,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
     """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
 
     def __init__(self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback) -> None:
-        """Read the checkpoint that the run goes on from, where it does.
-
-        Args:
-            folder: This run's folder on this pod.
-            every: Optimizer steps between checkpoints; None for none.
-            resumes: Whether a checkpoint was sent along.
-            stop: Tells whether training was asked to stop; a checkpoint is then due too.
-
-        Raises:
-            RunError: The checkpoint that was sent is damaged or is not of this run's ranks.
-        """
+        """Read the checkpoint that the run goes on from, where it does."""
         self.folder = folder / "checkpoints"
         self.every = every
         self.stop = stop

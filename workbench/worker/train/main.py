@@ -35,11 +35,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run this rank of a job.
-
-    Leaves `done.json` in the rank's folder when every rank has finished, or `error.json` at the moment of an
-    exception, which is raised again. Rank 0 leaves the model, its predictions and the profile in `out/`.
-    """
+    """Run this rank of a job."""
     work = Assignment.read()
     try:
         _run(work)

@@ -19,11 +19,7 @@ __all__ = ["StepMeter", "tokens_of"]
 
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
-    """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text.
-
-    Returns:
-        Those that are not padding, still on the batch's device, and all.
-    """
+    """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text."""
     mask, labels = batch["attention_mask"], batch["labels"]
     if causal:
         return mask.sum(), mask.numel()
@@ -34,11 +30,7 @@ class StepMeter(StepClock):
     """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
 
     def __init__(self, *, causal: bool) -> None:
-        """Start with nothing measured; every rank must make one, once the process group is there.
-
-        Args:
-            causal: Whether the model reads source and target as one text.
-        """
+        """Start with nothing measured; every rank must make one, once the process group is there."""
         super().__init__()
         self.profiled_tokens: int | None = None
         """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
@@ -80,10 +72,7 @@ class StepMeter(StepClock):
         self._traffic.pause()
 
     def totals(self) -> dict[str, float | int | None]:
-        """Tell this rank's traffic as an event, and give the tokens a second of all ranks; all must call it.
-
-        The steps that count are those of `samples_per_s`.
-        """
+        """Tell this rank's traffic as an event, and give the tokens a second of all ranks; all must call it."""
         self._traffic.tell(self._unseen)
         useful, padded = ranks.sums([float(self._fair_useful), float(self._fair_padded)])
         return {
@@ -97,7 +86,7 @@ class StepMeter(StepClock):
 
 
 def _everyone() -> frozenset[str]:
-    """Give the addresses of all ranks."""
+    """Return the addresses of all ranks."""
     ranks.barrier()  # NCCL opens its connections with the first collective
     told = ranks.gather_bytes(json.dumps(sorted(addresses())).encode())
     return frozenset(address for mine in told for address in json.loads(mine))

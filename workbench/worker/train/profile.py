@@ -22,11 +22,6 @@ __all__ = ["StepProfiler", "step_to_profile"]
 def step_to_profile(asked: int, *, after: int, last: int) -> int:
     """Choose the step that is profiled: the one that was asked for, or the nearest that this run takes; 0 for none.
 
-    Args:
-        asked: The step that was asked for, counted from 1; 0 for none.
-        after: The step that the run goes on from; 0 from the beginning.
-        last: Its last step.
-
     Example:
         >>> [step_to_profile(5, after=after, last=20) for after in (0, 8, 20)], step_to_profile(5, after=0, last=3)
         ([5, 9, 0], 3)
@@ -38,15 +33,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
     """Profile one forward pass, and time the backward pass and the update that follow it."""
 
     def __init__(self, model: Any, *, step: int, micro_batch: int, report: Path, options: Mapping[str, Any]) -> None:
-        """Keep what to look at.
-
-        Args:
-            model: The model as it was before DeepSpeed wrapped it.
-            step: The optimizer step, counted from 1.
-            micro_batch: Rows of one forward pass.
-            report: The file for the profiler's text.
-            options: `module_depth`, `top_modules` and `detailed` of DeepSpeed's `flops_profiler`, where given.
-        """
+        """Keep what to look at."""
         self.model = model
         self.step = step
         self.micro_batch = micro_batch
@@ -59,11 +46,7 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
     @contextmanager
     def micro_batch_of(self, engine: Any) -> Iterator[None]:
-        """Time a forward and a backward pass; a DeepSpeed engine also updates the weights in there.
-
-        Args:
-            engine: The DeepSpeed engine, or None without one.
-        """
+        """Time a forward and a backward pass; a DeepSpeed engine also updates the weights in there."""
         began = time.perf_counter()
         with self._timed_method(engine, "step") if engine is not None else nullcontext():
             yield

@@ -73,11 +73,7 @@ class Assignment:
 
     @classmethod
     def read(cls) -> Assignment:
-        """Read `job.json` of the run's folder, and the rank's environment.
-
-        Raises:
-            RunError: When the environment or the file is not what a rank is given.
-        """
+        """Read `job.json` of the run's folder, and the rank's environment."""
         try:
             folder = Path(os.environ["WORKBENCH_RUN_DIR"])
             raw = json.loads((folder / "job.json").read_text(encoding="utf-8"))
@@ -124,11 +120,7 @@ class Assignment:
 
 
 def prepare_process(work: Assignment) -> None:
-    """Set this process up before torch and DeepSpeed look around.
-
-    Raises:
-        ConfigError: For what this pod's hardware cannot do, and for a tracker that is not installed on it.
-    """
+    """Set this process up before torch and DeepSpeed look around."""
     _check_trackers(work)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()

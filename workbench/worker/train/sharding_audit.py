@@ -58,16 +58,12 @@ class Holdings:
     """What the engine keeps on the host: `optimizer`, `parameters`."""
 
     def to_dict(self) -> dict[str, object]:
-        """Give the JSON form."""
+        """Return the JSON form."""
         return asdict(self)
 
 
 def engine_of(trainer: Any) -> str:
-    """Name what runs the model: `none`, `ddp`, `fsdp`, `deepspeed-zero1` to `deepspeed-zero3`.
-
-    Args:
-        trainer: The Trainer, after its first step.
-    """
+    """Name what runs the model: `none`, `ddp`, `fsdp`, `deepspeed-zero1` to `deepspeed-zero3`."""
     engine = getattr(trainer, "deepspeed", None)
     if engine is not None:
         optimizer = engine.optimizer
@@ -97,13 +93,7 @@ def gradients_of(trainer: Any) -> Share:
 
 
 def holdings_of(trainer: Any, *, gradients: Share, arithmetic: str) -> Holdings:
-    """Count everything, between two steps.
-
-    Args:
-        trainer: The Trainer, after its first step.
-        gradients: What `gradients_of` found during the step.
-        arithmetic: What the linear layers gave.
-    """
+    """Count everything, between two steps."""
     every = _parameters(trainer.model)
     trained = [p for p in every if p.requires_grad]
     engine = getattr(trainer, "deepspeed", None)
@@ -159,7 +149,7 @@ def _offload(engine: Any) -> tuple[str, ...]:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """Give what of a tensor lies here."""
+    """Return what of a tensor lies here."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     shard = getattr(tensor, "ds_tensor", None)  # ZeRO-3 leaves an empty tensor in place of the parameter

@@ -36,15 +36,7 @@ def addresses() -> set[str]:
 
 
 def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
-    """Count the bytes that this process has sent on its connections to other ranks, since each was opened.
-
-    Args:
-        peers: The addresses of all ranks. Connections to others, such as a tracker's server, do not count.
-        alone: Whether this is the only rank of its pod. Otherwise connections within the pod do not count.
-
-    Returns:
-        The counts; None where the kernel does not tell.
-    """
+    """Count the bytes that this process has sent on its connections to other ranks, since each was opened."""
     sent: dict[tuple[str, ...], int] = {}
     for link in _links():
         ends = _ends(link)
@@ -56,13 +48,7 @@ def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
 
 
 def unseen(backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = Path("/sys/class")) -> str:
-    """Say why the bytes that a process group sends cannot be counted; empty where they can.
-
-    Args:
-        backend: torch's name of the backend.
-        environ: The rank's environment.
-        sysfs: Where the kernel lists devices.
-    """
+    """Return why the bytes that a process group sends cannot be counted; empty where they can."""
     if not _counts():
         return "this system does not tell it"
     if "nccl" not in backend:
@@ -79,18 +65,10 @@ def unseen(backend: str, environ: Mapping[str, str] = os.environ, sysfs: Path = 
 
 
 class Traffic:
-    """Add up what this rank sends while steps run, evaluations and checkpoints left out.
-
-    The first two steps are left out too: in the first the weights are handed round, and in the second ZeRO-3 still
-    gathers some of them twice (3.06 models instead of 2.13), until it knows the order in which they are needed.
-    """
+    """Add up what this rank sends while steps run, evaluations and checkpoints left out."""
 
     def __init__(self, read: Callable[[], Sent | None]) -> None:
-        """Start with nothing seen.
-
-        Args:
-            read: Counts the bytes sent so far.
-        """
+        """Start with nothing seen."""
         self.steps = 0
         """Steps that were counted; 0 until the third has ended."""
         self.sent_bytes: int | None = 0
@@ -127,11 +105,7 @@ class Traffic:
             self.sent_bytes = None
 
     def tell(self, reason: str = "") -> None:
-        """Say how many bytes were sent in how many steps, as an event; None where that is not known.
-
-        Args:
-            reason: Why it cannot be known; empty where it can.
-        """
+        """Return how many bytes were sent in how many steps, as an event; None where that is not known."""
         if not reason and self.sent_bytes is None:
             reason = "the kernel does not tell, or a connection was replaced"
         if not reason and not self.steps:
@@ -146,12 +120,12 @@ class Traffic:
 
 
 def _counts() -> bool:
-    """Tell whether this system counts what a connection sends: Linux does."""
+    """Whether this system counts what a connection sends: Linux does."""
     return _OPEN.is_dir() and hasattr(socket, "TCP_INFO")
 
 
 def _links() -> Iterator[socket.socket]:
-    """Give this process's established TCP connections, but those to the rendezvous store."""
+    """Return this process's established TCP connections, but those to the rendezvous store."""
     store = os.environ.get("MASTER_PORT", "")
     for entry in list(_OPEN.iterdir()) if _counts() else ():
         with suppress(OSError):  # no socket, not connected, or closed meanwhile

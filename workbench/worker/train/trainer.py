@@ -29,11 +29,7 @@ __all__ = ["FineTuner", "token_loss"]
 
 
 def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> Any:
-    """Sum the cross entropy of the labels and divide it by the tokens of the whole global batch.
-
-    The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them. T5's own loss
-    ignores `num_items_in_batch` and would come out N x GAS times too large.
-    """
+    """Sum the cross entropy of the labels and divide it by the tokens of the whole global batch."""
     logits = outputs["logits"].float()
     total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     return total if num_items_in_batch is None else total / num_items_in_batch
@@ -51,15 +47,7 @@ class FineTuner(ResumableTrainer):
         causal: bool = False,
         **options: Any,
     ) -> None:
-        """Make the Trainer.
-
-        Args:
-            rows: The training rows.
-            eval_rows: The evaluation rows; may be empty.
-            clock: Counts the batches, and is paused during evaluations.
-            causal: Whether the model goes on with a text, so that each logits foretell the next place's label.
-            options: What the Trainer itself takes; a sharded model as `model` is left as it is.
-        """
+        """Make the Trainer."""
         self.causal = causal
         self.sharded = isinstance(options.get("model"), FSDPModule)
         super().__init__(
@@ -107,7 +95,7 @@ class FineTuner(ResumableTrainer):
         return ranks.world_size() > 1 and (self.sharded or zero3)
 
     def whole_state(self) -> dict[str, Any]:
-        """Give all weights by name, in main memory; every rank must call it, and rank 0's is the one that is whole."""
+        """Return all weights by name, in main memory."""
         if self.sharded:
             return sharding.whole_state(self.model)
         return sharding.without_tied(self.model, self.accelerator.get_state_dict(self.model_wrapped) or {})
@@ -137,11 +125,7 @@ class FineTuner(ResumableTrainer):
         return super().compute_loss(model, inputs, *args, **options)
 
     def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
-        """Compute the mean loss of a token over all evaluation rows, and tell it.
-
-        Returns:
-            `eval_loss`; empty where there are no evaluation rows.
-        """
+        """Compute the mean loss of a token over all evaluation rows, and tell it."""
         if not self.eval_dataset:
             return {}
         step = self.state.global_step

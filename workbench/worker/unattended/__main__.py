@@ -47,11 +47,7 @@ class Place:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
-        """Read it from the variables of torch or of OpenMPI.
-
-        Raises:
-            ValueError: One of them is no number.
-        """
+        """Read it from the variables of torch or of OpenMPI."""
         if "RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env:
             return cls(rank=0, local_rank=0, world_size=1, per_node=1, started_by="python")
         told = place_from({}, env)
@@ -67,14 +63,7 @@ class Place:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Be one rank; blocks until it has ended, the first rank until all have.
-
-    Args:
-        argv: The arguments. Default: those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Be one rank; blocks until it has ended, the first rank until all have."""
     parser = argparse.ArgumentParser(prog="python -m workbench.worker.unattended")
     parser.add_argument("spec", type=Path, metavar="SPEC.json")
     parser.add_argument("out", type=Path, metavar="OUT", help="the run directory, in a folder that all ranks see")

@@ -36,14 +36,7 @@ class Head:
     """The keeper's part of a run that has none."""
 
     def __init__(self, spec_file: Path, out: Path, *, world_size: int, started_by: str):
-        """Keep what is to be done; nothing is touched yet.
-
-        Args:
-            spec_file: The `SPEC.json`; `inputs.zip` beside it holds files that it names.
-            out: The run directory to be.
-            world_size: Number of ranks.
-            started_by: What started the ranks, for the result.
-        """
+        """Keep what is to be done; nothing is touched yet."""
         self._spec_file, self._paths = spec_file, RunPaths(out)
         self._world_size, self._started_by = world_size, started_by
         self._spec: RunSpec | None = None
@@ -59,17 +52,7 @@ class Head:
         return self._paths.root / "work"
 
     def prepare(self, scratch: Path) -> Mapping[str, object]:
-        """Make the run directory.
-
-        Args:
-            scratch: A folder beside it, for the unpacked inputs.
-
-        Returns:
-            `finished` where an earlier attempt had succeeded, else `spec`, the specification that the ranks read.
-
-        Raises:
-            ConfigError: Something asked for is refused, or OUT holds something else.
-        """
+        """Make the run directory."""
         if read_json(self._paths.result).get("state") == RunState.SUCCEEDED:
             return {"finished": True}
         spec_file = _unpacked(self._spec_file, scratch)
@@ -100,14 +83,7 @@ class Head:
         self._thread.start()
 
     def finish(self, patience_s: float) -> RunState:
-        """Wait for the records of all ranks, take over what the first one left, and write the result.
-
-        Args:
-            patience_s: Seconds to wait for records of other ranks.
-
-        Returns:
-            How the run ended.
-        """
+        """Wait for the records of all ranks, take over what the first one left, and write the result."""
         assert self._scribe is not None
         assert self._journal is not None
         assert self._spec is not None
@@ -185,7 +161,7 @@ class Head:
         write_json(self.work / "job.json", told)
 
     def _take_over(self) -> None:
-        """Give the model and the other results their places in the run directory, the list of them last."""
+        """Return the model and the other results their places in the run directory, the list of them last."""
         out = self.work / "out"
         sums: dict[str, str] = {}
         for source in sorted(out.rglob("*")):

@@ -24,14 +24,7 @@ class Scribe:
     """Copy logs, pass events on, and know how the ranks ended."""
 
     def __init__(self, paths: RunPaths, work: Path, world_size: int, journal: Journal):
-        """Begin at the beginning of every log.
-
-        Args:
-            paths: The run directory.
-            work: The folder of the ranks' folders.
-            world_size: Number of ranks.
-            journal: Takes the events.
-        """
+        """Begin at the beginning of every log."""
         self._work, self._world_size, self._journal = work, world_size, journal
         self._collector = Collector(paths, list(range(world_size)))
         self._peaks = MemoryPeaks()

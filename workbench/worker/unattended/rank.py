@@ -51,17 +51,7 @@ class Task:
 
 
 def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
-    """Run it to its end and leave `end.json`; blocks.
-
-    SIGTERM and SIGINT are passed on, and what has not ended 8 s later is killed.
-
-    Args:
-        task: What to run.
-        meanwhile: Called once the rank's process is there; it may start threads.
-
-    Returns:
-        The exit code; 128 + n for signal n.
-    """
+    """Run it to its end and leave `end.json`; blocks."""
     task.folder.mkdir(parents=True, exist_ok=True)
     stopped: list[float] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,7 +80,7 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
 
 
 def address_of() -> str:
-    """Give the address by which other pods reach this one, as far as its own name says."""
+    """Return the address by which other pods reach this one, as far as its own name says."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:

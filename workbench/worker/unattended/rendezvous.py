@@ -34,14 +34,7 @@ class Muster:
     """Seconds to wait for the others. Default a quarter of an hour: their images may still be on the way."""
 
     def lead(self, prepare: Callable[[], Mapping[str, object]]) -> Mapping[str, object]:
-        """Call the others and, when all are there, prepare and tell them what came of it; for rank 0.
-
-        Args:
-            prepare: Gives what the others are told. What it raises they are told too, and it is raised again.
-
-        Raises:
-            RunError: Some ranks did not come; names them.
-        """
+        """Call the others and, when all are there, prepare and tell them what came of it; for rank 0."""
         self.folder.mkdir(parents=True, exist_ok=True)
         call = secrets.token_hex(8)
         write_json(self.folder / "call.json", {"call": call})
@@ -55,11 +48,7 @@ class Muster:
         return facts
 
     def follow(self) -> Mapping[str, object]:
-        """Answer the first rank and wait for its word; for all others.
-
-        Raises:
-            RunError: It did not come, or could not prepare the run; carries its words.
-        """
+        """Answer the first rank and wait for its word; for all others."""
         nonce, answered = secrets.token_hex(8), ""
 
         def word() -> Mapping[str, object] | None:

@@ -28,23 +28,7 @@ MAX_BYTES = 2 * 2**30
 def unpack(
     archive: Path, folder: Path, wanted: Collection[str], *, max_members: int = MAX_MEMBERS, max_bytes: int = MAX_BYTES
 ) -> dict[str, Path]:
-    """Write the wanted members of an archive into a new folder.
-
-    Every member is checked, also those that are not wanted. On failure the folder is removed again.
-
-    Args:
-        archive: The `.tar.bz2`.
-        folder: Where to; must not exist yet.
-        wanted: File names, without the folders that they stand in within the archive.
-        max_members: How many members there may be.
-        max_bytes: How many bytes there may be, decompressed.
-
-    Returns:
-        The files by wanted name; those that the archive has not are missing.
-
-    Raises:
-        ConfigError: The archive is broken, cut off, or has a member that is refused (the message names it).
-    """
+    """Write the wanted members of an archive into a new folder."""
     folder.mkdir(mode=0o700)
     try:
         return _unpack(archive, folder, wanted, max_members, max_bytes)

@@ -51,19 +51,7 @@ def write_files(
     kept: Sequence[Path] | None = None,
     plain_text: bool = True,
 ) -> tuple[int, int]:
-    """Convert files of questions and their tables.
-
-    Args:
-        folder: Where to.
-        train: Questions to train on.
-        evaluation: Questions to evaluate on.
-        tables: Files of tables that either asks of; none where columns go by name.
-        kept: Those of them that go on. Default None: all.
-        plain_text: Whether rows pass that ask nothing.
-
-    Raises:
-        ConfigError: A line is broken or does not pass (names it and the field), or a file has no row.
-    """
+    """Convert files of questions and their tables."""
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
     known = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
     trained = _convert(train, folder / "train.jsonl", known, plain_text)
@@ -74,11 +62,7 @@ def write_files(
 
 
 def write_release(folder: Path, archive: Path) -> tuple[int, int]:
-    """Unpack and convert the original release of WikiSQL.
-
-    Raises:
-        ConfigError: The archive is refused or has not the files it should, or a line is broken.
-    """
+    """Unpack and convert the original release of WikiSQL."""
     names = ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
     found = unpack(archive, folder / "unpacked", names)
     for name in names:

@@ -25,7 +25,7 @@ MAX_ROWS = 100_000
 
 
 def mini_tables() -> tuple[Table, ...]:
-    """Give the tables, with their rows, in a fixed order."""
+    """Return the tables, with their rows, in a fixed order."""
     blocks = MINI_TABLES.strip().split("\n\n")
     return tuple(_table(f"mini-{number}", block) for number, block in enumerate(blocks, start=1))
 

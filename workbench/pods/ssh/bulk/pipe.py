@@ -57,33 +57,21 @@ class Pipe:
                     stream.close()
 
     def readline(self) -> bytes:
-        """Give the next line of its output.
-
-        Raises:
-            Broken: It ended before.
-        """
+        """Return the next line of its output."""
         while b"\n" not in self._spare:
             self._spare += self._receive(_HASHED_S)
         line, _, self._spare = self._spare.partition(b"\n")
         return line
 
     def read(self, most: int) -> bytes:
-        """Give what has come, at least a byte.
-
-        Raises:
-            Broken: It ended, or said nothing for a minute.
-        """
+        """Return what has come, at least a byte."""
         if not self._spare:
             return self._receive(_SILENCE_S, most)
         data, self._spare = self._spare[:most], self._spare[most:]
         return data
 
     def write(self, data: bytes) -> None:
-        """Write all of it to its input.
-
-        Raises:
-            Broken: It ended, or took nothing for a minute.
-        """
+        """Write all of it to its input."""
         view = memoryview(data)
         while view:
             if not select.select([], [self._in], [], _SILENCE_S)[1]:

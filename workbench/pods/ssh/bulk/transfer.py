@@ -64,7 +64,7 @@ class Way:
 
 
 def way_to(pod: Pod, identity: Identity, patience_s: float) -> Way:
-    """Give the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
+    """Return the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
     options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
 
     def command(argv: Sequence[str]) -> list[str]:
@@ -79,21 +79,7 @@ def way_to(pod: Pod, identity: Identity, patience_s: float) -> Way:
 
 
 def fetch_file(way: Way, remote: str, local: Path, tell: Tell = lambda _done, _size: None) -> str:
-    """Fetch a file of any size; what an earlier try left of it does not travel again.
-
-    Args:
-        way: The way to the pod.
-        remote: Its path there.
-        local: Where it goes; its folder is made. Until it is whole it is `.NAME.part` beside that.
-        tell: Hears how far it is, often.
-
-    Returns:
-        Its SHA-256 as hexadecimal text, which is that of the file on the pod.
-
-    Raises:
-        RemoteError: It cannot be read there, or written here; or no byte came for the way's patience. What has come
-            stays in the part, unless the disk here is full.
-    """
+    """Fetch a file of any size; what an earlier try left of it does not travel again."""
     local.parent.mkdir(parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
     tries = _Tries(way, f"{remote} on {way.name}", f"what has come is in {part}")
@@ -129,23 +115,7 @@ def fetch_file(way: Way, remote: str, local: Path, tell: Tell = lambda _done, _s
 
 
 def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda _done, _size: None) -> str:
-    """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again.
-
-    Args:
-        way: The way to the pod.
-        local: The file.
-        remote: Where it goes; its folder is made.
-        part: Its path there until it is whole, in the same folder.
-        tell: Hears how far it is, often.
-
-    Returns:
-        Its SHA-256 as hexadecimal text, which is that of what was written there.
-
-    Raises:
-        RemoteError: It cannot be written there, or no byte was taken for the way's patience; what has arrived stays in
-            the part.
-        OSError: It cannot be read here.
-    """
+    """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again."""
     tries = _Tries(way, f"{remote} on {way.name}", f"what has arrived is in {part} there")
 
     def once() -> str | None:
