@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from workbench.base.versions import VERSION
+
 if TYPE_CHECKING:
     from workbench.base.errors import (
         BackendError,
@@ -89,7 +91,7 @@ __all__ = [
     "run_query",
     "train_tokenizer",
 ]
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "BackendError": "workbench.base.errors",

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.files import write_json
 from workbench.benchmark.report import write_report
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
@@ -23,7 +24,7 @@ from workbench.planner.plan import Fit, plan
 from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, write_json
+from workbench.rundir.state import RunState
 
 __all__ = ["main"]
 

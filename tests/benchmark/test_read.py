@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import Outcome, Row
 from workbench.jobs.finetune import FineTune, Script
 from workbench.results.profile.parse import read_profile
 from workbench.rundir.result import RunResult
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import read_json, write_json
 
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB of which 1.25 GiB is free."

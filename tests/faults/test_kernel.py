@@ -11,7 +11,8 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from workbench import Run
-from workbench.rundir.state import RunState, read_json
+from workbench.base.files import read_json
+from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
     from .conftest import World

@@ -16,8 +16,9 @@ import pytest
 
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import RunError
+from workbench.base.files import read_json
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
     from .conftest import World

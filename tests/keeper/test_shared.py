@@ -16,6 +16,7 @@ import pytest
 from tests.pods.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.base.errors import ConfigError, RemoteError
+from workbench.base.files import read_json
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
 from workbench.keeper.run.stage import fetch
 from workbench.pods.guest.addresses import free_port
@@ -24,7 +25,6 @@ from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.state import read_json
 
 POD = Pod(name="pod-1", root="/nowhere/pods/pod-1", python=sys.executable)
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import write_json
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job, Script
 from workbench.pods.kubernetes.pods import KubernetesPods
@@ -25,7 +26,6 @@ from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.kubeflow.objects import KINDS
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import write_json
 
 IMAGE = "example.org/worker:1"
 EVERYTHING: dict[str, Any] = {

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from workbench.base.files import read_json
 from workbench.jobs.finetune import FineTune, Script
 from workbench.pods.pod import PodSpec
 from workbench.rundir.make.origin import commit_of, origin_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import read_json
 
 ROWS = {"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 5}
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import RunError
+from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask, listen, read_request
-from workbench.rundir.state import is_alive, process_start_time, read_json, write_json
+from workbench.rundir.state import is_alive, process_start_time
 
 
 def test_a_state_file_is_whole_and_private_leftovers_are_none(tmp_path: Path) -> None:

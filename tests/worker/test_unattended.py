@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import write_json
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job, Script
 from workbench.pods.pod import PodSpec
@@ -24,7 +25,7 @@ from workbench.results.kubeflow.manifest import Manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.result import RunResult
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import RunState, write_json
+from workbench.rundir.state import RunState
 from workbench.worker.unattended.rendezvous import Muster
 
 SCRIPT = """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
+__all__ = ["PACKAGES", "VERSION", "installed_versions"]
 
-import workbench
-
-__all__ = ["PACKAGES", "installed_versions"]
+VERSION = "0.1.0"
+"""The version of this package."""
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 """The packages that all pods must have in the same versions."""
@@ -15,10 +13,13 @@ PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, of this package and of each of `PACKAGES` that is there."""
-    found = {"python": platform.python_version(), "workbench": workbench.__version__}
+    import importlib.metadata
+    import platform
+
+    versions = {"python": platform.python_version(), "workbench": VERSION}
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

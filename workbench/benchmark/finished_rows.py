@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workbench.base.files import read_json
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import Outcome, Row
 from workbench.jobs.finetune import Job, Script
 from workbench.rundir.make.script import script_files
-from workbench.rundir.state import read_json
 from workbench.rundir.store import find_runs
 
 __all__ = ["Found", "Standing", "code_of", "data_of", "note_of"]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json
 from workbench.base.loose import Json, number, part, text, whole
 from workbench.benchmark.asked import columns_asked, key_of, raw_spec, whole_job
 from workbench.benchmark.row import Outcome, Provenance, Row
@@ -22,7 +23,7 @@ from workbench.rundir.outcome import measured
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 
 __all__ = ["key_of", "row_of", "skipped_row"]
 

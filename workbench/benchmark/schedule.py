@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.files import write_json
 from workbench.benchmark.finished_rows import Standing, code_of, data_of, note_of
 from workbench.benchmark.forecast import Foreseen, foresee_memory
 from workbench.benchmark.grid import Planned
@@ -25,7 +26,6 @@ from workbench.jobs.finetune import FineTune
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import write_json
 
 __all__ = ["Course", "Shown", "kept_rows", "spec_of"]
 

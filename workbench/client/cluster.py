@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import PodError, RunError
+from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
@@ -30,7 +31,7 @@ from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.prepare import PreparedRun, fresh_folder, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import is_alive, read_json, write_json
+from workbench.rundir.state import is_alive
 
 if TYPE_CHECKING:
     from workbench.pods.doctor.examination import Diagnosis

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import read_json
 from workbench.base.wire import ask
 from workbench.jobs.finetune import Script
 from workbench.rundir.events import MARK, Event, read_events
@@ -20,7 +21,7 @@ from workbench.rundir.figures.progress import Progress, progress_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import RunResult
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, is_alive, read_json
+from workbench.rundir.state import RunState, is_alive
 
 if TYPE_CHECKING:
     from workbench.results.answers.ask import Answers

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import write_json
 from workbench.base.wire import listen, read_request
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import Job, job_from_dict
@@ -36,7 +37,7 @@ from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import process_start_time, write_json
+from workbench.rundir.state import process_start_time
 
 __all__ = ["Keeper", "main"]
 

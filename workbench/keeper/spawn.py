@@ -11,9 +11,10 @@ from pathlib import Path
 from workbench.base import entries, errors
 from workbench.base.child import child_environment
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.base.files import write_json
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.state import process_start_time, write_json
+from workbench.rundir.state import process_start_time
 
 __all__ = ["spawn_keeper", "start_error"]
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.files import read_json
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json
 
 __all__ = ["LossPoint", "Losses", "read_losses"]
 

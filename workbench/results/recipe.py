@@ -17,11 +17,11 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import HOME
+from workbench.base.files import read_json
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.model import Family, model_family
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunResult
-from workbench.rundir.state import read_json
 
 __all__ = ["Recipe", "recipe_of"]
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.base.files import read_json
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 from workbench.rundir.store import RunRecord, find_runs, record_of
 
 __all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from workbench.base.files import read_json, write_json
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
@@ -18,7 +19,7 @@ from workbench.rundir.outcome import measured
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, RunFault, RunResult
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, read_json, write_json
+from workbench.rundir.state import RunState
 
 __all__ = ["Journal", "fail_unstarted", "result_of"]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, RunFailed
+from workbench.base.files import read_json
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
     from workbench.results.answers.judge import Predictions

@@ -6,14 +6,11 @@ id and its start time together: ids come round again.
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["RunState", "is_alive", "process_start_time", "read_json", "write_json"]
+__all__ = ["RunState", "is_alive", "process_start_time"]
 
 
 class RunState(StrEnum):
@@ -38,28 +35,6 @@ class RunState(StrEnum):
     def is_terminal(self) -> bool:
         """Whether the run has ended."""
         return self not in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)
-
-
-def write_json(path: Path, data: Mapping[str, object]) -> None:
-    """Replace a JSON file atomically; a reader never sees half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump(data, out, indent=1, default=str)
-            out.write("\n")
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object; a missing or broken file is an empty one."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def process_start_time(pid: int) -> int | None:

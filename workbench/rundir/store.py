@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import read_json
 from workbench.client.run import Run
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.state import RunState, is_alive, read_json
+from workbench.rundir.state import RunState, is_alive
 
 if TYPE_CHECKING:
     from workbench.base.table import Grid

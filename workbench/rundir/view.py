@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune
 from workbench.pods.hostfile import Hostfile
@@ -21,7 +22,7 @@ from workbench.rundir.figures.progress import Progress, ProgressMeter
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, RunResult
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, is_alive, read_json
+from workbench.rundir.state import RunState, is_alive
 from workbench.rundir.tail import EventTail, LogTail
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]

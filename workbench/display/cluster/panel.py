@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json
 from workbench.base.table import html_table, text_table
 from workbench.base.words import plain
 from workbench.display.cluster.table import cluster_grid
@@ -22,7 +23,7 @@ from workbench.display.kit.style import framed, styled
 from workbench.display.run.buttons import AskOnce
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
 if TYPE_CHECKING:

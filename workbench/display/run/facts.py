@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.files import read_json
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
 from workbench.display.run.fault import FaultCard, fault_card
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.figures.progress import Progress
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
 __all__ = ["RunFacts", "facts_of"]

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask
 from workbench.keeper.checkpoints.collect import (
     Checkpoint,
@@ -25,7 +26,6 @@ from workbench.keeper.checkpoints.collect import (
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
 from workbench.rundir.paths import ClusterPaths, PodRunPaths, RunPaths
-from workbench.rundir.state import read_json, write_json
 
 __all__ = ["bring_held", "good_one", "held_checkpoint", "hold"]
 

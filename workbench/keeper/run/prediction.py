@@ -20,9 +20,9 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import child_environment
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, write_json
 from workbench.keeper.link.agent import AgentLink
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json, write_json
 
 __all__ = ["Foreteller"]
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json
 from workbench.keeper.checkpoints.collect import Returned
 from workbench.keeper.checkpoints.collector import Courier
 from workbench.keeper.checkpoints.on_pods import bring_held
@@ -26,7 +27,7 @@ from workbench.keeper.run.stage import clear, fetch, pod_paths, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 
 __all__ = ["RunContext", "Runner"]
 

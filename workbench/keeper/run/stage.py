@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.errors import RemoteError, RunError
+from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune, Job, Script
 from workbench.keeper.checkpoints.collect import Checkpoint, send_checkpoint
@@ -23,7 +24,6 @@ from workbench.pods.pod import Pod, PodSpec
 from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.rundir.make.script import files_of, zip_script
 from workbench.rundir.paths import PodRunPaths, RunPaths
-from workbench.rundir.state import read_json, write_json
 
 __all__ = ["clear", "fetch", "pod_paths", "rank_request", "resumed_from", "send_inputs"]
 

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import workbench
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.versions import VERSION
 from workbench.pods.hostfile import check_port, check_user
 from workbench.pods.hosts.entry import Arrival, check_arrivals, enter_host, everywhere, leave_host, meet_all
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
@@ -298,7 +298,7 @@ def _pod(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -
 
 def _arrived(pod: Pod, arrival: Arrival) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
-    versions = {**arrival.versions, "workbench": workbench.__version__}
+    versions = {**arrival.versions, "workbench": VERSION}
     return replace(pod, root=arrival.root, python=arrival.python, versions=versions)
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import workbench
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
+from workbench.base.versions import VERSION
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.pod_main import REPORT
@@ -215,7 +215,7 @@ class Session:
             forward = PortForward(partial(self._api.forward, name, port), port)
             self._forwards.append(forward)
             pod = replace(pod, ssh_address="127.0.0.1", ssh_port=forward.port)
-        self._pods[index] = replace(pod, versions={**pod.versions, "workbench": workbench.__version__})
+        self._pods[index] = replace(pod, versions={**pod.versions, "workbench": VERSION})
 
     def _report_of(self, index: int) -> str:
         """Find who a pod says it is; its log may take a moment to be there."""

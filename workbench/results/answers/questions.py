@@ -11,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.rows import PREFIX, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import Table
 from workbench.jobs.prompts import source_text
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json
 
 __all__ = ["Question", "RowLike", "job_options", "questions_of", "tables_of"]
 

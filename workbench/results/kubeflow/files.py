@@ -15,6 +15,7 @@ from pathlib import Path
 
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
 from workbench.base.package import zip_files
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.config import load
@@ -24,7 +25,6 @@ from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json
 
 __all__ = ["config_files"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.files import read_json
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.pods.kubernetes.objects import base_name
@@ -21,7 +22,6 @@ from workbench.results.kubeflow.objects import KINDS, Handed, objects_of
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.results.kubeflow.yaml_text import yaml_of
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json
 
 __all__ = ["Manifest", "manifest_of"]
 

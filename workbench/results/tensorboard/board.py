@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.errors import BackendError
+from workbench.base.files import read_json
 from workbench.results.tensorboard.server import HOST, BoardServer, is_free, serve
-from workbench.rundir.state import read_json
 
 __all__ = ["Board", "Route", "Way", "find_route", "show_tensorboard"]
 

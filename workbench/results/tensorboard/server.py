@@ -26,7 +26,8 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import child_environment
 from workbench.base.errors import BackendError
-from workbench.rundir.state import is_alive, process_start_time, read_json, write_json
+from workbench.base.files import read_json, write_json
+from workbench.rundir.state import is_alive, process_start_time
 
 __all__ = ["HOST", "BoardServer", "find", "is_free", "serve"]
 

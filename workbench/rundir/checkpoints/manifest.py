@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
-from workbench.rundir.state import read_json, write_json
 
 __all__ = ["NAME", "problem_of", "read_manifest", "write_manifest"]
 

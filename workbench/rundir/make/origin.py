@@ -8,11 +8,11 @@ import os
 import subprocess
 from pathlib import Path
 
+from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import Job, Script
 from workbench.rundir.make.script import script_files
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json
 
 __all__ = ["commit_of", "origin_of"]
 

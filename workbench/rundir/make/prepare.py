@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import write_json
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
@@ -25,7 +26,6 @@ from workbench.rundir.make.resume import resume_checkpoint
 from workbench.rundir.make.script import check_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import write_json
 
 __all__ = ["PreparedRun", "fresh_folder", "prepare_run"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.keeper.checkpoints.collect import Checkpoint, newest_good
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import read_json
 
 __all__ = ["resume_checkpoint"]
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints.collect import Checkpoint, newest_good
@@ -24,7 +25,7 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, read_json, write_json
+from workbench.rundir.state import RunState
 from workbench.worker.unattended.journal import Scribe
 
 __all__ = ["Head"]

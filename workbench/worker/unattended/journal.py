@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from workbench.base.files import read_json
 from workbench.pods.pod import Pod
 from workbench.rundir.collect import Collector
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
-from workbench.rundir.state import RunState, read_json
+from workbench.rundir.state import RunState
 from workbench.worker.unattended.rank import END
 
 __all__ = ["Scribe"]

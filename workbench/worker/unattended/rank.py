@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workbench.base import proc
+from workbench.base.files import write_json
 from workbench.rundir.collect import LineSplitter
 from workbench.rundir.events import MARK
-from workbench.rundir.state import write_json
 from workbench.worker.agent.records import failure_from, read_record
 from workbench.worker.rank.records import write_done
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import RunError
-from workbench.rundir.state import read_json, write_json
+from workbench.base.files import read_json, write_json
 
 __all__ = ["Muster"]
 
