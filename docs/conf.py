@@ -1,0 +1,38 @@
+"""How Sphinx builds the site: Markdown and notebooks by MyST-NB, the PyData theme, nothing from the network."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import workbench  # noqa: E402
+
+# The notebooks are pages where they lie; Sphinx reads only what is below its own folder, so a link brings them there.
+NOTEBOOKS = HERE / "notebooks"
+if not NOTEBOOKS.is_symlink():
+    NOTEBOOKS.symlink_to(Path("..") / "notebooks", target_is_directory=True)
+
+project = "DeepSpeed Workbench"
+version = release = workbench.__version__
+extensions = ["myst_nb", "options"]
+exclude_patterns = ["_build", "_ext", "notebooks/runs", "**/.ipynb_checkpoints"]
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebooks are run by the tests
+nb_ipywidgets_js = {}  # would be loaded from another server
+
+html_theme = "pydata_sphinx_theme"
+html_title = project
+html_show_sphinx = False
+html_show_copyright = False
+html_copy_source = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 6,
+    "footer_start": [],
+    "footer_end": [],
+}
