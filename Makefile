@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+PORT ?= 8000
 READY := .venv/.ready
 # Python compiles what it imports, and keeps it, whatever the caller's environment says of that; all 20,000 modules at
 # once would take as long again as the rest.
@@ -11,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup quickstart lab test test-images lint types doctests bench notebooks clean
+.PHONY: help setup quickstart lab test test-images lint types doctests bench notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,9 +52,16 @@ test-images: setup ## Build the container images and train on them (root; minute
 	@$(PIP) $(IMAGE_TOOLS)
 	@$(BIN)/python -m pytest tests/docker/test_images.py -m images
 
-lint: setup
+lint: setup docs-check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+# All pages anew: what is read again warns again.
+docs-check: setup
+	@$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
+
+docs: docs-check ## Build the documentation and serve it on this machine
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html $(PORT)
 
 types: setup
 	@$(BIN)/mypy
@@ -68,7 +76,7 @@ notebooks: setup ## Run the notebooks alone
 	@$(BIN)/python -m pytest notebooks --nbmake
 
 clean: ## Remove .venv and caches; runs/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist docs/_build docs/notebooks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Modules whose examples are run: all that import in no time, so not worker/.

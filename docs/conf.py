@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,21 +11,25 @@ sys.path.insert(0, str(HERE / "_ext"))
 
 import workbench  # noqa: E402
 
-# The notebooks are pages where they lie; Sphinx reads only what is below its own folder, so a link brings them there.
-NOTEBOOKS = HERE / "notebooks"
-if not NOTEBOOKS.is_symlink():
-    NOTEBOOKS.symlink_to(Path("..") / "notebooks", target_is_directory=True)
+# The notebooks are pages too. Sphinx reads only what is below its own folder, and MyST follows links to where they
+# lead, so they are copied; git ignores the copies.
+COPIES = HERE / "notebooks"
+shutil.rmtree(COPIES, ignore_errors=True)
+COPIES.mkdir()
+for notebook in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
+    shutil.copy2(notebook, COPIES)
 
 project = "DeepSpeed Workbench"
 version = release = workbench.__version__
 extensions = ["myst_nb", "options"]
-exclude_patterns = ["_build", "_ext", "notebooks/runs", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks are run by the tests
 nb_ipywidgets_js = {}  # would be loaded from another server
 
+smartquotes = False
 html_theme = "pydata_sphinx_theme"
 html_title = project
 html_show_sphinx = False

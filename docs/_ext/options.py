@@ -90,13 +90,15 @@ def options_of(thing: Any) -> list[Option]:
     ]
 
 
-def table_of(options: Sequence[Option]) -> list[str]:
-    """Return the lines of a Markdown table.
+def table_of(options: Sequence[Option], *, defaults: bool = True) -> list[str]:
+    """Return the lines of a Markdown table, with or without a column of defaults.
 
     Example:
         >>> table_of([Option(name="port", default=None, meaning="Port | of all.")])[-1]
         '| `port` | `None` | Port \\\\| of all. |'
     """
+    if not defaults:
+        return ["| field | meaning |", "|---|---|", *(f"| `{o.name}` | {_cell(o.meaning)} |" for o in options)]
     rows = [f"| `{o.name}` | {_default_text(o.default)} | {_cell(o.meaning)} |" for o in options]
     return ["| option | default | meaning |", "|---|---|---|", *rows]
 
@@ -105,7 +107,7 @@ class OptionsDirective(SphinxDirective):
     """Insert the table of one object's options."""
 
     required_arguments = 1
-    option_spec = {"own": directives.flag, "without": directives.unchanged}  # noqa: RUF012 - docutils' own form
+    option_spec = {"own": directives.flag, "fields": directives.flag}  # noqa: RUF012 - the form that docutils asks for
 
     def run(self) -> list[nodes.Node]:
         """Read the options, warn of those without a meaning, and parse the table as Markdown."""
@@ -113,22 +115,37 @@ class OptionsDirective(SphinxDirective):
         thing = find(name)
         for path in _sources(thing):
             self.env.note_dependency(path)
-        left_out = set(self.options.get("without", "").split())
-        options = [o for o in options_of(thing) if o.name not in left_out]
+        options = options_of(thing)
         if "own" in self.options:
             options = [o for o in options if o.name in thing.__annotations__]
         for option in options:
             if not option.meaning:
                 _LOG.warning("%s.%s has no description", name, option.name, location=self.get_location())
-        container = nodes.container(classes=["options"])
-        self.state.nested_parse(StringList(table_of(options), source=name), self.content_offset, container)
-        return container.children
+        return _parsed(self, table_of(options, defaults="fields" not in self.options))
+
+
+class NamesDirective(SphinxDirective):
+    """Insert the table of all public names, each with the first line of its docstring."""
+
+    def run(self) -> list[nodes.Node]:
+        """Read the names and parse the table as Markdown."""
+        self.env.note_dependency(str(_PACKAGE / "__init__.py"))
+        first = {name: (inspect.getdoc(find(name)) or "").partition("\n")[0] for name in sorted(workbench.__all__)}
+        lines = ["| name | is |", "|---|---|", *(f"| `{name}` | {_cell(text)} |" for name, text in first.items())]
+        return _parsed(self, lines)
 
 
 def setup(app: Sphinx) -> dict[str, object]:
-    """Register the directive."""
+    """Register the directives."""
     app.add_directive("options", OptionsDirective)
+    app.add_directive("names", NamesDirective)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _parsed(directive: SphinxDirective, lines: Sequence[str]) -> list[nodes.Node]:
+    container = nodes.container()
+    directive.state.nested_parse(StringList(list(lines), source="options"), directive.content_offset, container)
+    return container.children
 
 
 def _of_pydantic(model: type, name: str, info: Any) -> Option:
@@ -188,9 +205,8 @@ def _with_choices(record: type, name: str, text: str) -> str:
         values = _values(get_type_hints(record).get(name))
     except (NameError, TypeError):  # a type that is imported for the checker alone
         values = ""
-    return f"{text} One of {values}." if text and values and not match and not all(
-        value in text for value in values.split(", ")
-    ) else text
+    unnamed = [value for value in values.split(", ") if value not in text]
+    return f"{text} One of {values}." if text and values and unnamed else text
 
 
 def _values(kind: object) -> str:
@@ -207,7 +223,7 @@ def _default_text(default: object) -> str:
         return "required"
     if isinstance(default, StrEnum):
         default = str(default)
-    if isinstance(default, list | tuple | dict) and not default:
+    if isinstance(default, str | list | tuple | dict) and not default:
         return "none"
     return f"`{_cell(repr(default))}`"
 
