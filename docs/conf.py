@@ -27,7 +27,7 @@ exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the notebooks are run by the tests
-nb_ipywidgets_js = {}  # would be loaded from another server
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be loaded from another server
 
 smartquotes = False
 html_theme = "pydata_sphinx_theme"

@@ -1,8 +1,9 @@
-"""What the repository says of itself: README, Makefile, requirements, hooks, and the notebooks as they are kept."""
+"""What the repository says of itself: README, pages, Makefile, requirements, hooks, notebooks as they are kept."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -16,8 +17,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+import workbench
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PINS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
 
@@ -61,16 +65,55 @@ def test_every_room_and_top_level_file_is_in_the_tree() -> None:
     assert (rooms | notebooks) - paths == set()
 
 
-def test_commands_of_the_readme_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    asked = set(re.findall(r"\bmake ([a-z]+)\b", README))
-    assert {"quickstart", "test", "lab", "setup"} <= asked
+def test_the_tree_of_the_readme_has_two_levels() -> None:
+    assert {len(line) - len(line.lstrip()) for line in fenced_block_after("Files") if line} == {0, 2}
+
+
+def test_the_readme_stays_short_and_leads_to_every_page() -> None:
+    assert len(README.splitlines()) <= 150
+    shown = {path.relative_to(ROOT).as_posix() for path in PAGES if path.parent == ROOT / "docs"}
+    assert shown - set(re.findall(r"\]\(([^)#]+)", README)) == set()
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
+def test_commands_exist(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    asked = set(re.findall(r"(?:`|    )make ([a-z][a-z-]*)\b", path.read_text()))
     assert asked <= targets
+    if path.stem == "README":
+        assert {"quickstart", "test", "lab", "docs"} <= asked
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
+def test_python_parses_and_imports_public_names(path: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench"):
+                assert node.module == "workbench"
+                assert {alias.name for alias in node.names} <= set(workbench.__all__)
+
+
+def anchors_of(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link and not link.startswith("#")]
-    assert [link for link in links if not (ROOT / link.partition("#")[0]).exists()] == []
+    for link in re.findall(r"\]\(([^)]+)\)", README):
+        if "://" not in link:
+            path, _, anchor = link.partition("#")
+            assert (ROOT / path).exists(), link
+            assert not anchor or anchor in anchors_of(ROOT / path), link
+
+
+def test_numbers_of_the_promises_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "promises.md").read_text()
+    row = re.compile(r"^\| .+ \| ([\d ]+) s.* \| `(\w+)\((\w+)=…\)`", flags=re.MULTILINE)
+    promised = {(owner, option): float(value.replace(" ", "")) for value, owner, option in row.findall(page)}
+    code = {(o, n): inspect.signature(getattr(workbench, o)).parameters[n].default for o, n in promised}
+    assert len(promised) == 4
+    assert promised == code
 
 
 def test_the_notebooks_of_the_design_are_here() -> None:
@@ -132,6 +175,13 @@ def test_ci_runs_every_check() -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
     assert "make test" in ci.read_text()
+
+
+def test_the_site_is_built_with_warnings_as_errors_by_lint() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^lint:.* docs-check", makefile, flags=re.MULTILINE)
+    recipe = makefile.partition("\ndocs-check:")[2].split("\n\n")[0]
+    assert "sphinx" in recipe and " -W " in recipe
 
 
 def test_private_keys_are_refused_by_the_hook() -> None:

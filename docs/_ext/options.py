@@ -1,4 +1,4 @@
-"""The directive `options`: a table of every option of a record, a class or a function, read from the code at build time.
+"""The directive `options`: a table of every option of a record, a class or a function, read from the code.
 
 Pydantic fields bring their description. Other records have a string literal below each field, which only the source
 has. A class without fields, or a function, describes its parameters in the Args section of its docstring. An option
@@ -55,17 +55,14 @@ def find(name: str) -> Any:
     Raises:
         LookupError: There is none, or more than one.
     """
-    top, _, rest = name.partition(".")
-    if top in workbench.__all__:
-        found = getattr(workbench, top)
-    else:
-        defines = re.compile(rf"^(?:class|def) {re.escape(top)}\b", re.MULTILINE)
-        homes = [path for path in sorted(_PACKAGE.rglob("*.py")) if defines.search(path.read_text(encoding="utf-8"))]
-        if len(homes) != 1:
-            raise LookupError(f"{top} is defined in {len(homes)} modules of workbench; exactly one is needed")
-        parts = homes[0].relative_to(_PACKAGE.parent).with_suffix("").parts
-        found = getattr(importlib.import_module(".".join(parts).removesuffix(".__init__")), top)
-    return getattr(found, rest) if rest else found
+    if name in workbench.__all__:
+        return getattr(workbench, name)
+    defines = re.compile(rf"^(?:class|def) {re.escape(name)}\b", re.MULTILINE)
+    homes = [path for path in sorted(_PACKAGE.rglob("*.py")) if defines.search(path.read_text(encoding="utf-8"))]
+    if len(homes) != 1:
+        raise LookupError(f"{name} is defined in {len(homes)} modules of workbench; exactly one is needed")
+    parts = homes[0].relative_to(_PACKAGE.parent).with_suffix("").parts
+    return getattr(importlib.import_module(".".join(parts).removesuffix(".__init__")), name)
 
 
 def options_of(thing: Any) -> list[Option]:
@@ -91,12 +88,7 @@ def options_of(thing: Any) -> list[Option]:
 
 
 def table_of(options: Sequence[Option], *, defaults: bool = True) -> list[str]:
-    """Return the lines of a Markdown table, with or without a column of defaults.
-
-    Example:
-        >>> table_of([Option(name="port", default=None, meaning="Port | of all.")])[-1]
-        '| `port` | `None` | Port \\\\| of all. |'
-    """
+    """Return the lines of a Markdown table, with or without a column of defaults."""
     if not defaults:
         return ["| field | meaning |", "|---|---|", *(f"| `{o.name}` | {_cell(o.meaning)} |" for o in options)]
     rows = [f"| `{o.name}` | {_default_text(o.default)} | {_cell(o.meaning)} |" for o in options]
@@ -145,7 +137,7 @@ def setup(app: Sphinx) -> dict[str, object]:
 def _parsed(directive: SphinxDirective, lines: Sequence[str]) -> list[nodes.Node]:
     container = nodes.container()
     directive.state.nested_parse(StringList(list(lines), source="options"), directive.content_offset, container)
-    return container.children
+    return list(container.children)
 
 
 def _of_pydantic(model: type, name: str, info: Any) -> Option:
@@ -178,12 +170,7 @@ def _literals(record: type) -> dict[str, str]:
 
 
 def _arguments(docstring: str) -> dict[str, str]:
-    """Return the entries of the Args section of a Google docstring.
-
-    Example:
-        >>> _arguments("Do it.\\n\\nArgs:\\n    a: First,\\n        at length.\\n    b: Second.\\n\\nRaises:\\n    E: Never.")
-        {'a': 'First, at length.', 'b': 'Second.'}
-    """
+    """Return the entries of the Args section of a Google docstring."""
     section = re.search(r"^Args:\n(?P<body>(?:[ ]+.*\n?|\n(?=[ ]))*)", docstring, flags=re.MULTILINE)
     texts: dict[str, str] = {}
     name = ""

@@ -62,8 +62,8 @@ def compose() -> Any:
 
 
 def first_cell() -> str:
-    """The first cell that the README gives for the compose file."""
-    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    """The first cell that the documentation gives for the compose file."""
+    blocks = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/places/images.md").read_text(), re.DOTALL)
     (found,) = [block for block in blocks if "worker-1" in block]
     return str(found)
 
