@@ -116,6 +116,28 @@ def test_numbers_of_the_promises_are_those_of_the_code() -> None:
     assert promised == code
 
 
+QUOTED = (
+    "is not known: did you mean",
+    "is no folder on this machine and no hub id",
+    "the key ",
+    "was removed from DeepSpeed",
+    "zero_optimization.stage is ",
+    " by process ",
+    ", which is not installed",
+    " is not empty; choose a new directory",
+    "the host key of ",
+    "torch is not installed for ",
+    " did not start",
+    " pods came up in ",
+)
+
+
+def test_the_errors_of_the_page_are_messages_of_the_code() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    code = "".join(path.read_text() for path in sorted((ROOT / "workbench").rglob("*.py")))
+    assert [words for words in QUOTED if words not in page or words not in code] == []
+
+
 def test_the_notebooks_of_the_design_are_here() -> None:
     assert {path.stem for path in NOTEBOOKS} >= {
         "00_quickstart",
