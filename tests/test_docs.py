@@ -116,6 +116,28 @@ def test_numbers_of_the_promises_are_those_of_the_code() -> None:
     assert promised == code
 
 
+def test_the_structure_page_has_the_floors_of_the_contract() -> None:
+    page = (ROOT / "docs" / "structure.md").read_text().replace("\\|", "|")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {contract["containers"][0]: contract["layers"] for contract in contracts if contract["type"] == "layers"}
+    for container in sorted(set(layers) - {"workbench"}):
+        row = re.search(rf"^\| `{container.removeprefix('workbench.')}/` \| (.*;.*) \|$", page, flags=re.MULTILINE)
+        assert row is not None, container
+        shown = [re.sub(r"`| \(.*?\)", "", layer).strip() for layer in row[1].split(";")]
+        assert shown == layers[container]
+    floors = re.findall(r"^\| \d \| ((?:`[\w/.]+`(?: \||,)? ?)+)", page, flags=re.MULTILINE)
+    rooms = [set(re.findall(r"`(\w+)[/.]", floor)) for floor in reversed(floors)]
+    assert rooms == [set(re.findall(r"\w+", layer)) for layer in layers["workbench"]]
+
+
+def test_the_paths_of_the_structure_page_are_there() -> None:
+    rooms = "|".join(path.name for path in (ROOT / "workbench").iterdir() if (path / "__init__.py").exists())
+    paths = set(re.findall(rf"`((?:{rooms})/[\w/]*)`", (ROOT / "docs" / "structure.md").read_text()))
+    assert len(paths) > 20
+    places = {path: ROOT / "workbench" / path for path in paths}
+    assert [name for name, place in places.items() if not (place.is_dir() or place.with_suffix(".py").exists())] == []
+
+
 QUOTED = (
     "is not known: did you mean",
     "is no folder on this machine and no hub id",
