@@ -26,7 +26,7 @@ import aiohttp
 
 from tests.pods.kubeserver import KUBELET
 from workbench.base.processes import end_all, with_mark
-from workbench.pods.local.process import session_environment
+from workbench.pods.guest.process import session_environment
 
 _TICK_S = 0.03
 _OUT_OF_REACH = {

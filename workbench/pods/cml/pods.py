@@ -23,8 +23,8 @@ from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.pods.cml.api import WorkersApi, has_ended, words_of
 from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.guest.process import tail_of
 from workbench.pods.hostfile import check_port
-from workbench.pods.local.process import tail_of
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line, write_private

@@ -24,7 +24,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.processes import descendants
 from workbench.pods.guest.addresses import check_free, free_port
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
-from workbench.pods.local.process import session_environment
+from workbench.pods.guest.process import session_environment
 
 __all__ = ["ADDRESS", "main", "own_address"]
 

@@ -10,12 +10,19 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import paramiko
-
 from workbench.base.errors import ConfigError, PodError
 from workbench.pods.hosts.names import Host
 from workbench.pods.ssh.identity import check_key_file, check_key_line, fingerprint, known_hosts_name
-from workbench.pods.ssh.transport import Destination, check_host_key, connect, handshake, log_in, proven_key, reach
+from workbench.pods.ssh.transport import (
+    Destination,
+    Transport,
+    check_host_key,
+    connect,
+    handshake,
+    log_in,
+    proven_key,
+    reach,
+)
 
 __all__ = ["known_keys", "meet", "vouched"]
 
@@ -57,7 +64,7 @@ def vouched(host: Host, trust: Mapping[str, str]) -> str:
     return next((trust[name] for name in names if name in trust), "")
 
 
-def _enter(host: Host, trust: Mapping[str, str], timeout_s: float, hop: paramiko.Transport | None) -> str:
+def _enter(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transport | None) -> str:
     """Hear and judge a host's key, log in, part; give the key."""
     check_key_file(Path(host.key))
     expected = vouched(host, trust)
@@ -72,9 +79,7 @@ def _enter(host: Host, trust: Mapping[str, str], timeout_s: float, hop: paramiko
         transport.close()
 
 
-def _listen(
-    host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: paramiko.Transport | None
-) -> paramiko.Transport:
+def _listen(host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None) -> Transport:
     """Have the host prove a key: of a known type if there is one, else the one with the vouched fingerprint."""
     destination = _destination(host, pinned)
     kinds = [line.split(" ")[0] for line in pinned] or _KINDS[:1]
@@ -95,7 +100,7 @@ def _listen(
     return first
 
 
-def _judge(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: paramiko.Transport) -> None:
+def _judge(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: Transport) -> None:
     """Refuse a key that is not the known or vouched one."""
     mark = fingerprint(shown)
     if expected:

@@ -24,9 +24,9 @@ from workbench.pods.guest.addresses import check_free, free_port, loopback_addre
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.hostfile import check_port
-from workbench.pods.local.process import LocalWorker, session_environment, tail_of
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line

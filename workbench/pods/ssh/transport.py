@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 import paramiko
+from paramiko import Transport
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.pods.ssh.identity import check_key_file, fingerprint
 
-__all__ = ["Destination", "check_host_key", "connect", "handshake", "log_in", "proven_key", "reach"]
+__all__ = ["Destination", "Transport", "check_host_key", "connect", "handshake", "log_in", "proven_key", "reach"]
 
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0
@@ -52,7 +53,7 @@ class Destination:
         return f"{self.address}:{self.port}"
 
 
-def reach(destination: Destination, timeout_s: float, through: paramiko.Transport | None = None) -> paramiko.Transport:
+def reach(destination: Destination, timeout_s: float, through: Transport | None = None) -> Transport:
     """Connect, check the host key, log in."""
     check_key_file(destination.key)
     if not destination.pinned:
@@ -70,7 +71,7 @@ def reach(destination: Destination, timeout_s: float, through: paramiko.Transpor
     return transport
 
 
-def connect(destination: Destination, timeout_s: float, through: paramiko.Transport | None = None) -> Wire:
+def connect(destination: Destination, timeout_s: float, through: Transport | None = None) -> Wire:
     """Open the TCP connection, or a channel of the jump host's that leads there."""
     name, where = destination.name, destination.where
     limit_s = min(timeout_s, _CONNECT_S)
@@ -86,7 +87,7 @@ def connect(destination: Destination, timeout_s: float, through: paramiko.Transp
         raise PodError(f"{name}: cannot connect to {where}: {error.strerror or error}") from error
 
 
-def _forwarded(through: paramiko.Transport, destination: Destination, limit_s: float) -> paramiko.Channel:
+def _forwarded(through: Transport, destination: Destination, limit_s: float) -> paramiko.Channel:
     try:
         return through.open_channel(
             "direct-tcpip", (destination.address, destination.port), ("127.0.0.1", 0), timeout=limit_s
@@ -99,11 +100,11 @@ def _forwarded(through: paramiko.Transport, destination: Destination, limit_s: f
 
 def handshake(
     wire: Wire, destination: Destination, kinds: Sequence[str], timeout_s: float, *, only: bool = False
-) -> paramiko.Transport:
+) -> Transport:
     """Agree on keys; the host proves one of its keys here."""
     limit_s = min(timeout_s, _BANNER_S)
     logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
-    transport = paramiko.Transport(wire)
+    transport = Transport(wire)
     transport.set_log_channel(_TRANSPORT_LOG)
     transport.banner_timeout = transport.auth_timeout = limit_s
     transport.channel_timeout = timeout_s
@@ -124,13 +125,13 @@ def handshake(
     return transport
 
 
-def proven_key(transport: paramiko.Transport) -> str:
+def proven_key(transport: Transport) -> str:
     """Return the key that the host proved, `type base64`."""
     shown = transport.get_remote_server_key()
     return f"{shown.get_name()} {shown.get_base64()}"
 
 
-def check_host_key(transport: paramiko.Transport, destination: Destination) -> None:
+def check_host_key(transport: Transport, destination: Destination) -> None:
     """Compare the key that the host proved with the pinned ones."""
     line = proven_key(transport)
     if line not in destination.pinned:
@@ -141,7 +142,7 @@ def check_host_key(transport: paramiko.Transport, destination: Destination) -> N
         )
 
 
-def log_in(transport: paramiko.Transport, destination: Destination) -> None:
+def log_in(transport: Transport, destination: Destination) -> None:
     """Show the key."""
     key = _load_key(destination.key)
     name, where, user = destination.name, destination.where, destination.user
