@@ -1,7 +1,7 @@
 import time
 from typing import Any
 
-from workbench.keeper.watch.ledger import Sight
+from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Pod
 from workbench.rundir.outcome import RankStatus
@@ -9,8 +9,8 @@ from workbench.rundir.outcome import RankStatus
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
 
 
-def sight() -> Sight:
-    return Sight(pods=["pod-0", "pod-1"], world_size=2)
+def ledger() -> RunLedger:
+    return RunLedger(pods=["pod-0", "pod-1"], world_size=2)
 
 
 def report(pod: Pod, rank: int, phase: str, **more: Any) -> PodReport:
@@ -19,7 +19,7 @@ def report(pod: Pod, rank: int, phase: str, **more: Any) -> PodReport:
 
 
 def test_a_run_is_over_when_all_have_ended_are_swept_and_read() -> None:
-    seen = sight()
+    seen = ledger()
     seen.see(report(A, 0, "exited"))
     assert not seen.over
     seen.see(report(B, 1, "exited", left=1))
@@ -29,7 +29,7 @@ def test_a_run_is_over_when_all_have_ended_are_swept_and_read() -> None:
 
 
 def test_what_is_left_on_a_pod_that_was_never_heard_is_not_known() -> None:
-    seen = sight()
+    seen = ledger()
     seen.see(report(A, 0, "exited"))
     assert seen.left_processes is None
     seen.see(PodReport(pod=B, answered=False, lost="gone"))
@@ -38,9 +38,10 @@ def test_what_is_left_on_a_pod_that_was_never_heard_is_not_known() -> None:
 
 
 def test_silence_is_counted_from_the_last_answer_without_further_reports() -> None:
-    seen = sight()
+    now = [100.0]
+    seen = RunLedger(pods=["pod-0", "pod-1"], world_size=2, clock=lambda: now[0])
     seen.see(report(A, 0, "running"))
-    time.sleep(0.05)
+    now[0] += 0.05
     seen.see(report(B, 1, "running"))
     assert list(seen.silent(0.04)) == ["pod-0"]
     seen.see(PodReport(pod=A, answered=False))
@@ -48,7 +49,7 @@ def test_silence_is_counted_from_the_last_answer_without_further_reports() -> No
 
 
 def test_ranks_that_ended_well_alone_are_known() -> None:
-    seen = sight()
+    seen = ledger()
     seen.see(report(A, 0, "running"))
     seen.see(report(B, 1, "exited"))
     assert list(seen.ended_alone) == [1]

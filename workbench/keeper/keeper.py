@@ -31,7 +31,7 @@ from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.link.transfer_progress import Telling
+from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.launch_plan import launch_plan
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
@@ -142,7 +142,7 @@ class Keeper:
                 continue
             try:
                 said = f"{self._message}; bringing the last checkpoint of {run_id} back"
-                with Telling(runner.links, lambda how: self._say("closing", how) if how else None, said):
+                with TransferProgress(runner.links, lambda how: self._say("closing", how) if how else None, said):
                     runner.bring()
             except Exception:  # the border of a run: the pods must go
                 logger.exception("the checkpoint of %s", run_id)

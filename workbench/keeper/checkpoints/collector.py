@@ -16,13 +16,13 @@ from workbench.keeper.checkpoints.on_pods import hold
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.stage import pod_paths
 
-__all__ = ["Courier"]
+__all__ = ["CheckpointCollector"]
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.5
 
 
-class Courier:
+class CheckpointCollector:
     """Fetch the checkpoints of one run."""
 
     def __init__(self, context: RunContext, saved: Callable[[], int]):

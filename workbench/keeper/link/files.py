@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from workbench.base.errors import RemoteError
 from workbench.base.package import file_digest
 from workbench.keeper.link.shared import is_within
-from workbench.keeper.link.transfer_status import Moving
+from workbench.keeper.link.transfers import TransferStatus
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import LARGE, Tell, Way, fetch_file, send_file, way_to
 
@@ -38,7 +38,7 @@ class Freight:
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
         """Those of the folders that the pod sees."""
-        self.moving: Moving | None = None
+        self.moving: TransferStatus | None = None
         """The large file that is on its way, where there is one."""
         self._identity = identity
         self._lease_s = lease_s
@@ -115,7 +115,7 @@ class Freight:
         def tell(done: int, size: int) -> None:
             nonlocal begun
             begun = done if begun < 0 else min(begun, done)
-            self.moving = Moving(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
+            self.moving = TransferStatus(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
 
         try:
             return carry(way_to(self.pod, self._identity, self._lease_s), tell)

@@ -1,6 +1,6 @@
 """One attempt at a run: prepare the pods, start the ranks, follow them, and leave nothing of them running.
 
-What it learns goes into its `Sight` and the journal at once; how the whole run ended is judged in `runner.py`, who
+What it learns goes into its `RunLedger` and the journal at once; how the whole run ended is judged in `runner.py`, who
 of the ranks is to blame in `outcome.py`.
 """
 
@@ -19,9 +19,9 @@ from workbench.keeper.launch.command import LaunchCommand, build_command
 from workbench.keeper.launch.process import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.link.transfer_progress import Telling
+from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.stage import pod_paths, rank_request, resumed_from, send_inputs
-from workbench.keeper.watch.ledger import Sight
+from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
 from workbench.rundir.events import Event
@@ -50,7 +50,7 @@ class Attempt:
 
     def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes):
         """Prepare; nothing starts yet."""
-        self.sight = Sight(pods=[link.pod.name for link in context.links], world_size=len(context.places))
+        self.sight = RunLedger(pods=[link.pod.name for link in context.links], world_size=len(context.places))
         """What is known of it."""
         self.command: LaunchCommand | None = None
         """What starts its ranks; None before `prepare`."""
@@ -79,7 +79,7 @@ class Attempt:
             what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
             said = [f"sending {what} to the pods", *(resumed.notes if resumed else ())]
             self._journal.state(RunState.STARTING, "; ".join(said))
-            with Telling(self._context.links, self._journal.hint, ""):
+            with TransferProgress(self._context.links, self._journal.hint, ""):
                 self.prepare()
             if self._wishes.cancel.is_set():
                 return None

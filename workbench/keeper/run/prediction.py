@@ -24,14 +24,14 @@ from workbench.base.files import read_json, write_json
 from workbench.keeper.link.agent import AgentLink
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Foreteller"]
+__all__ = ["PredictionInquiry"]
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _LIMIT_S = 120.0
 
 
-class Foreteller:
+class PredictionInquiry:
     """The inquiry of one run."""
 
     def __init__(self, link: AgentLink, run_id: str, paths: RunPaths):
@@ -39,7 +39,7 @@ class Foreteller:
         self._link = link
         self._run_id = run_id
         self._paths = paths
-        self._thread = threading.Thread(target=self._work, name="foretelling", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="prediction", daemon=True)
 
     def start(self) -> None:
         """Begin, where something was left to ask."""

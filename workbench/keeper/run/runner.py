@@ -16,13 +16,13 @@ from pathlib import PurePosixPath
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.keeper.checkpoints.collect import Returned
-from workbench.keeper.checkpoints.collector import Courier
+from workbench.keeper.checkpoints.collector import CheckpointCollector
 from workbench.keeper.checkpoints.on_pods import bring_held
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
-from workbench.keeper.link.transfer_progress import Telling
+from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.attempt import Attempt
-from workbench.keeper.run.prediction import Foreteller
+from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.stage import clear, fetch, pod_paths, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
@@ -32,7 +32,7 @@ from workbench.rundir.state import RunState
 __all__ = ["RunContext", "Runner"]
 
 logger = logging.getLogger(__name__)
-_FORETOLD_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
+_PREDICTED_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -75,20 +75,20 @@ class Runner:
     def run(self) -> RunState:
         """Do all of it."""
         self._started_s = time.time()
-        courier = Courier(self._context, lambda: self._attempt.sight.saved)
+        courier = CheckpointCollector(self._context, lambda: self._attempt.sight.saved)
         courier.start()
-        foreteller = Foreteller(self._context.links[0], self._context.run_id, self._context.paths)
+        foreteller = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
         foreteller.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
-        with Telling(self.links, self._journal.hint, "bringing results back"):
+        with TransferProgress(self.links, self._journal.hint, "bringing results back"):
             self._returned = courier.finish(self._attempt.sight.lost)
             fault = self._bring_back(fault)
         state, message = self._verdict(fault)
-        foreteller.wait(_FORETOLD_S)
+        foreteller.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
         return state
 

@@ -6,20 +6,20 @@ It decides nothing; `runner.py` does.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
 
-__all__ = ["Sight"]
+__all__ = ["RunLedger"]
 
 _UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
 
 
 @dataclass(slots=True)
-class Sight:
+class RunLedger:
     """The sum of all reports of a run's pods."""
 
     pods: Sequence[str]
@@ -44,8 +44,13 @@ class Sight:
     """Whether logs here are incomplete, because the disk was full."""
     _drained: dict[str, bool] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
-    _begun_at: float = field(default_factory=time.monotonic)
-    _progress_at: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    """Seconds that only go up."""
+    _begun_at: float = field(init=False)
+    _progress_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begun_at = self._progress_at = self.clock()
 
     def see(self, report: PodReport) -> None:
         """Take in a report; one of a pod that did not answer keeps what was known of its ranks."""
@@ -54,14 +59,14 @@ class Sight:
             self.lost[name] = report.lost
         if not report.answered:
             return
-        self._heard_at[name] = time.monotonic()
+        self._heard_at[name] = self.clock()
         self.cut = self.cut or report.cut
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
     def see_event(self, event: Event) -> bool:
         """Take in an event; tell whether it was the first optimizer step."""
-        self._progress_at = time.monotonic()
+        self._progress_at = self.clock()
         first = event.kind == "first_step" and not self.training
         if event.kind == "stopped":
             self.stopped_at = int(str(event.data.get("step", 0)))
@@ -69,8 +74,8 @@ class Sight:
             self.saved = int(str(event.data.get("step", 0)))
         elif event.kind == "checkpoint_failed":
             where = self.ranks[event.rank].pod.name if event.rank in self.ranks else f"rank {event.rank}"
-            step, said = event.data.get("step"), event.data.get("message")
-            self.warnings.append(f"no checkpoint of step {step}: on {where} {said}")
+            step, message = event.data.get("step"), event.data.get("message")
+            self.warnings.append(f"no checkpoint of step {step}: on {where} {message}")
         self.training = self.training or first
         return first
 
@@ -95,8 +100,8 @@ class Sight:
         if self.over:  # it was seen that nothing is left, however long ago the pods were asked
             return 0
         answering = [name for name in self.pods if name not in self.lost]
-        known = [self.left[name] for name in answering if name in self.left]
-        return sum(known) if len(known) == len(answering) and not self.silent(_UNKNOWN_S) else None
+        counts = [self.left[name] for name in answering if name in self.left]
+        return sum(counts) if len(counts) == len(answering) and not self.silent(_UNKNOWN_S) else None
 
     @property
     def all_exited(self) -> bool:
@@ -115,7 +120,7 @@ class Sight:
 
     def silent(self, least_s: float) -> dict[str, float]:
         """Return the pods that have not answered for some time, with the seconds; lost ones aside."""
-        now = time.monotonic()
+        now = self.clock()
         silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
         return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
 
@@ -130,7 +135,7 @@ class Sight:
     @property
     def stuck_s(self) -> float:
         """Seconds since a rank last said anything, once training; 0 before."""
-        return time.monotonic() - self._progress_at if self.training else 0.0
+        return self.clock() - self._progress_at if self.training else 0.0
 
     def _any_in(self, *phases: str) -> bool:
         return any(rank.phase in phases for rank in self.ranks.values())
