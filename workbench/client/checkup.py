@@ -6,16 +6,23 @@ The keeper is asked what it is doing; the looking itself goes past it.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
-from workbench.base.errors import RunError
+from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.wire import ask
+from workbench.jobs.finetune import FineTune
+from workbench.planner.plan import Fit, predict
+from workbench.planner.prediction import FIX, judge, pod_memory_gib
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
+from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.pod import Pod, PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "judge_memory"]
+
+_VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 
 def diagnose(paths: ClusterPaths, pods: list[Pod], spec: PodSpec, *, bandwidth: bool) -> Diagnosis:
@@ -45,3 +52,23 @@ def _obstacle(pods: int, bandwidth: bool, running: str, reached: bool) -> str:
     if not reached:
         return "not every pod can be reached"
     return f"run {running} is using the pods" if running else ""
+
+
+def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:
+    """Add to a diagnosis whether a job will fit each pod, by the memory that was found there; may take seconds."""
+    try:
+        row = predict(job, pods=pods, gpus=spec.gpus)
+    except WorkbenchError as error:
+        findings = [Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, found=str(error))] * pods
+    else:
+        assert row is not None
+        spec_gib = pod_memory_gib(spec, pods, local=local)
+        findings = []
+        for host in diagnosis.hosts[:pods]:
+            sizes = [size for size in (spec_gib, host.memory_limit_gib) if size is not None]
+            fit, text = judge(row, (host.gpu_gib, min(sizes, default=None)))
+            fix = FIX if fit in _VERDICTS else ""
+            finding = Finding(check=MEMORY_OF_JOB, verdict=_VERDICTS.get(fit, Verdict.GOOD), found=text, fix=fix)
+            findings.append(finding)
+    judged = [replace(h, findings=(*h.findings, f)) for h, f in zip(diagnosis.hosts, findings, strict=False)]
+    return replace(diagnosis, hosts=(*judged, *diagnosis.hosts[len(judged) :]))

@@ -22,7 +22,7 @@ from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
 from workbench.keeper.launch.command import LaunchCommand
 from workbench.keeper.spawn import spawn_keeper, start_error
-from workbench.planner.prediction import Foresight
+from workbench.planner.prediction import begin_prediction
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod, PodBackend, PodSpec
@@ -95,7 +95,6 @@ class Cluster:
         """What it is asked to be; read only."""
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self._closed = False
-        self._foresight = Foresight(self.spec.pods, local=self.spec.backend.get("kind") == "local")
         self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
 
     @classmethod
@@ -113,6 +112,10 @@ class Cluster:
     def path(self) -> Path:
         """The cluster's directory."""
         return self._paths.root
+
+    @property
+    def _is_local(self) -> bool:
+        return self.spec.backend.get("kind") == "local"
 
     def start(self) -> Cluster:
         """Start the keeper and wait until every pod can be reached.
@@ -211,7 +214,8 @@ class Cluster:
         info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
         write_json(prepared.paths.info, info)
         job, paths = prepared.spec.job, prepared.paths
-        self._foresight.begin(job, prepared.spec.pods or self.spec.count, paths.prediction, paths.inquiry)
+        pods = prepared.spec.pods or self.spec.count
+        begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=self._is_local)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             ask(self._paths.socket, {**request, "job": job.to_dict(), "pods": prepared.spec.pods})
@@ -246,10 +250,12 @@ class Cluster:
         Raises:
             RunError: There are no pods, or the keeper does not answer.
         """
-        from workbench.client.checkup import diagnose
+        from workbench.client.checkup import diagnose, judge_memory
 
-        found = diagnose(self._paths, list(self.pods), self.spec.pods, bandwidth=bandwidth)
-        return found if job is None else self._foresight.judge(found, job, self.spec.count)
+        diagnosis = diagnose(self._paths, list(self.pods), self.spec.pods, bandwidth=bandwidth)
+        if job is None:
+            return diagnosis
+        return judge_memory(diagnosis, job, pods=self.spec.count, spec=self.spec.pods, local=self._is_local)
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.

@@ -19,11 +19,12 @@ from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_trace, trace_step
 
-__all__ = ["Fit", "PlanRow", "PlanTable", "machine_memory_gib", "plan", "predict", "row_of"]
+__all__ = ["Fit", "Limits", "PlanRow", "PlanTable", "fit_of", "machine_memory_gib", "plan", "predict", "row_of"]
 
 GIB = 2**30
-TIGHT = 0.9
-"""Share of the memory there is from which a plan is tight: what is predicted may be a tenth off."""
+Limits = tuple[float | None, float | None]
+"""GiB of one GPU and of a pod's own memory; None where it is not known."""
+_TIGHT = 0.9  # share of the memory there is: what is predicted may be a tenth off
 _MOST_ROWS = 1 << 16
 # From the least that goes over the network for a step to the most, then what waits for the host: facts measured with
 # 3 ranks and gloo in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2, ZeRO-3 and FSDP
@@ -240,7 +241,15 @@ def _trace(
     return cached_trace(request) if only_cached else trace_step(request)
 
 
-def row_of(setting: Setting, trace: Trace, rows: int, limits: tuple[float | None, float | None]) -> PlanRow:
+def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
+    """Judge needs in GiB by the limits beside them; the place with the least room decides."""
+    shares = [need / limit for need, limit in needs if need is not None and limit is not None]
+    if not shares:
+        return Fit.UNKNOWN
+    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > _TIGHT else Fit.FITS
+
+
+def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
     """Work out a row of the table."""
     need = need_of(setting, trace, rows)
     fit = _fit(setting, need, limits)
@@ -255,19 +264,12 @@ def row_of(setting: Setting, trace: Trace, rows: int, limits: tuple[float | None
     )
 
 
-def _fit(setting: Setting, need: Need, limits: tuple[float | None, float | None]) -> Fit:
-    gpu_gib, pod_gib = limits
-    shares = []
-    if need.gpu is not None and gpu_gib is not None:
-        shares.append(need.gpu.total / GIB / gpu_gib)
-    if pod_gib is not None:
-        shares.append(need.host.total * setting.on_pod / GIB / pod_gib)
-    if not shares:
-        return Fit.UNKNOWN
-    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > TIGHT else Fit.FITS
+def _fit(setting: Setting, need: Need, limits: Limits) -> Fit:
+    gpu_gib = None if need.gpu is None else need.gpu.total / GIB
+    return fit_of((gpu_gib, limits[0]), (need.host.total * setting.on_pod / GIB, limits[1]))
 
 
-def _most_rows(setting: Setting, trace: Trace, limits: tuple[float | None, float | None]) -> int:
+def _most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     """Search the largest micro-batch that fits, tight or not; what is needed only grows with the rows."""
     low, high = 0, _MOST_ROWS
     while low < high:

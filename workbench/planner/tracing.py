@@ -10,36 +10,34 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import child_environment
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, write_json
 
 __all__ = [
-    "Moment",
-    "Parameters",
-    "Trace",
-    "cached_trace",
-    "joined",
-    "one_at_a_time",
-    "places",
-    "recall",
-    "remember",
-    "trace_step",
-]
+    "Moment", "Parameters", "Trace", "cached_answer", "cached_trace", "one_at_a_time", "places", "remember",
+    "trace_of", "trace_step",
+]  # fmt: skip
+
+Request = Mapping[str, Any]
+Answer = Mapping[str, Any]
+"""What the tracing process writes: `points` by arithmetic and `sizes`."""
 
 _LIMIT_S = 300.0
 # No collections while modules load: torch and transformers take 3.1 s of CPU then rather than 4.0.
 # And none at the end, where torch would take its modules down one by one.
 _START = f"import gc, os; gc.disable(); from {entries.TRACE} import main; main(); os._exit(0)"
-_FORM = 1  # of what is remembered; another number forgets what was
+_FORM = 1  # of the cached files; another number makes those of before be ignored
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Moment:
     """What is held at a moment of a step beside weights, gradients and optimizer states: lines over the rows."""
 
@@ -78,7 +76,7 @@ class Parameters:
 
     @property
     def all(self) -> int:
-        """Return the elements of all of them."""
+        """Elements of all of them."""
         return self.frozen + self.trained + self.packed
 
 
@@ -94,126 +92,116 @@ class Trace:
     """What is in none of them: embeddings, the output layer, last norms."""
 
     @property
+    def _groups(self) -> Sequence[Parameters]:
+        return (self.rest, *self.layers)
+
+    @property
     def parameters(self) -> int:
-        """Return the elements of all parameters."""
-        return self.rest.all + sum(layer.all for layer in self.layers)
+        """Elements of all parameters."""
+        return sum(group.all for group in self._groups)
 
     @property
     def trained(self) -> int:
-        """Return those that are trained."""
-        return self.rest.trained + sum(layer.trained for layer in self.layers)
+        """Those that are trained."""
+        return sum(group.trained for group in self._groups)
 
     @property
     def packed(self) -> int:
-        """Return those that 4 bits can hold."""
-        return self.rest.packed + sum(layer.packed for layer in self.layers)
+        """Those that 4 bits can hold."""
+        return sum(group.packed for group in self._groups)
 
     @property
     def largest(self) -> int:
-        """Return the elements of the largest parameter."""
-        return max(self.rest.largest, *(layer.largest for layer in self.layers))
+        """Elements of the largest parameter."""
+        return max(group.largest for group in self._groups)
 
     @property
     def largest_packed(self) -> int:
-        """Return the elements of the largest parameter that 4 bits can hold."""
-        return max(self.rest.largest_packed, *(layer.largest_packed for layer in self.layers))
+        """Elements of the largest parameter that 4 bits can hold."""
+        return max(group.largest_packed for group in self._groups)
 
     def no_larger_than(self, elements: int) -> int:
         """Return the elements of all parameters that have no more than so many each."""
-        groups = (self.rest, *self.layers)
-        return sum(size * times for group in groups for size, times in group.small.items() if size <= elements)
+        return sum(size * times for g in self._groups for size, times in g.small.items() if size <= elements)
 
 
-def cached_trace(request: Mapping[str, object]) -> Trace | None:
+def cached_trace(request: Request) -> Trace | None:
     """Return a trace that was made before; None where any of it was not."""
-    answers = [_remembered(part) for part in _parts(request)]
+    answers = [cached_answer(part) for part in _parts(request)]
     known = [answer for answer in answers if answer is not None]
-    return joined(known) if known and len(known) == len(answers) else None
+    return trace_of(known) if known and len(known) == len(answers) else None
 
 
-def recall(request: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Return what was remembered of a request for one arithmetic, as the tracing process gave it."""
-    (part,) = _parts(request)
-    return _remembered(part)
+def cached_answer(request: Request) -> Answer | None:
+    """Return the cached answer to a request for one arithmetic."""
+    (place,) = places(request).values()
+    answer = read_json(place)
+    try:
+        trace_of([answer])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return answer
 
 
-def trace_step(request: Mapping[str, object]) -> Trace:
-    """Trace a training step in a process of its own, or give what was traced before. Takes some seconds."""
-    answers = {arithmetic: _remembered(part) for arithmetic, part in zip(_names(request), _parts(request), strict=True)}
+def trace_step(request: Request) -> Trace:
+    """Trace a training step in a process of its own, or return what was traced before. Takes some seconds."""
+    answers = {part["arithmetic"][0]: cached_answer(part) for part in _parts(request)}
     missing = [arithmetic for arithmetic, answer in answers.items() if answer is None]
     if missing:
-        answers |= remember({**request, "arithmetic": missing}, _ask({**request, "arithmetic": missing}))
-    return joined([answer for answer in answers.values() if answer is not None])
+        rest = {**request, "arithmetic": missing}
+        answers |= remember(rest, _ask(rest))
+    return trace_of([answer for answer in answers.values() if answer is not None])
 
 
-def joined(answers: Sequence[Mapping[str, object]]) -> Trace:
-    """Read what tracing processes gave for one request, each for some of its arithmetic."""
-    traces = [_read(answer) for answer in answers]
-    return replace(traces[0], moments={name: moments for trace in traces for name, moments in trace.moments.items()})
+def trace_of(answers: Sequence[Answer]) -> Trace:
+    """Read what tracing processes answered to one request, each for some of its arithmetic."""
+    sizes = answers[0]["sizes"]
+    return Trace(
+        moments={
+            name: [Moment(*values) for values in each["points"][name]] for each in answers for name in each["points"]
+        },
+        layers=[_parameters(layer) for layer in sizes["layers"]],
+        rest=_parameters(sizes["rest"]),
+    )
 
 
-def places(request: Mapping[str, object]) -> dict[str, Path]:
-    """Return the files that remember the answers to a request, by arithmetic."""
-    return {_names(part)[0]: _place(part) for part in _parts(request)}
+def places(request: Request) -> dict[str, Path]:
+    """Return the cache files of a request, by arithmetic."""
+    return {part["arithmetic"][0]: _place(part) for part in _parts(request)}
 
 
-def remember(request: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
-    """Keep the answer to a request, as the tracing process gave it."""
-    points = raw["points"]
-    assert isinstance(points, dict)
-    answers: dict[str, Mapping[str, object]] = {name: {**raw, "points": {name: points[name]}} for name in points}
-    for part in _parts(request):
-        (name,) = _names(part)
-        place = _place(part)
+def remember(request: Request, answer: Answer) -> dict[str, Answer]:
+    """Cache the answer to a request, by arithmetic."""
+    answers: dict[str, Answer] = {}
+    for name, place in places(request).items():
+        answers[name] = {**answer, "points": {name: answer["points"][name]}}
         with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, not the plan
             place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".part", delete=False) as file:
-                json.dump(answers[name], file)
-            Path(file.name).replace(place)
+            write_json(place, answers[name])
     return answers
 
 
-def _ask(request: Mapping[str, object]) -> Mapping[str, object]:
+def _ask(request: Request) -> Answer:
     # One thread: fake tensors compute nothing. No GPU: none is touched.
     env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
+    argv = [sys.executable, "-W", "ignore", "-c", _START]
     try:
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _START],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            env=env,
-            timeout=_LIMIT_S,
+            argv, input=json.dumps(request), capture_output=True, text=True, env=env, timeout=_LIMIT_S
         )
     except subprocess.TimeoutExpired as error:
         raise WorkbenchError(f"tracing the model took more than {_LIMIT_S:.0f} s and was given up") from error
     try:
-        raw = json.loads(done.stdout)
-        _read(raw)
+        answer: Answer = json.loads(done.stdout)
+        trace_of([answer])
     except (ValueError, KeyError, TypeError) as error:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise WorkbenchError(f"the model cannot be traced: {said[0]}") from error
-    assert isinstance(raw, dict)
-    return raw
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise WorkbenchError(f"the model cannot be traced: {reason[0]}") from error
+    return answer
 
 
-def _names(request: Mapping[str, object]) -> list[str]:
-    names = request["arithmetic"]
-    assert isinstance(names, list)
-    return names
-
-
-def _parts(request: Mapping[str, object]) -> list[Mapping[str, object]]:
-    return [{**request, "arithmetic": [name]} for name in _names(request)]
-
-
-def _remembered(part: Mapping[str, object]) -> Mapping[str, object] | None:
-    try:
-        raw = json.loads(_place(part).read_text(encoding="utf-8"))
-        _read(raw)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return raw if isinstance(raw, dict) else None
+def _parts(request: Request) -> list[Request]:
+    return [{**request, "arithmetic": [name]} for name in request["arithmetic"]]
 
 
 @contextlib.contextmanager
@@ -234,7 +222,7 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepspeed-workbench" / "traces"
 
 
-def _place(request: Mapping[str, object]) -> Path:
+def _place(request: Request) -> Path:
     text = json.dumps([_FORM, *map(_version, ("torch", "transformers", "peft")), request], sort_keys=True)
     return _cache() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
@@ -246,34 +234,15 @@ def _version(package: str) -> str:
         return ""
 
 
-def _read(raw: Mapping[str, object]) -> Trace:
-    points, sizes = raw["points"], raw["sizes"]
-    assert isinstance(points, dict) and isinstance(sizes, dict)
-    return Trace(
-        moments={name: [_moment(values) for values in listed] for name, listed in points.items()},
-        layers=[_parameters(layer) for layer in sizes["layers"]],
-        rest=_parameters(sizes["rest"]),
-    )
-
-
-def _moment(values: Sequence[float]) -> Moment:
-    base, row, logits, logits_row, gradients = values
-    return Moment(base=base, row=row, logits=logits, logits_row=logits_row, gradients=gradients)
-
-
 def _parameters(entries: Sequence[Sequence[int]]) -> Parameters:
-    small: dict[int, int] = {}
-    for size, _, _ in entries:
-        small[size] = small.get(size, 0) + 1
+    sizes = [size for size, _, _ in entries]
     trained = sum(size for size, is_trained, _ in entries if is_trained)
-    packed = sum(size for size, _, can_pack in entries if can_pack)
-    total = sum(size for size, _, _ in entries)
-    largest = max((size for size, _, _ in entries), default=0)
+    packed = [size for size, _, can_pack in entries if can_pack]
     return Parameters(
-        frozen=total - trained - packed,
+        frozen=sum(sizes) - trained - sum(packed),
         trained=trained,
-        packed=packed,
-        largest=largest,
-        largest_packed=max((size for size, _, can_pack in entries if can_pack), default=0),
-        small=small,
+        packed=sum(packed),
+        largest=max(sizes, default=0),
+        largest_packed=max(packed, default=0),
+        small=Counter(sizes),
     )

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.planner.prediction import answer
+from workbench.base.files import write_json
+from workbench.planner.prediction import prediction_of
+from workbench.planner.tracing import trace_of
 from workbench.worker.agent.gpus import GpuWatch
 from workbench.worker.probe.examine import limits
 
@@ -26,14 +28,12 @@ def main() -> None:
     """Read `inquiry.json` in the working directory, leave `answer.json`: the `prediction` and the `trace`."""
     os.nice(_NICE)
     gc.disable()  # what a step holds must not depend on when cycles are collected
-    asked = json.loads(Path("inquiry.json").read_text(encoding="utf-8"))
-    found = asked.get("trace") or _traced(asked["request"])
+    inquiry = json.loads(Path("inquiry.json").read_text(encoding="utf-8"))
+    trace = inquiry.get("trace") or _traced(inquiry["request"])
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # set to nothing for the trace; NVML makes no CUDA context
     free_gib = shutil.disk_usage(Path.cwd()).free / 2**30
-    said = {"prediction": answer(asked, found, limits(GpuWatch().latest()), free_gib), "trace": found}
-    part = Path("answer.json.part")
-    part.write_text(json.dumps(said), encoding="utf-8")
-    part.rename("answer.json")
+    prediction = prediction_of(inquiry, trace_of([trace]), limits(GpuWatch().latest()), free_gib)
+    write_json(Path("answer.json"), {"prediction": prediction, "trace": trace})
 
 
 def _traced(request: Mapping[str, Any]) -> dict[str, Any]:

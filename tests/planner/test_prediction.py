@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from workbench.base.errors import RemoteError
+from workbench.client.checkup import judge_memory
 from workbench.jobs.finetune import FineTune, Script
 from workbench.keeper.run.prediction import Foreteller
-from workbench.planner.prediction import Foresight, answer, foretell, inquiry
-from workbench.planner.tracing import remember
+from workbench.planner.prediction import begin_prediction, inquiry_of, prediction_of
+from workbench.planner.tracing import remember, trace_of
 from workbench.pods.doctor.examination import Diagnosis, HostReport
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.pod import PodSpec
@@ -32,6 +33,7 @@ RAW = {
     "points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]},
     "sizes": {"layers": [[[50_000_000, 1, 0]], [[50_000_000, 1, 0]]], "rest": []},
 }
+TRACE = trace_of([RAW])
 ON_CPU, ON_GPU = PodSpec(memory_gib=8.0), PodSpec(gpus=1)
 
 
@@ -63,11 +65,11 @@ class Pod:
 
 
 def know(job: FineTune, spec: PodSpec) -> None:
-    remember(inquiry(job, pods=2, spec=spec, local=False)["request"], RAW)
+    remember(inquiry_of(job, pods=2, spec=spec, local=False)["request"], RAW)
 
 
 def begin(job: FineTune | Script, spec: PodSpec, paths: RunPaths) -> tuple[bool, bool]:
-    Foresight(spec, local=False).begin(job, 2, paths.prediction, paths.inquiry)
+    begin_prediction(job, 2, paths.prediction, paths.inquiry, spec=spec, local=False)
     return paths.prediction.exists(), paths.inquiry.exists()
 
 
@@ -96,16 +98,16 @@ def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPat
         ((80.0, 0.5), "not fit"),
         ((80.0, 64.0), ""),
     ):
-        assert word in answer(asked, RAW, limits)["warning"]
-        assert bool(word) == bool(answer(asked, RAW, limits)["warning"])
+        assert word in prediction_of(asked, TRACE, limits)["warning"]
+        assert bool(word) == bool(prediction_of(asked, TRACE, limits)["warning"])
 
 
 def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> None:
     for job, gib in ((JOB, 0.4e9 / 2**30), (replace(JOB, save_steps=5), 2.8e9 / 2**30)):  # and 2 x 12 bytes each
-        asked = inquiry(job, pods=2, spec=ON_CPU, local=False)
-        assert answer(asked, RAW)["disk_gib"] == pytest.approx(gib)
-        assert answer(asked, RAW, free_gib=gib * 1.01)["warning"] == ""
-        said = answer(asked, RAW, free_gib=gib * 0.99)["warning"]
+        asked = inquiry_of(job, pods=2, spec=ON_CPU, local=False)
+        assert prediction_of(asked, TRACE)["disk_gib"] == pytest.approx(gib)
+        assert prediction_of(asked, TRACE, free_gib=gib * 1.01)["warning"] == ""
+        said = prediction_of(asked, TRACE, free_gib=gib * 0.99)["warning"]
         assert f"take {gib:.2f} GiB and {gib * 0.99:.2f} are free" in said
 
 
@@ -121,7 +123,9 @@ def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths:
 def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -> None:
     assert begin(FineTune(model="me/mine"), ON_CPU, paths) == (False, False)
     assert begin(Script(path="x.py"), ON_CPU, paths) == (False, False)
-    found = foretell(Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), pods=2, spec=ON_CPU, local=True)
+    found = judge_memory(
+        Diagnosis(hosts=HOSTS, hosts_s=0.1), FineTune(model="me/mine"), pods=2, spec=ON_CPU, local=True
+    )
     assert found.hosts[1].findings[-1].verdict is Verdict.UNKNOWN
     assert RunResult(path=paths.root, state=RunState.SUCCEEDED).predicted_memory_gib is None
 
@@ -129,7 +133,7 @@ def test_of_a_script_and_of_an_unknown_model_nothing_is_asked(paths: RunPaths) -
 def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
     begin(JOB, ON_CPU, paths)
     asked = json.loads(paths.inquiry.read_text())
-    prediction = answer(asked, RAW)
+    prediction = prediction_of(asked, TRACE)
     pod = Pod(None, {"state": "busy"}, {"state": "done", "answer": {"prediction": prediction, "trace": RAW}})
     foreteller = Foreteller(pod, "r", paths)  # type: ignore[arg-type]
     foreteller.start()
@@ -173,7 +177,7 @@ def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib
     know(JOB, ON_GPU)
     large = replace(HOSTS[0], gpu_gib=80.0, memory_limit_gib=64.0)
     small = replace(HOSTS[1], gpu_gib=gpu_gib, memory_limit_gib=memory_gib)
-    found = foretell(Diagnosis(hosts=(large, small, HOST), hosts_s=0.1), JOB, pods=2, spec=ON_GPU, local=False)
+    found = judge_memory(Diagnosis(hosts=(large, small, HOST), hosts_s=0.1), JOB, pods=2, spec=ON_GPU, local=False)
     first, second = (host.findings[-1] for host in found.hosts[:2])
     assert (first.check, first.verdict) == (MEMORY_OF_JOB, Verdict.GOOD)
     assert (second.check, second.verdict) == (MEMORY_OF_JOB, verdict)
@@ -185,5 +189,5 @@ def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib
 def test_what_was_asked_for_limits_what_was_found() -> None:
     know(JOB, PodSpec(memory_gib=1.0))
     host = replace(HOST, memory_limit_gib=64.0)
-    found = foretell(Diagnosis(hosts=(host,), hosts_s=0.1), JOB, pods=2, spec=PodSpec(memory_gib=1.0), local=False)
+    found = judge_memory(Diagnosis(hosts=(host,), hosts_s=0.1), JOB, pods=2, spec=PodSpec(memory_gib=1.0), local=False)
     assert found.hosts[0].findings[-1].verdict is Verdict.BAD
