@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "jobs")]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "worker")]
 
 import torch  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402

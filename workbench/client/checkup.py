@@ -19,14 +19,18 @@ from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.pod import Pod, PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec
 
 __all__ = ["diagnose", "judge_memory"]
 
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 
-def diagnose(paths: ClusterPaths, pods: list[Pod], spec: PodSpec, *, bandwidth: bool) -> Diagnosis:
-    """Examine every pod, and measure between them unless a run would be in the way."""
+def diagnose(
+    paths: ClusterPaths, pods: list[Pod], cluster: ClusterSpec, job: FineTune | None = None, *, bandwidth: bool
+) -> Diagnosis:
+    """Examine every pod, measure between them unless a run would be in the way, and judge whether a job will fit."""
+    spec = cluster.pods
     standing = ask(paths.socket, {"op": "status"})
     package, running = str(standing["package"]), str(standing["running"])
     if not package:
@@ -40,7 +44,10 @@ def diagnose(paths: ClusterPaths, pods: list[Pod], spec: PodSpec, *, bandwidth: 
     if not note:
         interfaces = {host.pod: host.interface for host in hosts}
         exchange = measure_exchange(pods, identity, package, interfaces, spec.env)
-    return Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
+    diagnosis = Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
+    if job is None:
+        return diagnosis
+    return judge_memory(diagnosis, job, pods=cluster.count, spec=spec, local=cluster.backend.get("kind") == "local")
 
 
 def _obstacle(pods: int, bandwidth: bool, running: str, reached: bool) -> str:

@@ -113,10 +113,6 @@ class Cluster:
         """The cluster's directory."""
         return self._paths.root
 
-    @property
-    def _is_local(self) -> bool:
-        return self.spec.backend.get("kind") == "local"
-
     def start(self) -> Cluster:
         """Start the keeper and wait until every pod can be reached.
 
@@ -214,8 +210,8 @@ class Cluster:
         info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
         write_json(prepared.paths.info, info)
         job, paths = prepared.spec.job, prepared.paths
-        pods = prepared.spec.pods or self.spec.count
-        begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=self._is_local)
+        pods, local = prepared.spec.pods or self.spec.count, self.spec.backend.get("kind") == "local"
+        begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=local)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             ask(self._paths.socket, {**request, "job": job.to_dict(), "pods": prepared.spec.pods})
@@ -250,12 +246,9 @@ class Cluster:
         Raises:
             RunError: There are no pods, or the keeper does not answer.
         """
-        from workbench.client.checkup import diagnose, judge_memory
+        from workbench.client.checkup import diagnose
 
-        diagnosis = diagnose(self._paths, list(self.pods), self.spec.pods, bandwidth=bandwidth)
-        if job is None:
-            return diagnosis
-        return judge_memory(diagnosis, job, pods=self.spec.count, spec=self.spec.pods, local=self._is_local)
+        return diagnose(self._paths, list(self.pods), self.spec, job, bandwidth=bandwidth)
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
