@@ -25,19 +25,6 @@ CELL_TIMEOUT_S = 600
 SAY_EVERY_S = 10.0
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-# In a notebook a record shows as a table, and its text is one line; a terminal should get the table as text.
-TABLES_AS_TEXT = """
-def _table(record, printer, cycle):
-    printer.text(str(record))
-for _module, _name in (
-    ("workbench.client.cluster", "Cluster"),
-    ("workbench.rundir.result", "RunResult"),
-    ("workbench.results.profile.parse", "Profile"),
-    ("workbench.base.table", "Grid"),
-):
-    get_ipython().display_formatter.formatters["text/plain"].for_type_by_name(_module, _name, _table)
-"""
-
 
 class Terminal:
     """Print what a kernel sends; a line that is rewritten in place stays one line, in a terminal and in a log."""
@@ -128,7 +115,6 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> bool:
         notebook,
         timeout=CELL_TIMEOUT_S,
         resources={"metadata": {"path": str(folder)}},
-        extra_arguments=[f"--InteractiveShellApp.exec_lines={[TABLES_AS_TEXT]!r}"],
         config=Config({"KernelManager": {"transport_encryption": "auto"}}),
     )
     try:

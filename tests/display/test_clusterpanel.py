@@ -7,8 +7,8 @@ from writtenrun import T0, WrittenRun
 
 from workbench.client.cluster import Cluster
 from workbench.display.cluster.panel import ClusterPanel, look_at
+from workbench.display.kit.follow import follow_start
 from workbench.pods.local.pods import LocalPods
-from workbench.rundir.figures.follow import follow_start
 
 
 def until(condition: Callable[[], bool], within_s: float = 30.0) -> bool:
@@ -65,12 +65,9 @@ def test_a_start_that_takes_long_says_what_it_waits_for(capsys: object) -> None:
     class Starting:
         message = "1 of 3 workers reported: pod-0 at 127.0.0.2:2222; waiting for pod-1, pod-2"
 
-    shown = follow_start(Starting())
-    begun = time.monotonic()
-    while time.monotonic() - begun < 1.0:
-        next(shown)
-    assert capsys.readouterr().out == ""  # type: ignore[attr-defined]
-    time.sleep(1.2)
-    next(shown)
-    shown.close()
+    with follow_start(Starting()) as draw:
+        draw()
+        assert capsys.readouterr().out == ""  # type: ignore[attr-defined]
+        time.sleep(2.2)
+        draw()
     assert capsys.readouterr().out == f"starting: {Starting.message}\n"  # type: ignore[attr-defined]

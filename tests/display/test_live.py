@@ -86,7 +86,7 @@ import itertools, sys, threading
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from writtenrun import write_run
-from workbench.rundir.figures.line import ProgressLine
+from workbench.display.kit.line import ProgressLine
 from workbench.rundir.figures.progress import Progress
 from workbench.client.run import Run
 from workbench.rundir.state import RunState

@@ -1,4 +1,4 @@
-"""Records do not draw themselves: `Shown` asks a table of views, which `display/views.py` fills at the first look.
+"""Records do not draw themselves: they ask the views below, which `display/views.py` fills at the first look.
 
 That import is the one place where a lower room reaches a higher one, by name and late. Where display/ cannot be
 imported, a record shows its plain repr.
@@ -8,39 +8,69 @@ from __future__ import annotations
 
 import html
 import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, singledispatch
+from typing import TYPE_CHECKING, Any, TypeVar
 
-__all__ = ["Shown", "ShownLive", "as_html", "as_live", "as_markdown", "as_page", "as_text"]
+if TYPE_CHECKING:
+    from functools import _SingleDispatchCallable
+
+    from workbench.base.table import Grid
+
+__all__ = [
+    "Shown", "ShownLive", "as_bundle", "as_grid", "as_html", "as_live", "as_markdown", "as_page", "as_text", "follow",
+    "load_views",
+]  # fmt: skip
+T = TypeVar("T")
 
 
 @singledispatch
 def as_text(record: object) -> str:
     """Return a record as text, for a terminal."""
-    return repr(record)
+    return _view(as_text, record, repr)(record)
 
 
 @singledispatch
 def as_html(record: object) -> str:
     """Return a record as HTML to stand in a notebook."""
-    return f"<pre>{html.escape(repr(record))}</pre>"
+    return _view(as_html, record, lambda it: f"<pre>{html.escape(repr(it))}</pre>")(record)
 
 
 @singledispatch
 def as_page(record: object) -> str:
     """Return a record as a whole HTML page that needs no network and no script."""
-    return f"<!doctype html>{as_html(record)}"
+    return _view(as_page, record, lambda it: f"<!doctype html>{as_html(it)}")(record)
 
 
 @singledispatch
 def as_markdown(record: object) -> str:
     """Return a record as Markdown."""
-    return f"```\n{as_text(record)}\n```\n"
+    return _view(as_markdown, record, lambda it: f"```\n{as_text(it)}\n```\n")(record)
 
 
 @singledispatch
-def as_live(record: object) -> None:
-    """Put a record before the eyes of a notebook's user and keep it up to date; NotImplementedError where it cannot."""
-    raise NotImplementedError
+def as_grid(record: object, limit: int | None = None) -> Grid:
+    """Return a record as a table of at most so many rows."""
+    return _view(as_grid, record, _no_view)(record, limit)
+
+
+@singledispatch
+def as_bundle(record: object) -> dict[str, object]:
+    """Return what a notebook is sent of a record, by media type."""
+    return _view(as_bundle, record, lambda it: {"text/plain": as_text(it), "text/html": as_html(it)})(record)
+
+
+@singledispatch
+def as_live(record: object, **options: bool) -> None:
+    """Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
+    _view(as_live, record, _no_view)(record, **options)
+
+
+@singledispatch
+def follow(record: object) -> AbstractContextManager[Callable[..., None]]:
+    """Return a context whose value draws how far a record is, each time that it is called."""
+    return _view(follow, record, lambda _: nullcontext(_draw_nothing))(record)
 
 
 class Shown:
@@ -49,15 +79,13 @@ class Shown:
     __slots__ = ()
 
     def __str__(self) -> str:
-        load_views()
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        load_views()
         return as_html(self)
 
     def _repr_mimebundle_(self, **_include_exclude: object) -> dict[str, object]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
+        return as_bundle(self)
 
 
 class ShownLive(Shown):
@@ -66,15 +94,29 @@ class ShownLive(Shown):
     __slots__ = ()
 
     def _ipython_display_(self) -> None:
-        load_views()
         as_live(self)
 
 
 @cache
 def load_views() -> bool:
-    """Fill the table of views; False where display/ cannot be imported."""
+    """Fill the views; False where display/ cannot be imported."""
     try:
         importlib.import_module("workbench.display.views")
     except ImportError:
         return False
     return True
+
+
+def _view(view: _SingleDispatchCallable[T], record: object, otherwise: Callable[..., T]) -> Callable[..., T]:
+    """Return the registered drawing of a record that has none yet: the views may not be loaded."""
+    load_views()
+    drawing = view.dispatch(type(record))
+    return otherwise if drawing is view.dispatch(object) else drawing
+
+
+def _draw_nothing(*_: object) -> None:
+    pass
+
+
+def _no_view(record: object, *_: object, **__: object) -> Any:
+    raise NotImplementedError(f"no view of {type(record).__name__} is at hand")

@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from workbench.base.shown import Shown
 from workbench.base.words import plain
 
 __all__ = ["Cell", "Grid", "Marked", "facts", "html_table", "text_table"]
@@ -29,7 +30,7 @@ Cell = str | Marked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
+class Grid(Shown):
     """A table for people."""
 
     columns: Sequence[str]
@@ -42,13 +43,6 @@ class Grid:
     """Titles of the columns whose cells stay on one line in HTML; where that is too wide, the table's place scrolls."""
     caption: str = ""
     """What the table shows, in a line."""
-
-    def __str__(self) -> str:
-        """Draw it as text."""
-        return text_table(self)
-
-    def _repr_html_(self) -> str:
-        return html_table(self)
 
 
 def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["UNKNOWN", "count", "duration", "gib", "number", "percent", "plain", "scaled"]
+__all__ = ["UNKNOWN", "count", "duration", "gib", "number", "percent", "plain", "ratio", "scaled", "yes_no"]
 
 UNKNOWN = "–"
 
@@ -70,6 +70,21 @@ def percent(share: float | None) -> str:
         ('87.5 %', '100.0 %')
     """
     return UNKNOWN if share is None else f"{100 * share:.1f} %"
+
+
+def ratio(one: float | None, other: float | None) -> str:
+    """Write how many times the first the second is.
+
+    Example:
+        >>> ratio(2.0, 3.0), ratio(0.0, 3.0), ratio(None, 1.0)
+        ('1.5 x', '–', '–')
+    """
+    return UNKNOWN if not one or other is None else f"{other / one:.3g} x"
+
+
+def yes_no(value: bool | None) -> str:
+    """Write a verdict as a word."""
+    return UNKNOWN if value is None else "yes" if value else "no"
 
 
 def scaled(value: float | None, unit: str = "") -> str:

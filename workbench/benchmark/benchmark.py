@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.shown import Shown, follow
 from workbench.benchmark.finished_rows import Standing
 from workbench.benchmark.forecast import Outlook, OutlookRow, expected_time, foresee_memory
 from workbench.benchmark.grid import Planned, make_grid
@@ -37,7 +38,7 @@ class Stopped(KeyboardInterrupt):
         return [str(self)]
 
 
-class Benchmark:
+class Benchmark(Shown):
     """A grid of jobs x techniques x pod counts x whatever else varies, one row each.
 
     The rows go one after another on one cluster, each on the first of its pods. Run again, it takes from disk the rows
@@ -158,13 +159,11 @@ class Benchmark:
             RunError: The cluster is not ready, or went away; what was finished stands.
             Stopped: An interrupt came; the row that ran is cancelled, and `result` holds what there is.
         """
-        from workbench.display.benchmark.live import BenchmarkLive
-
         self._check(cluster)
         course = Course(self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force)
         try:
-            with BenchmarkLive() as live:
-                course.run(live.update)
+            with follow(self) as draw:
+                course.run(draw)
         except KeyboardInterrupt:
             waiting = sum(not row.outcome.is_terminal for row in course.rows)
             raise Stopped(
@@ -211,13 +210,6 @@ class Benchmark:
     def __repr__(self) -> str:
         """Return how many runs there are."""
         return f"Benchmark({self.name}: {len(self.grid.rows)} runs, in {self.path})"
-
-    def __str__(self) -> str:
-        """Return the outlook as text."""
-        return str(self.outlook())
-
-    def _repr_html_(self) -> str:
-        return self.outlook()._repr_html_()
 
 
 def _pods_of(spec: RunSpec) -> int:

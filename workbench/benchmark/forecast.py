@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import Outcome, Row
 from workbench.jobs.finetune import FineTune
@@ -57,7 +58,7 @@ class OutlookRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outlook:
+class Outlook(Shown):
     """A benchmark before it starts. Prints, and shows in a notebook, as a table."""
 
     name: str
@@ -95,17 +96,6 @@ class Outlook:
     def __repr__(self) -> str:
         """Return how many runs there are."""
         return f"Outlook({self.name}: {len(self.rows)} rows, {self.runs} runs, {self.to_go} to go)"
-
-    def __str__(self) -> str:
-        """Return the table as text."""
-        from workbench.display.benchmark.forecast import outlook_text
-
-        return outlook_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.benchmark.forecast import outlook_html
-
-        return outlook_html(self)
 
 
 def foresee_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None, trace: bool = True) -> Foreseen:

@@ -1,6 +1,6 @@
 """The report of a benchmark: `report.html` and `report.md`, each in one file that needs no network and no script.
 
-What they state is gathered here from rows and run directories; `display/report.py` and `display/reportmd.py` draw it.
+What they state is gathered here from rows and run directories; display/ draws it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.shown import as_markdown, as_page
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.read import row_of
@@ -60,9 +61,6 @@ def write_report(
     source: Sequence[Row] | Sequence[str | Path], folder: str | Path, *, title: str = "Benchmark"
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
-    from workbench.display.benchmark.report_html import report_html
-    from workbench.display.benchmark.report_md import report_md
-
     rows = [item for item in source if isinstance(item, Row)]
     places = [Path(item) for item in source if not isinstance(item, Row)]
     broken: list[str] = []
@@ -76,8 +74,8 @@ def write_report(
         raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
     report = gather(rows, title=title, problems=broken)
     html, md = target / HTML_NAME, target / MD_NAME
-    replace_text(html, report_html(report, HTML_NAME))
-    replace_text(md, report_md(report))
+    replace_text(html, as_page(report))
+    replace_text(md, as_markdown(report))
     return html, md
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workbench.base.shown import Shown
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.grid import LeftOut
-from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.row import Outcome, Row
 
 __all__ = ["BenchmarkPlots", "BenchmarkResult"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkResult:
+class BenchmarkResult(Shown):
     """The rows of a benchmark. Prints, and shows in a notebook, as its table with the published figures beside it."""
 
     name: str
@@ -58,34 +58,10 @@ class BenchmarkResult:
         said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
         return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {said}; {len(self.from_disk)} from disk)"
 
-    def __str__(self) -> str:
-        """Return the table as text."""
-        from workbench.display.benchmark.table import benchmark_text
-
-        return benchmark_text(self.groups, PUBLISHED)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.benchmark.table import benchmark_html
-
-        return benchmark_html(self.groups, PUBLISHED)
-
-    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
-
 
 @dataclass(frozen=True, slots=True)
-class BenchmarkPlots:
+class BenchmarkPlots(Shown):
     """The pictures of a benchmark. Shows in a notebook; as text it says where they can be seen."""
 
     result: BenchmarkResult
     """The benchmark."""
-
-    def __str__(self) -> str:
-        """Return where the pictures can be seen."""
-        return f"{self.result!r}: plots are seen in a notebook, and in the file that .report() writes"
-
-    def _repr_html_(self) -> str:
-        from workbench.benchmark.report import gather
-        from workbench.display.benchmark.report_html import plots_html
-
-        return plots_html(gather(self.result.rows, title=self.result.name, with_cards=False))

@@ -10,13 +10,14 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import PodError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
@@ -42,7 +43,7 @@ _CLOSE_S = 40.0
 _LOOK_S = 0.05
 
 
-class Cluster:
+class Cluster(ShownLive):
     """The pods of one experiment.
 
     Use it as a context, or call `start` and `close`. Leaving the context ends a run that is still going and stops
@@ -282,11 +283,9 @@ class Cluster:
         return False
 
     def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
-        from workbench.rundir.figures.follow import follow_start
-
-        with closing(follow_start(self)) as shown:
+        with follow(self) as draw:
             while not ready():
-                next(shown, None)
+                draw()
                 if keeper.poll() is not None and not ready():
                     raise PodError(f"the keeper ended with {keeper.returncode}; see {self._paths.keeper_log}")
                 if time.monotonic() > deadline:
@@ -296,24 +295,3 @@ class Cluster:
     def __repr__(self) -> str:
         """Say the phase, the pods and the directory."""
         return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"
-
-    def __str__(self) -> str:
-        """Return the pods as a text table."""
-        from workbench.display.cluster.panel import cluster_words, look_at
-
-        return cluster_words(look_at(self))
-
-    def _ipython_display_(self) -> None:
-        from workbench.display.cluster.panel import show_cluster
-
-        show_cluster(self)
-
-    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
-        from workbench.display.cluster.panel import cluster_bundle
-
-        return cluster_bundle(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.cluster.panel import cluster_page, look_at
-
-        return cluster_page(look_at(self))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.jobs.finetune import Script
 from workbench.rundir.events import MARK, Event, read_events
@@ -43,7 +44,7 @@ class Detached(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(ShownLive):
     """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
 
     path: Path
@@ -201,25 +202,18 @@ class Run:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            for _ in self._shown() if progress else self._quietly():
-                if deadline is not None and time.monotonic() > deadline:
-                    raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
-                time.sleep(_LOOK_S)
+            with follow(self if progress else None) as draw:
+                while not self.state.is_terminal:
+                    draw()
+                    if deadline is not None and time.monotonic() > deadline:
+                        raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
+                    time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             raise Detached(
                 f"Stopped waiting; the run goes on. Come back with Run.load({str(self.path)!r}).wait(), "
                 "stop it with .cancel()."
             ) from None
         return self._ended()
-
-    def _shown(self) -> Iterator[None]:
-        from workbench.rundir.figures.follow import follow
-
-        return follow(self)
-
-    def _quietly(self) -> Iterator[None]:
-        while not self.state.is_terminal:
-            yield
 
     def _ended(self) -> RunResult:
         if self.paths.result.exists():
@@ -298,23 +292,4 @@ class Run:
 
     def show(self) -> None:
         """Display the panel, live while the run is; its buttons come with it, also for a run that has ended."""
-        from workbench.display.kit.live import has_widgets
-        from workbench.display.run.panel import show_run
-
-        show_run(self, live=has_widgets())
-
-    def _ipython_display_(self) -> None:
-        from workbench.display.run.panel import show_run
-
-        show_run(self)
-
-    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
-        from workbench.display.run.panel import run_bundle
-
-        return run_bundle(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.run.page import run_page
-        from workbench.rundir.view import RunView
-
-        return run_page(RunView(self.path))
+        as_live(self, buttons=True)

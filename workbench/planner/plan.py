@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from workbench.base.errors import ConfigError
+from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.finetune import FineTune
 from workbench.planner.memory import Memory, Need, need_of
@@ -90,7 +91,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanTable:
+class PlanTable(Shown):
     """What a job needs under every technique; all of it predicted."""
 
     model: str
@@ -128,20 +129,6 @@ class PlanTable:
         """Say it in a line."""
         best = self.cheapest
         return f"PlanTable({self.model} on {self.pods} pods, {f'cheapest: {best.technique}' if best else 'none fits'})"
-
-    def __str__(self) -> str:
-        """Give it as a text table."""
-        from workbench.display.records.plan import plan_text
-
-        return plan_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.plan import plan_html
-
-        return plan_html(self)
-
-    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
 def plan(

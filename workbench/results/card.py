@@ -1,6 +1,6 @@
 """The run card: one HTML file with all that is known of a run, which needs no network, no script and no run directory.
 
-What it states is gathered here; `display/card.py` draws it.
+What it states is gathered here; display/ draws it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.shown import as_page
 from workbench.results.answers.judge import Predictions
 from workbench.results.profile.parse import Profile
 from workbench.results.recipe import Recipe, recipe_of
@@ -76,10 +77,8 @@ def card_of(result: RunResult, name: str = "card.html") -> Card:
 
 def write_card(result: RunResult, path: str | Path) -> Path:
     """Write a run's card; a file that is there is replaced whole."""
-    from workbench.display.run.card import card_html
-
     target = Path(path).expanduser().absolute()
-    text = card_html(card_of(result, target.name))
+    text = as_page(card_of(result, target.name))
     replace_text(target, text)
     return target
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, RunFailed
 from workbench.base.files import read_json
+from workbench.base.shown import Shown
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
@@ -63,7 +64,7 @@ class RunFault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunResult:
+class RunResult(Shown):
     """The frozen facts of a run. A figure that was not measured is None."""
 
     path: Path
@@ -266,14 +267,3 @@ class RunResult:
         }
         said = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
         return f"RunResult({self.state}, {self.technique} on {len(self.hosts)} pods{said})"
-
-    def __str__(self) -> str:
-        """Return the facts as a text table."""
-        from workbench.display.records.result import result_text
-
-        return result_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.result import result_html
-
-        return result_html(self)

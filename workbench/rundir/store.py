@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, overload
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.shown import Shown, as_grid
 from workbench.client.run import Run
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState, is_alive
@@ -65,7 +66,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class History(Shown):
     """The runs below a folder, newest first. Prints, and shows in a notebook, as a table."""
 
     folder: Path
@@ -75,9 +76,7 @@ class History:
 
     def table(self, limit: int | None = None) -> Grid:
         """Return the table, to print or to show."""
-        from workbench.display.records.history import history_grid
-
-        return history_grid(self, limit)
+        return as_grid(self, limit)
 
     @overload
     def __getitem__(self, which: int | str) -> Run: ...
@@ -108,17 +107,6 @@ class History:
         """Return how many there are."""
         live = sum(record.is_live for record in self.records)
         return f"History({len(self.records)} runs below {self.folder}, {live} live)"
-
-    def __str__(self) -> str:
-        """Draw the table as text."""
-        from workbench.display.records.history import history_text
-
-        return history_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.history import history_html
-
-        return history_html(self)
 
 
 def history(folder: str | Path = ".") -> History:

@@ -66,7 +66,7 @@ _PLOTS_CSS = """
 """
 
 
-def report_html(report: Report, name: str) -> str:
+def report_html(report: Report, name: str = "report.html") -> str:
     """Draw the report as a whole HTML document."""
     sheet = sheet_of(report.groups)
     sections = {

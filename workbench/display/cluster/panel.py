@@ -29,7 +29,10 @@ from workbench.rundir.view import RunView
 if TYPE_CHECKING:
     from workbench.client.cluster import Cluster
 
-__all__ = ["ClusterPanel", "ClusterView", "cluster_bundle", "cluster_page", "cluster_words", "look_at", "show_cluster"]
+__all__ = [
+    "ClusterPanel", "ClusterView", "cluster_bundle", "cluster_html", "cluster_page", "cluster_text", "cluster_words",
+    "look_at", "show_cluster",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -78,6 +81,16 @@ def _run_in_progress(path: Path, known: dict[Path, RunView]) -> RunView | None:
             if view.state in (RunState.STARTING, RunState.RUNNING):
                 return view
     return None
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """Draw how a cluster stands as text."""
+    return cluster_words(look_at(cluster))
+
+
+def cluster_html(cluster: Cluster) -> str:
+    """Draw how a cluster stands as HTML."""
+    return cluster_page(look_at(cluster))
 
 
 def cluster_words(view: ClusterView) -> str:

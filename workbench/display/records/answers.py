@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from workbench.base.table import Cell, Grid, Marked, html_table, text_table
-from workbench.base.words import UNKNOWN, count, duration, percent
+from workbench.base.words import UNKNOWN, count, duration, percent, yes_no
 from workbench.jobs.data.rows import PREFIX
+from workbench.results.answers.ask import Answer, AnsweredRow, Answers
+from workbench.results.answers.judge import Predictions
 
-if TYPE_CHECKING:
-    from workbench.results.answers.ask import Answer, AnsweredRow, Answers
-
-__all__ = ["answers_grids", "answers_html", "answers_text", "marked_words", "said", "verdict"]
+__all__ = ["answers_grids", "answers_html", "answers_text", "marked_words", "predictions_grid"]
 
 _ROWS = 50
 _EMPTY = "(nothing)"
@@ -36,18 +34,15 @@ def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
     return [_rows(answers, limit)] if len(answers.names) == 1 else [_shares(answers), _rows(answers, limit)]
 
 
-def said(answers: Answers) -> str:
-    """Say in a line how many answers there are and how many are right, of every model."""
-    parts = [f"{count(len(answers))} rows"]
-    for name in answers.names:
-        shares = {
-            "exactly right": answers.exact_match(name),
-            "the same logic": answers.logical_match(name),
-            "the same result": answers.execution_match(name),
-        }
-        known = ", ".join(f"{percent(share)} {words}" for words, share in shares.items() if share is not None)
-        parts += [known if len(answers.names) == 1 else f"{name} {known}"] if known else []
-    return "; ".join(parts)
+def predictions_grid(predictions: Predictions, limit: int | None = 20) -> Grid:
+    """Return the first answers of a run beside the expected ones."""
+    rows: list[Sequence[Cell]] = []
+    for row in predictions.rows[:limit]:
+        verdicts = map(yes_no, (row.exact_match, row.logical_match, row.execution_match))
+        rows.append((row.source.removeprefix(PREFIX), *marked_words(row.expected, row.predicted), *verdicts))
+    shown = f" (the first {count(limit)} shown)" if len(rows) < len(predictions) else ""
+    columns = ("question", "expected", "answered", "exact", "logic", "result")
+    return Grid(columns=columns, rows=rows, caption=predictions.summary + shown)
 
 
 def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
@@ -65,11 +60,6 @@ def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
             if words:
                 side.append((" ".join(words), kind != "equal"))
     return Marked(tuple(one)), Marked(tuple(other))
-
-
-def verdict(value: bool | None) -> str:
-    """Say a verdict in a word; what cannot be told is `–`."""
-    return UNKNOWN if value is None else "yes" if value else "no"
 
 
 def _shares(answers: Answers) -> Grid:
@@ -94,7 +84,7 @@ def _caption(answers: Answers, limit: int, alone: bool) -> str:
     loaded = f" after {duration(answers.load_s)} of loading" if answers.load_s >= 0.05 else ""
     took = f"answered in {duration(answers.answer_s)}{loaded}"
     shown = f"; the first {count(limit)} shown" if len(answers) > limit else ""
-    return (f"{said(answers)}; {took}" if alone else f"Answers, {took}") + shown
+    return (f"{answers.summary}; {took}" if alone else f"Answers, {took}") + shown
 
 
 def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
@@ -111,7 +101,7 @@ def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
 
 
 def _verdicts(answer: Answer) -> list[str]:
-    return [verdict(v) for v in (answer.exact_match, answer.logical_match, answer.execution_match)]
+    return [yes_no(v) for v in (answer.exact_match, answer.logical_match, answer.execution_match)]
 
 
 def _best(answer: Answer) -> str:

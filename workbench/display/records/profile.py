@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from workbench.base.table import Grid, html_table, text_table
-from workbench.base.words import UNKNOWN, count, duration, number, percent, plain, scaled
+from workbench.base.words import count, duration, percent, plain, scaled
+from workbench.results.profile.compare import ProfileComparison
+from workbench.results.profile.parse import Profile
+from workbench.results.profile.tree import ModuleProfile
 
-if TYPE_CHECKING:
-    from workbench.results.profile.compare import ProfileComparison
-    from workbench.results.profile.parse import Profile
-    from workbench.results.profile.tree import ModuleProfile
-
-__all__ = ["modules_of_two", "profile_html", "profile_text", "ratio", "summary_of_two"]
+__all__ = ["comparison_html", "comparison_text", "profile_html", "profile_text"]
 
 _OPEN = 2  # levels that are unfolded, and shown as text
 _DEEPEST = 20  # levels
@@ -55,53 +52,18 @@ def profile_html(profile: Profile) -> str:
     return html_table(profile.summary()) + note + (_tree(profile.root) if profile.root else "")
 
 
-def summary_of_two(two: ProfileComparison) -> Grid:
-    """Return the figures of two profiles side by side, and the second's as a part of the first's."""
-    one, other = two.one, two.other
-    figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
-        ("ranks", one.world_size, other.world_size, number),
-        ("rows per rank and forward pass", one.micro_batch_size, other.micro_batch_size, number),
-        ("parameters", one.params, other.params, scaled),
-        ("forward: MACs", one.macs, other.macs, scaled),
-        ("forward: time", one.fwd_latency_s, other.fwd_latency_s, duration),
-        ("backward: time", one.bwd_latency_s, other.bwd_latency_s, duration),
-        ("weights' update: time", one.step_latency_s, other.step_latency_s, duration),
-        ("all three: time", one.iter_latency_s, other.iter_latency_s, duration),
-        ("all three: FLOP/s", one.flops_per_s, other.flops_per_s, scaled),
-        ("samples per second", one.samples_per_s, other.samples_per_s, number),
-        ("the same by the trainer, all steps", one.trainer_samples_per_s, other.trainer_samples_per_s, number),
-    ]
-    columns = ("", *two.names, f"{two.names[1]} / {two.names[0]}")
-    rows = [(title, write(a), write(b), ratio(a, b)) for title, a, b, write in figures]
-    return Grid(columns=columns, rows=rows, right=columns[1:], caption="Two FLOPS profiles")
+def comparison_text(two: ProfileComparison) -> str:
+    """Draw both tables as text."""
+    return "\n\n".join(map(text_table, _grids(two)))
 
 
-def modules_of_two(two: ProfileComparison, depth: int, sort: str | None) -> Grid:
-    """Return the modules of a level of two profiles side by side."""
-    one, other = two.names
-    columns = [
-        "module", f"params {one}", f"params {other}", f"MACs {one}", f"MACs {other}",
-        f"forward {one}", f"forward {other}", f"time {other} / {one}",
-    ]  # fmt: skip
-    rows = []
-    for pair in two.modules(depth, sort):
-        both = (pair.one, pair.other)
-        times = [None if m is None else m.latency_s for m in both]
-        params = [scaled(None if m is None else m.params) for m in both]
-        macs = [scaled(None if m is None else m.macs) for m in both]
-        rows.append((pair.path, *params, *macs, *map(duration, times), ratio(*times)))
-    said = f", by the difference in {sort}" if sort else ""
-    return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"Modules {depth} levels down{said}")
+def comparison_html(two: ProfileComparison) -> str:
+    """Draw both tables as HTML."""
+    return "".join(map(html_table, _grids(two)))
 
 
-def ratio(one: float | None, other: float | None) -> str:
-    """Write how many times the first the second is.
-
-    Example:
-        >>> ratio(2.0, 3.0), ratio(0.0, 3.0), ratio(None, 1.0)
-        ('1.5 x', '–', '–')
-    """
-    return UNKNOWN if not one or other is None else f"{other / one:.3g} x"
+def _grids(two: ProfileComparison) -> list[Grid]:
+    return [two.summary(), two.table()] if two.one.root or two.other.root else [two.summary()]
 
 
 _NOTE = "color: var(--jp-warn-color1, #c77700); max-width: 60em"

@@ -65,8 +65,9 @@ def run_bundle(run: Run, *, live: bool | None = None) -> dict[str, object]:
     return _LIVE.bundle(run.path, _maker(run, live))
 
 
-def show_run(run: Run, *, live: bool | None = None) -> None:
-    """Display a run; its panel turns into plain HTML when the run has ended."""
+def show_run(run: Run, *, buttons: bool = False) -> None:
+    """Display a run; its panel turns into plain HTML when the run has ended, unless its `buttons` are wanted."""
+    live = has_widgets() if buttons else None
     _LIVE.show(run.path, _maker(run, live), keep=bool(live))
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from workbench.base import entries
+from workbench.base.shown import Shown
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, judge_facts
@@ -57,7 +58,7 @@ class HostReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """What the doctor found: every host, every check, each one that is wrong with what mends it."""
 
     hosts: tuple[HostReport, ...]
@@ -83,20 +84,6 @@ class Diagnosis:
     def __repr__(self) -> str:
         """Say in a line how the cluster is."""
         return f"Diagnosis({len(self.hosts)} hosts, {'well' if self.ok else f'{len(self.problems)} to look at'})"
-
-    def __str__(self) -> str:
-        """Give it as text."""
-        from workbench.display.records.doctor import diagnosis_text
-
-        return diagnosis_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.doctor import diagnosis_html
-
-        return diagnosis_html(self)
-
-    def _repr_mimebundle_(self, **_asked: object) -> dict[str, object]:
-        return {"text/plain": str(self), "text/html": self._repr_html_()}
 
 
 def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec) -> tuple[HostReport, ...]:

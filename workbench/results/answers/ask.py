@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from workbench.base.errors import ConfigError
+from workbench.base.shown import Shown
+from workbench.base.words import count, percent
 from workbench.jobs.data.tables import Table
 from workbench.results.answers.judge import judge, share
 from workbench.results.answers.questions import Question, RowLike, job_options, questions_of, tables_of
@@ -51,7 +53,7 @@ class AnsweredRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers:
+class Answers(Shown):
     """Answers of one or several models to the same rows. Prints, and shows in a notebook, as tables."""
 
     names: Sequence[str]
@@ -79,6 +81,20 @@ class Answers:
         """Return a model's answers as they are."""
         return [answer.text for answer in self._of(name)]
 
+    @property
+    def summary(self) -> str:
+        """How many answers there are and how many are right, of every model, in a line."""
+        parts = [f"{count(len(self))} rows"]
+        for name in self.names:
+            shares = {
+                "exactly right": self.exact_match(name),
+                "the same logic": self.logical_match(name),
+                "the same result": self.execution_match(name),
+            }
+            right = ", ".join(f"{percent(share)} {words}" for words, share in shares.items() if share is not None)
+            parts += [right if len(self.names) == 1 else f"{name} {right}"] if right else []
+        return "; ".join(parts)
+
     def _of(self, name: str | None) -> Iterator[Answer]:
         if name is not None and name not in self.names:
             raise ConfigError(f"there are no answers of {name!r}; there are: {', '.join(self.names)}")
@@ -95,20 +111,7 @@ class Answers:
 
     def __repr__(self) -> str:
         """Return how many there are and how many are right."""
-        from workbench.display.records.answers import said
-
-        return f"Answers({said(self)})"
-
-    def __str__(self) -> str:
-        """Draw the tables as text."""
-        from workbench.display.records.answers import answers_text
-
-        return answers_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.answers import answers_html
-
-        return answers_html(self)
+        return f"Answers({self.summary})"
 
 
 class _Run(Protocol):

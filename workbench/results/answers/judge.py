@@ -7,20 +7,21 @@ conditions and letter case, execution runs both queries on the question's table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.shown import Shown, as_grid
+from workbench.base.words import count, percent
 from workbench.jobs.data.lines import Fields, read_lines
-from workbench.jobs.data.rows import PREFIX
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.sql import parse
 from workbench.jobs.data.tables import Table, execute
 
 if TYPE_CHECKING:
-    from workbench.base.table import Cell, Grid
+    from workbench.base.table import Grid
 
 __all__ = ["Prediction", "Predictions", "judge", "read_predictions", "share"]
 
@@ -46,7 +47,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions:
+class Predictions(Shown):
     """All answers of a run. Prints, and shows in a notebook, as a table."""
 
     rows: tuple[Prediction, ...]
@@ -73,28 +74,18 @@ class Predictions:
         Args:
             limit: How many rows at most; the caption says how many there are.
         """
-        from workbench.base.table import Grid
-        from workbench.display.records.answers import marked_words, verdict
+        return as_grid(self, limit)
 
-        columns = ("question", "expected", "answered", "exact", "logic", "result")
-        rows: list[Sequence[Cell]] = []
-        for row in self.rows[:limit]:
-            expected, answered = marked_words(row.expected, row.predicted)
-            verdicts = [verdict(v) for v in (row.exact_match, row.logical_match, row.execution_match)]
-            rows.append((row.source.removeprefix(PREFIX), expected, answered, *verdicts))
-        return Grid(columns=columns, rows=rows, caption=self._caption(limit))
-
-    def _caption(self, limit: int) -> str:
-        from workbench.base.words import count, percent
-
+    @property
+    def summary(self) -> str:
+        """How many answers there are and how many are right, in a line."""
         shares = {
             "exactly right": self.exact_match,
             "the same logic": self.logical_match,
             "the same result": self.execution_match,
         }
-        said = [f"{percent(share)} {words}" for words, share in shares.items() if share is not None]
-        shown = f" (the first {count(limit)} shown)" if len(self.rows) > limit else ""
-        return ", ".join([f"{count(len(self.rows))} answers", *said]) + shown
+        right = [f"{percent(share)} {words}" for words, share in shares.items() if share is not None]
+        return ", ".join([f"{count(len(self.rows))} answers", *right])
 
     def __len__(self) -> int:
         """Return the number of answers."""
@@ -106,16 +97,7 @@ class Predictions:
 
     def __repr__(self) -> str:
         """Return how many there are and how many are right."""
-        return f"Predictions({self._caption(len(self.rows))})"
-
-    def __str__(self) -> str:
-        """Draw the table as text."""
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        from workbench.base.table import html_table
-
-        return html_table(self.table())
+        return f"Predictions({self.summary})"
 
 
 def read_predictions(path: Path, tables: Path | None = None) -> Predictions:

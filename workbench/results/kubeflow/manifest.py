@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json
+from workbench.base.shown import Shown
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.pods.kubernetes.objects import base_name
@@ -29,7 +30,7 @@ _ELASTIC = (Technique.DDP,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class Manifest(Shown):
     """The objects by which a cluster carries out a run. `str()` is the YAML, with what to do with it at its head."""
 
     kind: str
@@ -53,7 +54,7 @@ class Manifest:
         """Write the YAML to a file; one that is there is replaced."""
         target = Path(path).expanduser().absolute()
         try:
-            target.write_text(str(self), encoding="utf-8")
+            target.write_text(self.to_text(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the manifest {target}: {error.strerror or error}") from error
         return target
@@ -69,15 +70,6 @@ class Manifest:
         """Return what it is in one line."""
         ranks = f"{self.nodes} x {self.slots} ranks"
         return f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
-
-    def __str__(self) -> str:
-        """Return the whole YAML."""
-        return self.to_text()
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.manifest import manifest_html
-
-        return manifest_html(self)
 
 
 def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.base.shown import Shown
+from workbench.base.table import Grid
+from workbench.base.words import duration, number, ratio, scaled
 from workbench.results.profile.parse import Profile
 from workbench.results.profile.tree import FIGURES, ModuleProfile
-
-if TYPE_CHECKING:
-    from workbench.base.table import Grid
 
 __all__ = ["ModulePair", "ProfileComparison", "compare"]
 
@@ -33,7 +32,7 @@ class ModulePair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileComparison:
+class ProfileComparison(Shown):
     """Two profiles side by side. Prints, and shows in a notebook, as tables."""
 
     one: Profile
@@ -52,35 +51,46 @@ class ProfileComparison:
         return pairs if sort is None else sorted(pairs, key=lambda pair: -abs(pair.change(sort)))
 
     def summary(self) -> Grid:
-        """Return the figures of both models as a table."""
-        from workbench.display.records.profile import summary_of_two
-
-        return summary_of_two(self)
+        """Return the figures of both models side by side, and the second's as a part of the first's."""
+        one, other = self.one, self.other
+        figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
+            ("ranks", one.world_size, other.world_size, number),
+            ("rows per rank and forward pass", one.micro_batch_size, other.micro_batch_size, number),
+            ("parameters", one.params, other.params, scaled),
+            ("forward: MACs", one.macs, other.macs, scaled),
+            ("forward: time", one.fwd_latency_s, other.fwd_latency_s, duration),
+            ("backward: time", one.bwd_latency_s, other.bwd_latency_s, duration),
+            ("weights' update: time", one.step_latency_s, other.step_latency_s, duration),
+            ("all three: time", one.iter_latency_s, other.iter_latency_s, duration),
+            ("all three: FLOP/s", one.flops_per_s, other.flops_per_s, scaled),
+            ("samples per second", one.samples_per_s, other.samples_per_s, number),
+            ("the same by the trainer, all steps", one.trainer_samples_per_s, other.trainer_samples_per_s, number),
+        ]
+        columns = ("", *self.names, f"{self.names[1]} / {self.names[0]}")
+        rows = [(title, write(a), write(b), ratio(a, b)) for title, a, b, write in figures]
+        return Grid(columns=columns, rows=rows, right=columns[1:], caption="Two FLOPS profiles")
 
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
         """Return the modules of a level as a table; see `modules`."""
-        from workbench.display.records.profile import modules_of_two
-
-        return modules_of_two(self, depth, sort)
+        one, other = self.names
+        columns = [
+            "module", f"params {one}", f"params {other}", f"MACs {one}", f"MACs {other}",
+            f"forward {one}", f"forward {other}", f"time {other} / {one}",
+        ]  # fmt: skip
+        rows = []
+        for pair in self.modules(depth, sort):
+            both = (pair.one, pair.other)
+            times = [None if m is None else m.latency_s for m in both]
+            params = [scaled(None if m is None else m.params) for m in both]
+            macs = [scaled(None if m is None else m.macs) for m in both]
+            rows.append((pair.path, *params, *macs, *map(duration, times), ratio(*times)))
+        sorted_by = f", by the difference in {sort}" if sort else ""
+        return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"Modules {depth} levels down{sorted_by}")
 
     def __repr__(self) -> str:
         """Return how much faster a step of the second is."""
-        from workbench.display.records.profile import ratio
-
-        said = ratio(self.one.iter_latency_s, self.other.iter_latency_s)
-        return f"ProfileComparison({self.names[1]} takes {said} the time of {self.names[0]})"
-
-    def __str__(self) -> str:
-        """Return both tables as text."""
-        return "\n\n".join(str(grid) for grid in self._grids())
-
-    def _repr_html_(self) -> str:
-        from workbench.base.table import html_table
-
-        return "".join(html_table(grid) for grid in self._grids())
-
-    def _grids(self) -> Sequence[Grid]:
-        return [self.summary(), self.table()] if self.one.root or self.other.root else [self.summary()]
+        times = ratio(self.one.iter_latency_s, self.other.iter_latency_s)
+        return f"ProfileComparison({self.names[1]} takes {times} the time of {self.names[0]})"
 
 
 def compare(one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")) -> ProfileComparison:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, one_of
+from workbench.base.shown import Shown
 from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["ModuleProfile", "Profile", "parse_profile", "read_profile"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
+class Profile(Shown):
     """What the profiler saw in one optimizer step of rank 0. What the report does not say is None."""
 
     step: int | None = None
@@ -125,17 +126,6 @@ class Profile:
             f"Profile({scaled(self.params)} parameters, {scaled(self.macs, 'MACs')} forward, "
             f"{duration(self.iter_latency_s or self.fwd_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')})"
         )
-
-    def __str__(self) -> str:
-        """Return the figures, and the modules of the first levels, as text."""
-        from workbench.display.records.profile import profile_text
-
-        return profile_text(self)
-
-    def _repr_html_(self) -> str:
-        from workbench.display.records.profile import profile_html
-
-        return profile_html(self)
 
 
 _AGREES = 0.1  # of the trainer's samples/s

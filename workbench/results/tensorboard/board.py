@@ -5,7 +5,6 @@ Pure but for `show_tensorboard`, which looks at this process's environment and a
 
 from __future__ import annotations
 
-import html
 import importlib.util
 import os
 from collections.abc import Callable, Mapping
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from workbench.base.errors import BackendError
 from workbench.base.files import read_json
+from workbench.base.shown import Shown
 from workbench.results.tensorboard.server import HOST, BoardServer, is_free, serve
 
 __all__ = ["Board", "Route", "Way", "find_route", "show_tensorboard"]
 
-_HEIGHT_PX = 640
 _PORT = "%PORT%"
 
 
@@ -94,7 +93,7 @@ def find_route(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
+class Board(Shown):
     """TensorBoard of a folder, running; a cell that ends with it shows the page."""
 
     server: BoardServer
@@ -113,18 +112,11 @@ class Board:
 
     def __repr__(self) -> str:
         """Return what is shown, where, and how it is reached."""
-        return " ".join(self._facts())
+        return " ".join(self.facts)
 
-    def _repr_html_(self) -> str:
-        url = html.escape(self.url, quote=True)
-        first, *rest = (html.escape(fact) for fact in self._facts())
-        link = f'<a href="{url}" target="_blank" rel="noopener">open in a tab</a>'
-        said = f'<p style="{_SMALL}">{" ".join([first, *rest])} {link}</p>'
-        dark = f"{url}{'&amp;' if '?' in url else '?'}darkMode=true"
-        frames = _frame("light", url) + _frame("dark", dark, "; display: none")
-        return f"{said}{frames}<style>{_THEMES}</style>"
-
-    def _facts(self) -> list[str]:
+    @property
+    def facts(self) -> list[str]:
+        """What is shown and where, and what to do where it stays empty."""
         hint = self.route.hint.replace(_PORT, str(self.server.port))
         facts = [f"TensorBoard of {self.server.folder} at {self.url} ({self.route.way}); it ends with this kernel."]
         return [*facts, hint] if hint else facts
@@ -139,27 +131,6 @@ def show_tensorboard(folder: Path) -> Board:
         free=is_free,
     )
     return Board(server=serve(folder, port=route.port), route=route)
-
-
-_SMALL = "color: var(--jp-ui-font-color2, inherit); margin: 0.5em 0; overflow-wrap: anywhere"
-_FRAME = "border: 1px solid var(--jp-border-color2, #8884)"
-# TensorBoard's page takes its theme from its URL. Of the two frames one is shown, and a lazy one that is not shown is
-# not loaded. The ground is for the moment before the page has come.
-_GROUNDS = {"light": "#fff", "dark": "#303030"}
-_DARK = ('body[data-jp-theme-light="false"]', "body.vscode-dark")
-_THEMES = "".join(
-    f"{body} .wb-board-{theme} {{ display: {display} !important; }} "
-    for body in _DARK
-    for theme, display in (("light", "none"), ("dark", "inline"))
-)
-
-
-def _frame(theme: str, url: str, more: str = "") -> str:
-    style = f"{_FRAME}; background: {_GROUNDS[theme]}{more}"
-    return (
-        f'<iframe class="wb-board-{theme}" src="{url}" title="TensorBoard" loading="lazy" width="100%" '
-        f'height="{_HEIGHT_PX}" style="{style}"></iframe>'
-    )
 
 
 def _join(prefix: str) -> str:

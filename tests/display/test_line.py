@@ -4,12 +4,11 @@ import io
 import os
 import pty
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from workbench.rundir.figures.follow import follow
-from workbench.rundir.figures.line import ProgressLine, progress_text
+from workbench.display.kit.follow import follow_run
+from workbench.display.kit.line import ProgressLine, progress_text
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 
@@ -138,7 +137,7 @@ def test_what_is_not_known_is_left_out(progress: Progress, text: str) -> None:
     assert progress_text(progress) == text
 
 
-class Told:
+class Ending:
     """A run that has ended after a few looks, with its events in memory."""
 
     def __init__(self, looks: int) -> None:
@@ -151,10 +150,12 @@ class Told:
         return replace(RUNNING, state=state, step=10)
 
 
-def test_following_ends_with_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    run = Told(looks=2)
-    for _ in follow(run):
-        assert run.looks >= 0
+def test_following_a_run_draws_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Ending(looks=2)
+    with follow_run(run) as draw:
+        draw()
+        draw()
+        assert run.looks == 1  # the second look came too soon after the first
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("running [#")
     assert lines[-1].startswith("succeeded [#")

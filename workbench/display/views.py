@@ -1,0 +1,112 @@
+"""Which drawing belongs to which record: the one table of the house. Importing this fills the views of `base/shown`.
+
+Widgets and plots load their libraries when they are drawn, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from workbench.base import shown
+from workbench.base.table import Grid, html_table, text_table
+from workbench.benchmark.benchmark import Benchmark
+from workbench.benchmark.forecast import Outlook
+from workbench.benchmark.published import PUBLISHED
+from workbench.benchmark.report import Report, gather
+from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
+from workbench.client.cluster import Cluster
+from workbench.client.run import Run
+from workbench.display.benchmark.forecast import outlook_html, outlook_text
+from workbench.display.benchmark.live import BenchmarkLive
+from workbench.display.benchmark.report_html import plots_html, report_html
+from workbench.display.benchmark.report_md import report_md
+from workbench.display.benchmark.table import benchmark_html, benchmark_text
+from workbench.display.cluster.panel import cluster_bundle, cluster_html, cluster_text, show_cluster
+from workbench.display.kit.follow import follow_run, follow_start
+from workbench.display.records.answers import answers_html, answers_text, predictions_grid
+from workbench.display.records.board import board_html
+from workbench.display.records.doctor import diagnosis_html, diagnosis_text
+from workbench.display.records.history import history_grid, history_html, history_text
+from workbench.display.records.manifest import manifest_html
+from workbench.display.records.plan import plan_html, plan_text
+from workbench.display.records.profile import comparison_html, comparison_text, profile_html, profile_text
+from workbench.display.records.result import result_html, result_text
+from workbench.display.run.card import card_html
+from workbench.display.run.page import run_page, run_text
+from workbench.display.run.panel import run_bundle, show_run
+from workbench.planner.plan import PlanTable
+from workbench.pods.doctor.examination import Diagnosis
+from workbench.results.answers.ask import Answers
+from workbench.results.answers.judge import Predictions
+from workbench.results.card import Card
+from workbench.results.kubeflow.manifest import Manifest
+from workbench.results.profile.compare import ProfileComparison
+from workbench.results.profile.parse import Profile
+from workbench.results.tensorboard.board import Board
+from workbench.rundir.result import RunResult
+from workbench.rundir.store import History
+from workbench.rundir.view import RunView
+
+
+@contextmanager
+def _follow_benchmark(_: Benchmark) -> Iterator[Callable[..., None]]:
+    with BenchmarkLive() as live:
+        yield live.update
+
+
+def _plots_html(plots: BenchmarkPlots) -> str:
+    return plots_html(gather(plots.result.rows, title=plots.result.name, with_cards=False))
+
+
+_VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
+    shown.as_text: {
+        Answers: answers_text,
+        Benchmark: lambda it: outlook_text(it.outlook()),
+        BenchmarkPlots: lambda it: f"{it.result!r}: plots are seen in a notebook, and in the file of .report()",
+        BenchmarkResult: lambda it: benchmark_text(it.groups, PUBLISHED),
+        Board: repr,
+        Cluster: cluster_text,
+        Diagnosis: diagnosis_text,
+        Grid: text_table,
+        History: history_text,
+        Manifest: Manifest.to_text,
+        Outlook: outlook_text,
+        PlanTable: plan_text,
+        Predictions: lambda it: text_table(predictions_grid(it)),
+        Profile: profile_text,
+        ProfileComparison: comparison_text,
+        Run: lambda it: run_text(RunView(it.path)),
+        RunResult: result_text,
+    },
+    shown.as_html: {
+        Answers: answers_html,
+        Benchmark: lambda it: outlook_html(it.outlook()),
+        BenchmarkPlots: _plots_html,
+        BenchmarkResult: lambda it: benchmark_html(it.groups, PUBLISHED),
+        Board: board_html,
+        Cluster: cluster_html,
+        Diagnosis: diagnosis_html,
+        Grid: html_table,
+        History: history_html,
+        Manifest: manifest_html,
+        Outlook: outlook_html,
+        PlanTable: plan_html,
+        Predictions: lambda it: html_table(predictions_grid(it)),
+        Profile: profile_html,
+        ProfileComparison: comparison_html,
+        Run: lambda it: run_page(RunView(it.path)),
+        RunResult: result_html,
+    },
+    shown.as_grid: {History: history_grid, Predictions: predictions_grid},
+    shown.as_page: {Card: card_html, Report: report_html},
+    shown.as_markdown: {Report: report_md},
+    shown.as_bundle: {Cluster: cluster_bundle, Run: run_bundle},
+    shown.as_live: {Cluster: show_cluster, Run: show_run},
+    shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
+}
+
+for _view, _drawings in _VIEWS.items():
+    for _record, _draw in _drawings.items():
+        _view.register(_record, _draw)
