@@ -1,0 +1,104 @@
+"""A cluster's and a run's directory written by the version before: they open, show, report, list and resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from workbench import Run, RunIndex, history
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json, write_json
+from workbench.cli import main
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.checkpoints.manifest import write_manifest
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.view import RunView
+
+BEFORE = Path(__file__).parents[1] / "samples" / "before"
+ID = "20261122-091918-zero1-047e"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> ClusterPaths:
+    """The two directories as they lay: the run below the cluster's own."""
+    paths = ClusterPaths(tmp_path / "cluster")
+    shutil.copytree(BEFORE / "cluster", paths.root)
+    run = RunPaths(paths.runs / ID)
+    shutil.copytree(BEFORE / "run", run.root)
+    write_json(run.info, {**read_json(run.info), "cluster": str(paths.root)})
+    return paths
+
+
+@pytest.fixture
+def run(cluster: ClusterPaths) -> Run:
+    return Run.load(cluster.runs / ID)
+
+
+def test_it_opens_and_shows(run: Run, tmp_path: Path) -> None:
+    result = run.result
+    assert (run.state, result.steps, result.technique, result.hosts[0].pod) == ("succeeded", 4, "zero1", "pod-0")
+    assert (round(result.eval_loss or 0, 3), result.predicted_memory_gib) == (6.866, pytest.approx(0.517, abs=0.001))
+    assert result.predictions is not None and len(result.predictions) == 4 and result.profile is not None
+    for shown in (result, result.predictions, result.profile):
+        assert len(str(shown)) > 100 and "<t" in shown._repr_html_()
+    assert "6.866" in str(result) and "6.866" in result._repr_html_()
+    assert "pod-0" in run._repr_html_() and "6.866" in result.to_html(tmp_path / "card.html").read_text()
+
+
+def test_its_curves_memory_and_phases_are_read(run: Run) -> None:
+    view = RunView(run.path)
+    assert view.state is RunState.SUCCEEDED and view.cluster_phase == "closed"
+    assert [len(view.curves[name]) for name in ("loss", "eval_loss")] == [4, 3]
+    assert view.memory["127.0.0.2"].gib.highest == pytest.approx(0.4091)
+    assert (view.progress.step, view.progress.max_steps, view.phases[0]) == (4, 4, "predicting")
+    assert view.batch is not None and view.batch.rows == 2
+
+
+def test_history_and_index_list_it(run: Run, cluster: ClusterPaths) -> None:
+    (record,) = history(cluster.root).records
+    assert (record.id, record.state, record.model, record.pods, record.steps) == (ID, "succeeded", "tiny-t5", 1, 4)
+    assert ID[-4:] in str(history(cluster.root)) and run.path == history(cluster.root)[0].path
+    with RunIndex(cluster.root) as index:
+        index.refresh()
+        assert index.query(technique="zero1") == [record]
+
+
+def test_a_report_takes_it(run: Run, tmp_path: Path) -> None:
+    assert main(["report", str(run.path), "--out", str(tmp_path / "report")]) == 0
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "report" / name).read_text()
+        assert "tiny-t5" in text and "6.866" in text
+
+
+def test_its_spec_starts_the_same_run_again(tmp_path: Path) -> None:
+    spec = RunSpec.load(BEFORE / "SPEC.json")
+    prepared = prepare_run(spec, root=tmp_path / "again")
+    now, then = json.loads(prepared.paths.job.read_text()), read_json(BEFORE / "run" / "inputs" / "job.json")
+    assert {name: now["job"][name] for name in then["job"]} == then["job"]  # type: ignore[attr-defined]
+    assert now["deepspeed"] == then["deepspeed"]
+
+
+def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
+    job = FineTune(
+        **{  # type: ignore[arg-type]
+            **{k: v for k, v in read_json(run.paths.spec)["job"].items() if k != "kind"},  # type: ignore[attr-defined]
+            "max_steps": 8,
+            "resume": str(run.path),
+        }
+    )
+    spec = RunSpec(cluster=ClusterSpec(count=1), job=job)
+    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+        prepare_run(spec, root=tmp_path / "none")
+    part = run.paths.checkpoints / "step-4" / "pod-0" / "rank-0"
+    part.mkdir(parents=True)
+    (part / "state.json").write_text("{}")
+    write_manifest(part, step=4, rank=0, world_size=1)
+    prepared = prepare_run(spec, root=tmp_path / "next")
+    chosen = read_json(prepared.paths.job)["resume"]
+    assert chosen == {"step": 4, "parts": {"0": str(part)}, "pods": {}, "notes": []}
