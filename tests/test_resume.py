@@ -12,7 +12,7 @@ import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
-from workbench.keeper.checkpoints.collect import newest_good
+from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ def flip(path: Path) -> None:
         ),
         ({"dataset": {"kind": "wikisql-mini", "train_rows": 61, "eval_rows": 4}}, "the training rows differ"),
         ({"max_steps": 1}, "max_steps is 1, nothing is left to do after it"),
-        ({"resume": "/nowhere"}, "'/nowhere', which is no directory of a FineTune run"),
+        ({"resume": "/nowhere"}, "'/nowhere', which is not the directory of a FineTune run"),
     ],
 )
 def test_another_training_is_refused_before_anything_starts(

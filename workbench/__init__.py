@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     )
     from workbench.benchmark.benchmark import Benchmark
     from workbench.client.cluster import Cluster
+    from workbench.client.history import history
+    from workbench.client.result import RunResult
     from workbench.client.run import Run
     from workbench.display.compose.form import compose
     from workbench.jobs.data.sources.convert import read_tables
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from workbench.results.answers.judge import judge as judge_answer
     from workbench.results.profile.compare import compare
     from workbench.rundir.index import RunIndex
-    from workbench.rundir.result import RunResult
-    from workbench.rundir.store import history
     from workbench.worker.model.tokenizer import train_tokenizer
 
 __all__ = [
@@ -112,7 +112,7 @@ _HOME = {
     "RunError": "workbench.base.errors",
     "RunFailed": "workbench.base.errors",
     "RunIndex": "workbench.rundir.index",
-    "RunResult": "workbench.rundir.result",
+    "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
     "Script": "workbench.jobs.finetune",
     "WorkbenchError": "workbench.base.errors",
@@ -122,7 +122,7 @@ _HOME = {
     "compose": "workbench.display.compose.form",
     "dataset_from": "workbench.jobs.data.sources.dataset",
     "fill_prompt": "workbench.jobs.prompts:fill",
-    "history": "workbench.rundir.store",
+    "history": "workbench.client.history",
     "judge_answer": "workbench.results.answers.judge:judge",
     "load_deepspeed_config": "workbench.jobs.deepspeed.config:load",
     "mini_rows": "workbench.jobs.data.sources.mini",

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +21,7 @@ from workbench.benchmark.report import write_report
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune
+from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.planner.plan import Fit, plan
 from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.prepare import prepare_run
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_spec(spec_path: Path, out: Path | None) -> int:
     """Carry out a `SPEC.json` from pods to result."""
     spec = RunSpec.load(spec_path)
-    prepared = prepare_run(spec, root=out)
+    prepared = prepare_run(spec, root=out, ask_pods=partial(held_checkpoint, Path()))
     cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
     try:
         cluster.start()

@@ -12,9 +12,9 @@ from writtenrun import WrittenRun, write_run
 from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import Outcome, Row
+from workbench.client.result import RunResult
 from workbench.jobs.finetune import FineTune, Script
 from workbench.results.profile.parse import read_profile
-from workbench.rundir.result import RunResult
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 CUDA = (

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from workbench.client.result import RunResult
 from workbench.display.cluster.table import cluster_grid
 from workbench.display.records.result import result_html, result_text
 from workbench.pods.pod import Phase, Pod
-from workbench.rundir.result import HostSlots, RunFault, RunResult
+from workbench.rundir.result import HostSlots, RunFault
 from workbench.rundir.state import RunState
 
 DONE = RunResult(

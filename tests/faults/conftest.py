@@ -13,7 +13,7 @@ import pytest
 from measured import MEASURED
 
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
-from workbench.rundir.result import RunResult
+from workbench.client.result import RunResult
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 

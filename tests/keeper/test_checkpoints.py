@@ -12,9 +12,10 @@ import pytest
 
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
-from workbench.keeper.checkpoints.collect import Checkpoint, Returned, bring_checkpoints_back, newest_good
+from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back
 from workbench.keeper.launch.command import RankPlace
 from workbench.pods.pod import Pod
+from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.checkpoints.manifest import NAME, write_manifest
 from workbench.rundir.paths import PodRunPaths, RunPaths
 

@@ -14,6 +14,7 @@ import pytest
 
 from workbench.base.errors import RemoteError
 from workbench.client.checkup import judge_memory
+from workbench.client.result import RunResult
 from workbench.jobs.finetune import FineTune, Script
 from workbench.keeper.run.prediction import Foreteller
 from workbench.planner.prediction import begin_prediction, inquiry_of, prediction_of
@@ -22,7 +23,6 @@ from workbench.pods.doctor.examination import Diagnosis, HostReport
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.pods.pod import PodSpec
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunResult
 from workbench.rundir.state import RunState
 
 JOB = FineTune(technique="ddp", max_source_length=16, max_target_length=16)

@@ -92,7 +92,7 @@ def killed(pid: int) -> tuple[int, int | None]:
 def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="left no model"):
         ModelServer(RunPaths(tmp_path))
-    with pytest.raises(RunError, match="no run directory"):
+    with pytest.raises(RunError, match="not a run directory"):
         server_of(RunPaths(tmp_path / "nowhere"))
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 from forkedruns import Plan
 
+from workbench.client.result import RunResult
 from workbench.jobs.data.sources.dataset import Mini, dataset_from, prepare
 from workbench.jobs.finetune import FineTune, Script, job_from_dict
 from workbench.results.recipe import recipe_of
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, RunResult
+from workbench.rundir.result import HostSlots
 from workbench.rundir.state import RunState
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.client.history import history
 from workbench.rundir.index import INDEX_FILE, RunIndex
 from workbench.rundir.state import RunState
-from workbench.rundir.store import history
 
 MANY = 3000
 REFRESH = """

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import RunError
+from workbench.client.history import history
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState, process_start_time
-from workbench.rundir.store import find_runs, history
+from workbench.rundir.store import find_runs
 
 RESULT = {
     "state": "succeeded", "model": "tiny-t5", "technique": "zero1", "steps": 1200, "eval_loss": 0.25,

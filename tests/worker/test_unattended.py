@@ -18,12 +18,12 @@ import pytest
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
+from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job, Script
 from workbench.pods.pod import PodSpec
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.result import RunResult
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.worker.unattended.rendezvous import Muster

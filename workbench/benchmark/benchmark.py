@@ -22,8 +22,8 @@ from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import model_kind
 from workbench.jobs.refusals import check_hardware
-from workbench.keeper.launch.process import check_launcher
 from workbench.pods.pod import PodSpec
+from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.make.script import check_script
 from workbench.rundir.spec import ClusterSpec, RunSpec
 

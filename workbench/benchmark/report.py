@@ -16,10 +16,10 @@ from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import Row
-from workbench.results.card import Card, card_of, replace_text
+from workbench.client.card import Card, card_of, replace_text
+from workbench.client.result import RunResult
 from workbench.results.losses import Losses, read_losses
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunResult
 from workbench.rundir.store import find_runs
 
 __all__ = ["Report", "gather", "rows_below", "write_report"]

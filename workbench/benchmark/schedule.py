@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
@@ -23,6 +24,7 @@ from workbench.benchmark.row import Outcome, Row
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune
+from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
@@ -121,7 +123,8 @@ class Course:
                 f"{self._folder}: start another cluster and run the benchmark again to go on"
             )
         try:
-            prepared = prepare_run(item.spec, root=self._new_folder(item))
+            ask_pods = partial(held_checkpoint, Path())
+            prepared = prepare_run(item.spec, root=self._new_folder(item), ask_pods=ask_pods)
             run = self._cluster.submit_prepared(prepared, item.note)
         except ConfigError as error:
             item.row = replace(item.row, outcome=Outcome.FAILED, reason=str(error))

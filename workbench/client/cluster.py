@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
+from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.launch.command import LaunchCommand
 from workbench.keeper.spawn import spawn_keeper, start_error
 from workbench.planner.prediction import begin_prediction
@@ -32,7 +34,7 @@ from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.prepare import PreparedRun, fresh_folder, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import is_alive
+from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
     from workbench.pods.doctor.examination import Diagnosis
@@ -149,22 +151,17 @@ class Cluster(ShownLive):
     @property
     def phase(self) -> str:
         """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died."""
-        state = read_json(self._paths.state)
-        phase, pid, start_time = str(state.get("phase", "starting")), state.get("pid"), state.get("start_time")
-        if phase in ("closed", "failed") or not isinstance(pid, int):
-            return phase
-        return phase if is_alive(pid, start_time if isinstance(start_time, int) else None) else "lost"
+        return cluster_status(self.path).phase
 
     @property
     def message(self) -> str:
         """One line on the phase, for people."""
-        return str(read_json(self._paths.state).get("message", ""))
+        return cluster_status(self.path).message
 
     @property
     def pods(self) -> Sequence[Pod]:
         """The pods as the keeper last saw them, in rank order."""
-        pods = read_json(self._paths.state).get("pods", [])
-        return [Pod.from_dict(pod) for pod in pods] if isinstance(pods, list) else []
+        return cluster_status(self.path).pods
 
     @property
     def hostfile(self) -> Hostfile:
@@ -180,8 +177,8 @@ class Cluster(ShownLive):
     @property
     def runs(self) -> list[Run]:
         """The runs in the cluster's own directory, oldest first."""
-        found = self._paths.runs.glob("*/run.json")
-        return [Run.load(path.parent) for path in sorted(found, key=lambda p: p.stat().st_mtime)]
+        infos = sorted(self._paths.runs.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+        return [Run.load(path.parent) for path in infos]
 
     def submit(self, job: Job, *, pods: int | None = None, path: str | Path | None = None) -> Run:
         """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts; runs go one by one.
@@ -198,7 +195,7 @@ class Cluster(ShownLive):
         if self.phase != "ready":
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
         spec = RunSpec(cluster=self.spec, job=job, pods=pods)
-        return self.submit_prepared(prepare_run(spec, root=path, parent=self._paths.runs))
+        return self.submit_prepared(self._prepare(spec, self._paths.runs, path))
 
     def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
         """Hand a run that `prepare_run` made to the keeper; `submit` is this and the preparation in one.
@@ -231,10 +228,13 @@ class Cluster(ShownLive):
             ConfigError: As for `submit`.
             RunError: The cluster is not ready.
         """
-        prepared = prepare_run(RunSpec(cluster=self.spec, job=job, pods=pods), parent=self.path / "dry")
+        prepared = self._prepare(RunSpec(cluster=self.spec, job=job, pods=pods), self.path / "dry")
         request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
         answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
         return LaunchCommand.from_dict(answer)
+
+    def _prepare(self, spec: RunSpec, parent: Path, root: str | Path | None = None) -> PreparedRun:
+        return prepare_run(spec, root=root, parent=parent, ask_pods=partial(held_checkpoint, self.path))
 
     def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
         """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.
@@ -259,19 +259,18 @@ class Cluster(ShownLive):
             BackendError: The platform did not remove what the keeper could not.
         """
         self._closed = True
-        state = read_json(self._paths.state)
-        pid, start_time = state.get("pid"), state.get("start_time")
-        if not isinstance(pid, int) or not isinstance(start_time, int | None) or not is_alive(pid, start_time):
+        keeper = cluster_status(self.path)
+        if not keeper.alive:
             Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
             remove_left(self.spec.backend, self.path)
             return
-        deadline, asked, said = 0.0, False, ""
-        while is_alive(pid, start_time):
+        deadline, asked, message = 0.0, False, ""
+        while keeper.alive:
             asked = asked or self._ask_to_close()
-            if self.message != said or not deadline:  # it may be bringing a checkpoint back, and says how far it is
-                said, deadline = self.message, time.monotonic() + _CLOSE_S
+            if self.message != message or not deadline:  # it may be bringing a checkpoint back, and says how far it is
+                message, deadline = self.message, time.monotonic() + _CLOSE_S
             if time.monotonic() > deadline:
-                raise PodError(f"the keeper (pid {pid}) does not end: {said}; see {self._paths.keeper_log}")
+                raise PodError(f"the keeper (pid {keeper.pid}) does not end: {message}; see {self._paths.keeper_log}")
             time.sleep(_LOOK_S)
         remove_left(self.spec.backend, self.path)
 

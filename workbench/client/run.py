@@ -16,13 +16,14 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
+from workbench.client.result import RunResult
 from workbench.jobs.finetune import Script
 from workbench.rundir.events import MARK, Event, read_events
 from workbench.rundir.figures.progress import Progress, progress_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.result import RunResult
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, is_alive
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_of, message_of, run_at, state_of
 
 if TYPE_CHECKING:
     from workbench.results.answers.ask import Answers
@@ -55,12 +56,9 @@ class Run(ShownLive):
         """Attach to the run in a directory: after a kernel restart, from another notebook, on another day.
 
         Raises:
-            RunError: It is no run directory.
+            RunError: It is not a run directory.
         """
-        root = Path(path).expanduser().resolve()
-        if not RunPaths(root).info.exists():
-            raise RunError(f"{root} is no run directory: it holds no run.json")
-        return cls(root)
+        return cls(run_at(path).root)
 
     @property
     def paths(self) -> RunPaths:
@@ -80,21 +78,12 @@ class Run(ShownLive):
     @property
     def state(self) -> RunState:
         """Where it is in its life; `lost` where its keeper died before it ended."""
-        if self.paths.result.exists():
-            return RunState(str(read_json(self.paths.result)["state"]))
-        if not self._keeper_lives():
-            # The keeper may have written the result between the two looks.
-            return self.state if self.paths.result.exists() else RunState.LOST
-        return RunState(str(read_json(self.paths.state).get("state", RunState.QUEUED)))
+        return state_of(self.paths)
 
     @property
     def message(self) -> str:
         """One line on the state, for people."""
-        state = read_json(self.paths.state)
-        if self.state is RunState.LOST:
-            return f"its keeper died; what it had written is in {self.path}"
-        hint = f" ({state['hint']})" if state.get("hint") else ""
-        return f"{state.get('message', '')}{hint}"
+        return message_of(self.paths, self.state)
 
     @property
     def result(self) -> RunResult:
@@ -253,8 +242,8 @@ class Run(ShownLive):
         """
         if self.state.is_terminal:
             raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
-        found = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60).get("stacks")
-        return {int(rank): str(text) for rank, text in found.items()} if isinstance(found, dict) else {}
+        stacks = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60).get("stacks")
+        return {int(rank): str(text) for rank, text in stacks.items()} if isinstance(stacks, dict) else {}
 
     def _ask_to_end(self, how: str) -> None:
         if self.state.is_terminal:
@@ -279,12 +268,7 @@ class Run(ShownLive):
 
     @property
     def _cluster(self) -> ClusterPaths:
-        return ClusterPaths(Path(str(read_json(self.paths.info).get("cluster", self.path))))
-
-    def _keeper_lives(self) -> bool:
-        keeper = read_json(self._cluster.state)
-        pid, start_time = keeper.get("pid"), keeper.get("start_time")
-        return isinstance(pid, int) and is_alive(pid, start_time if isinstance(start_time, int) else None)
+        return ClusterPaths(cluster_of(self.paths))
 
     def __repr__(self) -> str:
         """Say the id, the state and where it is."""

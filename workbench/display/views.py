@@ -16,7 +16,10 @@ from workbench.benchmark.forecast import Outlook
 from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.report import Report, gather
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
+from workbench.client.card import Card
 from workbench.client.cluster import Cluster
+from workbench.client.history import History
+from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.benchmark.forecast import outlook_html, outlook_text
 from workbench.display.benchmark.live import BenchmarkLive
@@ -40,13 +43,10 @@ from workbench.planner.plan import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.results.answers.ask import Answers
 from workbench.results.answers.judge import Predictions
-from workbench.results.card import Card
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile
 from workbench.results.tensorboard.board import Board
-from workbench.rundir.result import RunResult
-from workbench.rundir.store import History
 from workbench.rundir.view import RunView
 
 

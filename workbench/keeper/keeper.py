@@ -26,7 +26,7 @@ from workbench.base.files import write_json
 from workbench.base.wire import listen, read_request
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import Job, job_from_dict
-from workbench.keeper.checkpoints.on_pods import good_one
+from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
@@ -35,6 +35,7 @@ from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.launch_plan import launch_plan
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
+from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import process_start_time
@@ -188,7 +189,11 @@ class Keeper:
                 return self._end(str(request.get("run")), Runner.stop)
             case "held":
                 links, last = self._fleet.take(self._spec.count), request.get("last_step")
-                good = good_one(links, RunPaths(Path(str(request["path"]))), last if isinstance(last, int) else None)
+                good = newest_good(
+                    Path(str(request["path"])),
+                    last_step=last if isinstance(last, int) else None,
+                    on_pods=part_reader(links),
+                )
                 return {"checkpoint": good.to_dict()}
             case "bring":
                 returned = self._known(str(request.get("run"))).bring()

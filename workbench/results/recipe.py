@@ -21,7 +21,7 @@ from workbench.base.files import read_json
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.model import Family, model_family
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunResult
+from workbench.rundir.result import ResultRecord
 
 __all__ = ["Recipe", "recipe_of"]
 
@@ -49,7 +49,7 @@ class Recipe:
         return _zipped(self.files)
 
 
-def recipe_of(result: RunResult) -> Recipe:
+def recipe_of(result: ResultRecord) -> Recipe:
     """Make the recipe of a run."""
     paths = RunPaths(result.path)
     job = read_json(paths.spec).get("job")
@@ -58,7 +58,7 @@ def recipe_of(result: RunResult) -> Recipe:
     return _finetune(result, paths)
 
 
-def _finetune(result: RunResult, paths: RunPaths) -> Recipe:
+def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     told = read_json(paths.job)
     job = told.get("job")
     options: Mapping[str, object] = job if isinstance(job, dict) else {}
@@ -90,7 +90,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths) -> Sequence[str]:
     return [name for name, there in found.items() if there]
 
 
-def _with_workbench(result: RunResult, paths: RunPaths, told: Mapping[str, object], beyond: Sequence[str]) -> Recipe:
+def _with_workbench(result: ResultRecord, paths: RunPaths, told: Mapping[str, object], beyond: Sequence[str]) -> Recipe:
     """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
     spec = read_json(paths.spec)
     files = _common(result, paths)
@@ -122,7 +122,7 @@ def _with_workbench(result: RunResult, paths: RunPaths, told: Mapping[str, objec
     )
 
 
-def _script(result: RunResult, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
+def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
     script, given = Path(str(job.get("path", ""))), job.get("args")
     args = [str(arg) for arg in given] if isinstance(given, list) else []
     files, differs = _common(result, paths), []
@@ -156,7 +156,7 @@ def _program() -> bytes:
     return Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py").read_bytes()
 
 
-def _common(result: RunResult, paths: RunPaths) -> dict[str, bytes]:
+def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
     pins = [f"{name}=={result.versions[name].partition('+')[0]}" for name in _PINNED if name in result.versions]
     files = {"requirements.txt": "".join(f"{pin}\n" for pin in pins).encode()}
     if paths.hostfile.exists():
@@ -206,7 +206,7 @@ def _zipped(files: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def _install(result: RunResult) -> Sequence[str]:
+def _install(result: ResultRecord) -> Sequence[str]:
     python = result.versions.get("python", "")
     minor = ".".join(python.split(".")[:2])
     cpu = result.versions.get("torch", "").endswith("+cpu")
@@ -241,7 +241,7 @@ def _environment(paths: RunPaths) -> Sequence[str]:
     return [*lines, ""]
 
 
-def _start(result: RunResult, program: Sequence[str], options: Mapping[str, object]) -> Sequence[str]:
+def _start(result: ResultRecord, program: Sequence[str], options: Mapping[str, object]) -> Sequence[str]:
     quoted, ranks = shlex.join(program), max(1, result.world_size)
     if options.get("technique") == "single" or ranks == 1:
         return ["# the one rank", f".venv/bin/python {quoted}"]
@@ -254,7 +254,7 @@ def _start(result: RunResult, program: Sequence[str], options: Mapping[str, obje
     ]
 
 
-def _places(result: RunResult) -> Sequence[str]:
+def _places(result: ResultRecord) -> Sequence[str]:
     if any(host.address.startswith("127.") for host in result.hosts):
         return ("the hosts were pods on one machine, and are gone: put your own into hostfile, or use torchrun",)
     return ("put your own hosts into hostfile if those of the run are gone",)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.files import read_json
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
+from workbench.rundir.status import is_keeper_alive
 from workbench.rundir.store import RunRecord, find_runs, record_of
 
 __all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
@@ -74,21 +76,21 @@ class RunIndex:
 
     def refresh(self) -> Refreshed:
         """Bring the index up to date with the run directories; costs a look at three files a run."""
-        known = dict(self._db.execute("SELECT path, stamp FROM runs"))
-        found = {str(paths.root): (paths, _stamp(paths)) for paths in find_runs(self.folder)}
-        keepers: dict[Path, bool] = {}
+        listed = dict(self._db.execute("SELECT path, stamp FROM runs"))
+        there = {str(paths.root): (paths, _stamp(paths)) for paths in find_runs(self.folder)}
+        is_alive = cache(is_keeper_alive)
         # A run that goes on changes in files that have no stamp here: it is read every time.
         live = {path for (path,) in self._db.execute(f"SELECT path FROM runs WHERE state IN ({_LIVE})")}
-        stale = [(p, s) for path, (p, s) in found.items() if known.get(path) != s or path in live]
-        rows = [_row(paths, stamp, keepers) for paths, stamp in stale]
-        gone = [path for path in known if path not in found]
+        stale = [(p, s) for path, (p, s) in there.items() if listed.get(path) != s or path in live]
+        rows = [_row(paths, stamp, is_alive) for paths, stamp in stale]
+        gone = [path for path in listed if path not in there]
         marks = ", ".join("?" * (len(_COLUMNS) + 2))
         with self._writing():
             self._db.executemany(
                 f"INSERT OR REPLACE INTO runs (stamp, key, {', '.join(_COLUMNS)}) VALUES ({marks})", rows
             )
             self._db.executemany("DELETE FROM runs WHERE path = ?", [(path,) for path in gone])
-        return Refreshed(runs=len(found), read=len(rows), forgotten=len(gone))
+        return Refreshed(runs=len(there), read=len(rows), forgotten=len(gone))
 
     def rebuild(self) -> Refreshed:
         """Forget everything and read all run directories."""
@@ -192,15 +194,15 @@ def _stamp(paths: RunPaths) -> str:
     marks = []
     for path in (paths.info, paths.state, paths.result):
         try:
-            known = path.stat()
-            marks.append(f"{known.st_mtime_ns}.{known.st_size}")
+            facts = path.stat()
+            marks.append(f"{facts.st_mtime_ns}.{facts.st_size}")
         except OSError:
             marks.append("")
     return "/".join(marks)
 
 
-def _row(paths: RunPaths, stamp: str, keepers: dict[Path, bool]) -> tuple[object, ...]:
-    record = record_of(paths, keepers)
+def _row(paths: RunPaths, stamp: str, is_alive: Callable[[Path], bool]) -> tuple[object, ...]:
+    record = record_of(paths, is_alive)
     note = read_json(paths.info).get("benchmark")
     key = str(note.get("key", "")) if isinstance(note, dict) else ""
     values = (getattr(record, name) for name in _COLUMNS)

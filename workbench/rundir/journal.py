@@ -17,7 +17,7 @@ from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
 from workbench.rundir.outcome import measured
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, RunFault, RunResult
+from workbench.rundir.result import HostSlots, ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
@@ -145,7 +145,7 @@ def result_of(
     spec: RunSpec,
     pods: Sequence[Pod],
     world_size: int,
-) -> RunResult:
+) -> ResultRecord:
     """Put together the result of a run from its events and what the keeper knows."""
     job = spec.job
     started_s = float(str(facts.get("started_s", time.time())))
@@ -160,7 +160,7 @@ def result_of(
         **measured(read_events(RunPaths(path).events), started_s),
         **facts,
     }
-    return RunResult(
+    return ResultRecord(
         path=path,
         state=state,
         message=message,

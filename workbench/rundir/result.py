@@ -1,7 +1,4 @@
-"""`RunResult`: the frozen facts of a run, as `result.json` holds them.
-
-Reading and showing only; `outcome.py` works the facts out.
-"""
+"""`ResultRecord`: the frozen facts of a run, as the keeper writes them into `result.json`. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
-from workbench.base.errors import RunError, RunFailed
+from workbench.base.errors import RunError
 from workbench.base.files import read_json
-from workbench.base.shown import Shown
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 
-if TYPE_CHECKING:
-    from workbench.results.answers.judge import Predictions
-    from workbench.results.profile.parse import Profile
-
-__all__ = ["HostSlots", "RunFault", "RunResult"]
+__all__ = ["HostSlots", "ResultRecord", "RunFault"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +56,7 @@ class RunFault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunResult(Shown):
+class ResultRecord:
     """The frozen facts of a run. A figure that was not measured is None."""
 
     path: Path
@@ -152,20 +144,20 @@ class RunResult(Shown):
     """Where and why it failed."""
 
     @classmethod
-    def load(cls, path: Path) -> RunResult:
+    def load(cls, path: Path) -> Self:
         """Read the `result.json` of a run directory.
 
         Raises:
-            RunError: There is none: the run has not ended, or this is no run directory.
+            RunError: There is none: the run has not ended, or it is not a run directory.
         """
         try:
             raw = json.loads(RunPaths(path).result.read_text(encoding="utf-8"))
         except OSError as error:
             raise RunError(
-                f"{path} holds no result.json: the run has not ended, or this is no run directory"
+                f"{path} holds no result.json: the run has not ended, or it is not a run directory"
             ) from error
-        known = {f.name for f in fields(cls)}
-        data = {name: value for name, value in raw.items() if name in known}
+        names = {f.name for f in fields(cls)}
+        data = {name: value for name, value in raw.items() if name in names}
         data["hosts"] = tuple(HostSlots(**host) for host in data.get("hosts", ()))
         data["error"] = RunFault(**data["error"]) if data.get("error") else None
         return cls(**{**data, "path": path, "state": RunState(data["state"])})
@@ -182,17 +174,6 @@ class RunResult(Shown):
         adapters = "" if self.peft == Peft.NONE else self.peft
         return " ".join(part for part in (self.model, self.technique, adapters, self.precision) if part)
 
-    def raise_for_status(self) -> RunResult:
-        """Return this result if the run succeeded.
-
-        Raises:
-            RunFailed: It did not; the message is the first cause, and says where the logs are.
-        """
-        if self.state is RunState.SUCCEEDED:
-            return self
-        why = str(self.error) if self.error else self.message
-        raise RunFailed(f"the run {self.state}: {why}\nIts logs are in {RunPaths(self.path).logs}", result=self)
-
     @property
     def predicted_memory_gib(self) -> float | None:
         """GiB that each pod was predicted to need, on its GPUs where it computes there; None where nobody could say.
@@ -203,67 +184,3 @@ class RunResult(Shown):
         on_gpu = self.memory_kind == "cuda" and isinstance(raw.get("pod_gpu_gib"), int | float)
         predicted = raw.get("pod_gpu_gib" if on_gpu else "host_gib")
         return float(predicted) if isinstance(predicted, int | float) else None
-
-    @property
-    def tflops_per_device(self) -> float | None:
-        """10^12 floating-point operations a second that training needed of each device; see `results/speed.py`."""
-        from workbench.results.speed import forward_flops, tflops_per_device
-
-        return tflops_per_device(
-            forward_flops=forward_flops(RunPaths(self.path).profile),
-            profiled_tokens=self.profiled_tokens,
-            padded_tokens_per_s=self.padded_tokens_per_s,
-            devices=self.devices or 0,
-            adapters=self.peft not in ("", Peft.NONE),
-        )
-
-    @property
-    def mfu(self) -> float | None:
-        """That over the device's peak at this precision, 0 to 1; None where the peak is not known, as of CPUs."""
-        from workbench.results.speed import mfu
-
-        return mfu(self.tflops_per_device, self.device, self.precision)
-
-    @property
-    def profile(self) -> Profile | None:
-        """The FLOPS profile, parsed; None where the profiler did not run."""
-        from workbench.results.profile.parse import read_profile
-
-        path = RunPaths(self.path).profile
-        return read_profile(path, self.train_samples_per_s) if path.exists() else None
-
-    @property
-    def predictions(self) -> Predictions | None:
-        """The answers to the evaluation rows beside the expected ones; None where there are none."""
-        from workbench.results.answers.judge import read_predictions
-
-        paths = RunPaths(self.path)
-        tables = paths.tables if paths.tables.exists() else None
-        return read_predictions(paths.predictions, tables) if paths.predictions.exists() else None
-
-    def to_html(self, path: str | Path) -> Path:
-        """Write the run card: one HTML file with everything about the run, that needs no network and no script.
-
-        Args:
-            path: The file; one that is there is replaced.
-
-        Returns:
-            The file, absolute.
-
-        Raises:
-            RunError: The run directory is gone, or the file cannot be written.
-        """
-        from workbench.results.card import write_card
-
-        return write_card(self, path)
-
-    def __repr__(self) -> str:
-        """Say the state and the main figures in one line."""
-        figures = {
-            "steps": self.steps,
-            "eval_loss": self.eval_loss,
-            "exact_match": self.exact_match,
-            "samples_per_s": self.train_samples_per_s,
-        }
-        said = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
-        return f"RunResult({self.state}, {self.technique} on {len(self.hosts)} pods{said})"

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
 
-from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.errors import RunError
 from workbench.base.files import read_json
-from workbench.base.shown import Shown, as_grid
-from workbench.client.run import Run
-from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.state import RunState, is_alive
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import RunState
+from workbench.rundir.status import is_keeper_alive, state_of
 
-if TYPE_CHECKING:
-    from workbench.base.table import Grid
-
-__all__ = ["History", "RunRecord", "find_runs", "history", "record_of"]
+__all__ = ["RunRecord", "find_runs", "record_of"]
 
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15
@@ -65,67 +60,6 @@ class RunRecord:
         return not self.state.is_terminal
 
 
-@dataclass(frozen=True, slots=True)
-class History(Shown):
-    """The runs below a folder, newest first. Prints, and shows in a notebook, as a table."""
-
-    folder: Path
-    """Where they were looked for, absolute."""
-    records: tuple[RunRecord, ...]
-    """One a run."""
-
-    def table(self, limit: int | None = None) -> Grid:
-        """Return the table, to print or to show."""
-        return as_grid(self, limit)
-
-    @overload
-    def __getitem__(self, which: int | str) -> Run: ...
-    @overload
-    def __getitem__(self, which: slice) -> History: ...
-    def __getitem__(self, which: int | str | slice) -> Run | History:
-        """Return a run by its number in the table or by the beginning of its id, or a part of the table."""
-        if isinstance(which, slice):
-            return History(self.folder, self.records[which])
-        if isinstance(which, int):
-            return Run.load(self.records[which].path)
-        found = [record for record in self.records if record.id.startswith(which)]
-        if len(found) != 1:
-            raise RunError(
-                f"{len(found)} runs below {self.folder} have an id that begins with {which!r}; give more of it"
-            )
-        return Run.load(found[0].path)
-
-    def __len__(self) -> int:
-        """Return the number of runs."""
-        return len(self.records)
-
-    def __iter__(self) -> Iterator[RunRecord]:
-        """Iterate over the records, newest first."""
-        return iter(self.records)
-
-    def __repr__(self) -> str:
-        """Return how many there are."""
-        live = sum(record.is_live for record in self.records)
-        return f"History({len(self.records)} runs below {self.folder}, {live} live)"
-
-
-def history(folder: str | Path = ".") -> History:
-    """Return all runs below a folder, newest first; `history()[0]` is the newest run itself.
-
-    Args:
-        folder: Where to look: a notebook's folder, a cluster's directory, a run's own.
-
-    Raises:
-        RunError: There is no such folder.
-    """
-    root = Path(folder).expanduser().absolute()
-    if not root.is_dir():
-        raise RunError(f"there is no folder {root}")
-    keepers: dict[Path, bool] = {}
-    found = (record_of(paths, keepers) for paths in find_runs(root))
-    return History(root, tuple(sorted(found, key=lambda r: (-(r.submitted_s or 0.0), r.id))))
-
-
 def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
     """Return the run directories at or below a folder, in no order."""
     pending = [(str(folder), 0)]
@@ -146,10 +80,9 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
     return not entry.name.startswith(".") and entry.name not in _SKIPPED and entry.is_dir(follow_symlinks=False)
 
 
-def record_of(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
-    """Read a run's record off its directory, whatever is there of it."""
+def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunRecord:
+    """Read a run's record off its directory, whatever is there of it; of many runs, pass a cache of `is_alive`."""
     info, result = read_json(paths.info), read_json(paths.result)
-    state = _state(paths, info, result, keepers)
     asked = {} if result.get("technique") and result.get("model") else _asked(paths)
     told = result or _last_words(paths)
     hosts = result.get("hosts")
@@ -157,7 +90,7 @@ def record_of(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
     return RunRecord(
         path=paths.root,
         id=str(info.get("id", paths.root.name)),
-        state=state,
+        state=_state(paths, is_alive),
         submitted_s=_number(submitted),
         model=str(result.get("model") or asked.get("model") or ""),
         technique=str(result.get("technique") or asked.get("technique") or ""),
@@ -169,27 +102,11 @@ def record_of(paths: RunPaths, keepers: dict[Path, bool]) -> RunRecord:
     )
 
 
-def _state(
-    paths: RunPaths, info: Mapping[str, object], result: Mapping[str, object], keepers: dict[Path, bool]
-) -> RunState:
+def _state(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
     try:
-        if result:
-            return RunState(str(result.get("state")))
-        cluster = Path(str(info.get("cluster", paths.root)))
-        if cluster not in keepers:
-            keepers[cluster] = _keeper_lives(cluster)
-        if keepers[cluster]:
-            return RunState(str(read_json(paths.state).get("state", RunState.QUEUED)))
-        # Rarely: it ended between two looks.
-        return Run(paths.root).state
-    except (ValueError, KeyError, WorkbenchError):
+        return state_of(paths, is_alive)
+    except RunError:
         return RunState.LOST  # a result that nobody can read
-
-
-def _keeper_lives(cluster: Path) -> bool:
-    keeper = read_json(ClusterPaths(cluster).state)
-    pid, start = keeper.get("pid"), keeper.get("start_time")
-    return isinstance(pid, int) and is_alive(pid, start if isinstance(start, int) else None)
 
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:

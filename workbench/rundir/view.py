@@ -13,16 +13,16 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.figures.curve import Curve
 from workbench.rundir.figures.memory import HostMemory, MemoryBook
 from workbench.rundir.figures.progress import Progress, ProgressMeter
-from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.result import HostSlots, RunResult
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState, is_alive
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_of, cluster_status, message_of, run_at, state_of
 from workbench.rundir.tail import EventTail, LogTail
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
@@ -83,8 +83,10 @@ class RunView:
 
     def __init__(self, path: str | Path):
         """Attach to a run directory and read it once."""
-        self.run = Run.load(path)
-        """The run itself."""
+        self.paths = run_at(path)
+        """Every path in the run directory."""
+        self.id = str(read_json(self.paths.info).get("id", self.paths.root.name))
+        """The id of the run, unique in its cluster."""
         self.state: RunState = RunState.QUEUED
         """Where it is in its life."""
         self.message = ""
@@ -97,11 +99,11 @@ class RunView:
         """What each rank is doing, by its number."""
         self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
         """By name, over optimizer steps."""
-        self.result: RunResult | None = None
+        self.result: ResultRecord | None = None
         """The facts of the finished run."""
         self.cluster_phase = ""
         """The phase of its cluster; `closed` where the keeper is gone."""
-        self._events = EventTail(self.run.paths.events)
+        self._events = EventTail(self.paths.events)
         self._meter = ProgressMeter()
         self._logs: dict[int, RankLog] = {}
         self._book = MemoryBook(self._place)
@@ -110,14 +112,15 @@ class RunView:
         submitted = read_json(self.paths.info).get("submitted_s")
         self._submitted_s = float(submitted) if isinstance(submitted, int | float) else None
         self._seen: tuple[object, ...] = ()
-        self._spec = _spec(self.run)
+        self.spec = _spec(self.paths)
+        """What was asked; None where `spec.json` is missing or not for this version."""
         self.refresh()
 
     def refresh(self) -> bool:
         """Read what is new; tell whether anything is. Logs are read by `log`."""
         if self.result is not None and self.state.is_terminal:
             return self._look_at_cluster()
-        state = self.run.state  # before the events: a run seen to be over has written them all
+        state = state_of(self.paths)  # before the events: a run seen to be over has written them all
         events = self._events.read()
         for raw in events:
             self._take(raw)
@@ -126,16 +129,6 @@ class RunView:
         seen = (self.state, self.message, self.hint)
         changed, self._seen = bool(events) or seen != self._seen or changed, seen
         return changed
-
-    @property
-    def paths(self) -> RunPaths:
-        """Every path in the run directory."""
-        return self.run.paths
-
-    @property
-    def spec(self) -> RunSpec | None:
-        """What was asked; None where `spec.json` is missing or not for this version."""
-        return self._spec
 
     @property
     def progress(self) -> Progress:
@@ -168,7 +161,7 @@ class RunView:
     @property
     def batch(self) -> BatchSize | None:
         """The global batch; None for a script, and where the figures do not give what rank 0 told."""
-        job = self._spec.job if self._spec else None
+        job = self.spec.job if self.spec else None
         if not isinstance(job, FineTune) or not self.world_size:
             return None
         batch = BatchSize(
@@ -208,23 +201,20 @@ class RunView:
 
     def _read_state(self, state: RunState) -> None:
         if state.is_terminal and self.paths.result.exists():
-            self.result = self.run.result
+            self.result = ResultRecord.load(self.paths.root)
             self.state, self.message, self.hint = state, self.result.message, ""
             self._hosts = self.result.hosts or self._hosts
             return
         raw = read_json(self.paths.state)
         foreseen = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
         self.state, self.hint = state, str(raw.get("hint") or foreseen)
-        self.message = self.run.message if state is RunState.LOST else str(raw.get("message") or "")
+        self.message = message_of(self.paths, state) if state is RunState.LOST else str(raw.get("message") or "")
 
     def _look_at_cluster(self) -> bool:
-        before = self.cluster_phase
-        state = read_json(ClusterPaths(Path(str(read_json(self.paths.info).get("cluster", "")))).state)
-        pid, start_time = state.get("pid"), state.get("start_time")
-        alive = isinstance(pid, int) and is_alive(pid, start_time if isinstance(start_time, int) else None)
-        self.cluster_phase = str(state.get("phase", "")) if alive else "closed"
+        before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))
+        self.cluster_phase = cluster.phase if cluster.alive else "closed"
         if not any(host.pod for host in self._hosts):
-            self._hosts = _hosts(self.paths.hostfile, state.get("pods")) or self._hosts
+            self._hosts = _hosts(self.paths.hostfile, cluster.raw_pods) or self._hosts
         return before != self.cluster_phase
 
     def _take(self, raw: Mapping[str, object]) -> None:
@@ -260,19 +250,18 @@ class RunView:
         return f"rank {rank}", 1
 
 
-def _spec(run: Run) -> RunSpec | None:
+def _spec(paths: RunPaths) -> RunSpec | None:
     try:
-        return run.spec
+        return RunSpec.load(paths.spec)
     except WorkbenchError:
         return None
 
 
-def _hosts(path: Path, pods: object) -> list[HostSlots]:
+def _hosts(path: Path, pods: Sequence[Mapping[str, object]]) -> list[HostSlots]:
     """Read the hostfile of the run, with the names that the cluster's state gives its addresses."""
     try:
         entries = Hostfile.parse(path.read_text(encoding="utf-8"), source=str(path)).entries
     except (OSError, WorkbenchError):
         return []
-    raws = pods if isinstance(pods, list) else []
-    names = {str(pod.get("address")): str(pod.get("name", "")) for pod in raws if isinstance(pod, dict)}
+    names = {str(pod.get("address")): str(pod.get("name", "")) for pod in pods}
     return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]

@@ -69,7 +69,7 @@ def look_at(cluster: Cluster, known: dict[Path, RunView] | None = None) -> Clust
         count=int(str(read_json(ClusterPaths(cluster.path).config).get("count", 0))),
         pods=cluster.pods,
         memory={address: now for address, host in run.memory.items() if (now := host.gib.last)} if run else {},
-        running=run.run.id if run else "",
+        running=run.id if run else "",
     )
 
 

@@ -18,11 +18,11 @@ from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import model_kind
-from workbench.keeper.launch.process import check_launcher
 from workbench.pods.backends import KINDS, backend_from_dict
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import PodBackend, PodSpec
+from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 
 __all__ = ["FIELDS", "Composition", "FormField", "find_problems"]

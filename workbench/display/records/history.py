@@ -7,7 +7,8 @@ from pathlib import Path
 
 from workbench.base.table import Cell, Grid, Marked, html_table, text_table
 from workbench.base.words import UNKNOWN, count, number, percent
-from workbench.rundir.store import History, RunRecord
+from workbench.client.history import History
+from workbench.rundir.store import RunRecord
 
 __all__ = ["history_grid", "history_html", "history_text"]
 

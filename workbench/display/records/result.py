@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from workbench.base.table import Grid, facts, html_table, text_table
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, scaled
-from workbench.rundir.result import RunResult
+from workbench.client.result import RunResult
 
 __all__ = ["result_html", "result_text"]
 

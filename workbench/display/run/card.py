@@ -17,7 +17,7 @@ from workbench.display.records.result import result_html
 from workbench.display.run.page import run_page
 
 if TYPE_CHECKING:
-    from workbench.results.card import Card
+    from workbench.client.card import Card
 
 __all__ = ["PAGE_CSS", "card_body", "card_html", "page"]
 

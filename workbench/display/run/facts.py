@@ -65,7 +65,7 @@ def facts_of(view: RunView) -> RunFacts:
     job = view.spec.job if view.spec else None
     fault = view.result.error if view.result else None
     return RunFacts(
-        run_id=plain(view.run.id),
+        run_id=plain(view.id),
         state=view.state,
         message=plain(view.message),
         hint=plain(view.hint),

@@ -110,7 +110,7 @@ class RunPanel:
     def start(self) -> RunPanel:
         """Begin to follow the run, unless that is done already; return this panel."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._loop, name=f"panel-{self.view.run.id}", daemon=True)
+            self._thread = threading.Thread(target=self._loop, name=f"panel-{self.view.id}", daemon=True)
             self._thread.start()
         return self
 
@@ -158,7 +158,7 @@ class RunPanel:
             try:
                 self.draw()
             except Exception:  # a thread's border: one bad look must not end the panel
-                logger.exception("drawing the panel of %s", self.view.run.id)
+                logger.exception("drawing the panel of %s", self.view.id)
             if self.view.state.is_terminal and told != self.view.cluster_phase:
                 told = self.view.cluster_phase
                 self._ended()

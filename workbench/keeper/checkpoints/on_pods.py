@@ -9,25 +9,19 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask
-from workbench.keeper.checkpoints.collect import (
-    Checkpoint,
-    Returned,
-    bring_checkpoints_back,
-    look,
-    step_problem,
-    whole_steps,
-)
+from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back, look, whole_steps
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
+from workbench.rundir.checkpoints.choose import Checkpoint, ReadPart
 from workbench.rundir.paths import ClusterPaths, PodRunPaths, RunPaths
 
-__all__ = ["bring_held", "good_one", "held_checkpoint", "hold"]
+__all__ = ["bring_held", "held_checkpoint", "hold", "part_reader"]
 
 logger = logging.getLogger(__name__)
 _READ_S = 3600.0  # the parts of a large model are read whole, on their pods
@@ -59,25 +53,22 @@ def hold(
     return Returned(steps=steps, notes=notes)
 
 
-def good_one(links: Sequence[AgentLink], paths: RunPaths, last_step: int | None) -> Checkpoint:
-    """Find the newest checkpoint on the pods that is whole and undamaged; every byte of it is read there."""
+def part_reader(links: Sequence[AgentLink]) -> ReadPart:
+    """Return what reads a part as its own pod sees it: what is wrong with it, and its manifest."""
     by_name = {link.pod.name: link for link in links}
-    notes: list[str] = []
-    record = read_json(paths.held)
-    for step, parts in sorted(_parts_of(record).items(), reverse=True):
-        done = last_step is not None and step >= last_step
-        problem = f"max_steps is {last_step}, nothing is left to do after it" if done else ""
-        if not problem:
-            problem = step_problem(step, {rank: _judge(by_name, *place) for rank, place in parts.items()})
-        if not problem:
-            return Checkpoint(
-                step=step,
-                parts={rank: Path(folder) for rank, (_, folder) in parts.items()},
-                pods={rank: pod for rank, (pod, _) in parts.items()},
-                notes=notes,
-            )
-        notes.append(f"the checkpoint of step {step} was left out: {problem}")
-    raise ConfigError(f"there is no checkpoint to resume from on the pods of {paths.root}: {'; '.join(notes)}")
+
+    def read(pod: str, folder: Path) -> tuple[str, Mapping[str, object]]:
+        link = by_name.get(pod)
+        if link is None:
+            return "there is no such pod any more", {}
+        argv = ["env", f"PYTHONPATH={link.package}", link.pod.python, "-c", _JUDGE, str(folder)]
+        try:
+            ((problem, manifest),) = json.loads(link.run(argv, _READ_S, again=True))
+        except (WorkbenchError, ValueError) as error:
+            return f"{folder.name} cannot be read: {error}", {}
+        return problem, manifest
+
+    return read
 
 
 def bring_held(
@@ -90,8 +81,8 @@ def bring_held(
     return returned
 
 
-def held_checkpoint(paths: RunPaths, cluster: Path, last_step: int | None) -> Checkpoint | None:
-    """Ask for the checkpoint that a run's pods hold, before another run goes on from it."""
+def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Checkpoint | None:
+    """Ask a cluster's keeper for the checkpoint that a run's pods hold, before another run goes on from it."""
     if not paths.held.exists():
         return None
     info = read_json(paths.info)
@@ -104,32 +95,10 @@ def held_checkpoint(paths: RunPaths, cluster: Path, last_step: int | None) -> Ch
             logger.info("the checkpoints of %s do not come back: %s", paths.root, error)
     try:
         request = {"op": "held", "path": str(paths.root), "last_step": last_step}
-        found = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)["checkpoint"]
+        checkpoint = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)["checkpoint"]
     except RunError as error:
         raise ConfigError(
             f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
         ) from error
-    assert isinstance(found, dict)
-    return Checkpoint.from_dict(found)
-
-
-def _parts_of(record: Mapping[str, object]) -> dict[int, dict[int, tuple[str, str]]]:
-    steps = record.get("parts")
-    return (
-        {int(step): {int(rank): tuple(at) for rank, at in parts.items()} for step, parts in steps.items()}
-        if isinstance(steps, dict)
-        else {}
-    )
-
-
-def _judge(links: Mapping[str, AgentLink], pod: str, folder: str) -> tuple[str, Mapping[str, object], str]:
-    """Return what is wrong with a part, as its own pod sees it, what it says it is, and the pod."""
-    link = links.get(pod)
-    if link is None:
-        return "there is no such pod any more", {}, pod
-    argv = ["env", f"PYTHONPATH={link.package}", link.pod.python, "-c", _JUDGE, folder]
-    try:
-        ((problem, facts),) = json.loads(link.run(argv, _READ_S, again=True))
-    except (WorkbenchError, ValueError) as error:
-        return f"{PurePosixPath(folder).name} cannot be read: {error}", {}, pod
-    return problem, facts, pod
+    assert isinstance(checkpoint, dict)
+    return Checkpoint.from_dict(checkpoint)

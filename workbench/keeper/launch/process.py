@@ -6,7 +6,6 @@ Whether the run succeeded is not asked here: a launcher's exit code says too lit
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,11 +13,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
-from workbench.jobs.choices import Launcher
 from workbench.keeper.launch.command import LaunchCommand
 
-__all__ = ["LauncherProcess", "check_launcher"]
+__all__ = ["LauncherProcess"]
 
 # What the launcher needs of the caller's environment; nothing else travels, so no secret can.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -59,16 +56,6 @@ class LauncherProcess:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-
-
-def check_launcher(launcher: Launcher) -> None:
-    """Refuse a launcher whose program is not installed here."""
-    needs = {Launcher.PDSH: ("pdsh", "pdsh"), Launcher.OPENMPI: ("mpirun", "openmpi-bin"), Launcher.SSH: None}[launcher]
-    if needs and not shutil.which(needs[0]):
-        raise ConfigError(
-            f"launcher {launcher.value!r} needs {needs[0]}, which is not installed; run: "
-            f"sudo apt-get install {needs[1]}, or choose launcher 'ssh'"
-        )
 
 
 def launcher_environment(extra: Mapping[str, str]) -> dict[str, str]:

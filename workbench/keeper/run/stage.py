@@ -17,11 +17,12 @@ from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune, Job, Script
-from workbench.keeper.checkpoints.collect import Checkpoint, send_checkpoint
+from workbench.keeper.checkpoints.collect import send_checkpoint
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod, PodSpec
 from workbench.pods.ssh.bulk.transfer import LARGE
+from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, zip_script
 from workbench.rundir.paths import PodRunPaths, RunPaths
 

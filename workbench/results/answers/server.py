@@ -215,7 +215,7 @@ _servers: dict[Path, ModelServer] = {}
 
 def _check(paths: RunPaths) -> None:
     if not paths.root.is_dir():
-        raise RunError(f"there is no run directory {paths.root}")
+        raise RunError(f"not a run directory: {paths.root}")
     if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunError(f"the run in {paths.root} left no model that could answer: it has not ended, or failed")
     if not paths.job.is_file():

@@ -20,14 +20,13 @@ from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune, Job, Script
 from workbench.jobs.model import Family, model_family, model_kind
-from workbench.keeper.launch.process import check_launcher
 from workbench.rundir.make.origin import origin_of
-from workbench.rundir.make.resume import resume_checkpoint
+from workbench.rundir.make.resume import AskPods, resume_checkpoint
 from workbench.rundir.make.script import check_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["PreparedRun", "fresh_folder", "prepare_run"]
+__all__ = ["PreparedRun", "check_launcher", "fresh_folder", "prepare_run"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +41,14 @@ class PreparedRun:
     """What was asked, with absolute paths."""
 
 
-def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path = Path("runs")) -> PreparedRun:
-    """Make the run directory."""
+def prepare_run(
+    spec: RunSpec,
+    *,
+    root: str | Path | None = None,
+    parent: Path = Path("runs"),
+    ask_pods: AskPods | None = None,
+) -> PreparedRun:
+    """Make the run directory; `ask_pods` says which checkpoint the pods hold of a run to resume."""
     run_id = _new_run_id(spec.job)
     paths = RunPaths(Path(root or parent / run_id).expanduser().absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
@@ -54,7 +59,7 @@ def prepare_run(spec: RunSpec, *, root: str | Path | None = None, parent: Path =
     try:
         paths.inputs.mkdir()
         if isinstance(spec.job, FineTune):
-            _prepare_finetune(spec.job, spec, paths, parent.parent)
+            _prepare_finetune(spec.job, spec, paths, ask_pods)
         else:
             check_script(Path(spec.job.path))
         write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
@@ -78,13 +83,23 @@ def fresh_folder(root: Path, mark: Path) -> None:
         raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
 
 
+def check_launcher(launcher: Launcher) -> None:
+    """Refuse a launcher whose program is not installed here."""
+    needs = {Launcher.PDSH: ("pdsh", "pdsh"), Launcher.OPENMPI: ("mpirun", "openmpi-bin"), Launcher.SSH: None}[launcher]
+    if needs and not shutil.which(needs[0]):
+        raise ConfigError(
+            f"launcher {launcher.value!r} needs {needs[0]}, which is not installed; run: "
+            f"sudo apt-get install {needs[1]}, or choose launcher 'ssh'"
+        )
+
+
 def _new_run_id(job: Job) -> str:
     # It sorts by time and says what runs.
     what = job.technique if isinstance(job, FineTune) else "".join(c for c in Path(job.path).stem if c.isalnum())
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
 
 
-def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, cluster: Path) -> None:
+def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: AskPods | None) -> None:
     model_kind(job.model)
     pods = spec.cluster.pods
     world_size = pods.slots * (spec.pods or spec.cluster.count) if job.technique != Technique.SINGLE else 1
@@ -99,7 +114,7 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, cluster: Pa
         "deepspeed": deepspeed,
     }
     if job.resume is not None:
-        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, cluster=cluster)
+        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods)
         resolved = {**resolved, "resume": chosen.to_dict()}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:

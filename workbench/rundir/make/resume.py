@@ -5,7 +5,7 @@ What only decides how long and how closely is watched may differ: steps, evaluat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune, job_from_dict
-from workbench.keeper.checkpoints.collect import Checkpoint, newest_good
-from workbench.keeper.checkpoints.on_pods import held_checkpoint
+from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["resume_checkpoint"]
+__all__ = ["AskPods", "resume_checkpoint"]
+
+AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
+"""By a run and the last step: the checkpoint that its pods hold; None where all there are is in its directory."""
 
 _SAME = (
     *("model", "technique", "peft", "lora", "fsdp", "precision", "optimizer", "learning_rate", "seed"),
@@ -27,7 +29,7 @@ _SAME = (
 
 
 def resume_checkpoint(
-    job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any], cluster: Path
+    job: FineTune, paths: RunPaths, *, world_size: int, resolved: Mapping[str, Any], ask_pods: AskPods | None
 ) -> Checkpoint:
     """Choose the checkpoint that a job goes on from; every byte of it is read."""
     assert job.resume is not None
@@ -35,19 +37,20 @@ def resume_checkpoint(
     made = read_json(RunPaths(root).job)
     if not isinstance(made.get("job"), dict):
         raise ConfigError(
-            f"resume is {str(root)!r}, which is no directory of a FineTune run; give the one to go on from"
+            f"resume is {str(root)!r}, which is not the directory of a FineTune run; give the one to go on from"
         )
-    found = held_checkpoint(RunPaths(root), cluster, job.max_steps) or newest_good(root, last_step=job.max_steps)
+    held = ask_pods(RunPaths(root), job.max_steps) if ask_pods else None
+    checkpoint = held or newest_good(root, last_step=job.max_steps)
     _check_settings(job, made, root)
     _check_rows(paths, made, root, resolved)
     if resolved["deepspeed"] != made.get("deepspeed"):
         raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
-    if found.world_size != world_size:
+    if checkpoint.world_size != world_size:
         raise ConfigError(
-            f"the checkpoint in {root} is of {found.world_size} ranks, and this run has {world_size}; "
+            f"the checkpoint in {root} is of {checkpoint.world_size} ranks, and this run has {world_size}; "
             "resume with as many pods and slots"
         )
-    return found
+    return checkpoint
 
 
 def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:

@@ -20,7 +20,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune
-from workbench.keeper.checkpoints.collect import Checkpoint, newest_good
+from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import RunPaths

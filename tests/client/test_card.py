@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import RunError
+from workbench.client.result import RunResult
 from workbench.jobs.data.sources.dataset import Mini, prepare
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, RunFault, RunResult
+from workbench.rundir.result import HostSlots, RunFault
 from workbench.rundir.state import RunState
 
 EVIL = '<img src=x onerror="alert(1)"> </pre><script>alert(2)</script>'
@@ -140,5 +141,5 @@ def test_a_card_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run-1"]
     (tmp_path / "card.html").write_text("old")
     assert result.to_html(tmp_path / "card.html").read_text() != "old"
-    with pytest.raises(RunError, match="no run directory"):
+    with pytest.raises(RunError, match="not a run directory"):
         RunResult(path=tmp_path / "gone", state=RunState.LOST).to_html(tmp_path / "card.html")

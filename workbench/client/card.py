@@ -5,18 +5,17 @@ What it states is gathered here; display/ draws it.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import write_bytes
 from workbench.base.shown import as_page
+from workbench.client.result import RunResult
 from workbench.results.answers.judge import Predictions
 from workbench.results.profile.parse import Profile
 from workbench.results.recipe import Recipe, recipe_of
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunResult
 from workbench.rundir.view import RunView
 
 __all__ = ["Card", "card_of", "replace_text", "write_card"]
@@ -47,7 +46,7 @@ class Card:
 def card_of(result: RunResult, name: str = "card.html") -> Card:
     """Gather what a run's card states; a broken part is left out, and named."""
     if not result.path.is_dir():
-        raise RunError(f"there is no run directory {result.path}")
+        raise RunError(f"not a run directory: {result.path}")
     missing: list[str] = []
     view = profile = predictions = None
     try:
@@ -86,14 +85,6 @@ def write_card(result: RunResult, path: str | Path) -> Path:
 def replace_text(target: Path, text: str) -> None:
     """Write a file whole, in place of one that is there; a reader never sees half of it."""
     try:
-        handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as out:
-                out.write(text)
-            Path(part).chmod(0o644)
-            Path(part).replace(target)
-        except BaseException:
-            Path(part).unlink(missing_ok=True)
-            raise
+        write_bytes(target, text.encode(errors="replace"), mode=0o644)
     except OSError as error:
         raise RunError(f"{target.name} cannot be written to {target.parent}: {error.strerror or error}") from error

@@ -1,0 +1,138 @@
+"""Choose the checkpoint that a run goes on from: the newest that is whole and undamaged.
+
+A checkpoint is one folder `step-N`, with the part of every rank below the name of its pod. It is used only when all
+parts are there, match their manifests byte by byte, and belong to this user. Nothing here reads what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
+from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
+from workbench.rundir.paths import RunPaths
+
+__all__ = ["Checkpoint", "ReadPart", "newest_good", "number_in"]
+
+ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
+"""By the pod's name and the folder of a part: what is wrong with it, and its manifest."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was looked at and found good."""
+
+    step: int
+    """The optimizer step after which it was made."""
+    parts: Mapping[int, Path]
+    """The folder of each rank's part."""
+    pods: Mapping[int, str] = field(default_factory=dict)
+    """The pods that the parts lie on, by rank; empty where they are in the run directory."""
+    notes: Sequence[str] = ()
+    """Why newer ones were left out, one line each."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks that made it."""
+        return len(self.parts)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON form; `from_dict` reads it back."""
+        parts, pods = ({str(r): str(x) for r, x in each.items()} for each in (self.parts, self.pods))
+        return {"step": self.step, "parts": parts, "pods": pods, "notes": list(self.notes)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
+        """Read the JSON form."""
+        parts = {int(rank): Path(part) for rank, part in data["parts"].items()}
+        pods = {int(rank): pod for rank, pod in data.get("pods", {}).items()}
+        return cls(step=data["step"], parts=parts, pods=pods, notes=data["notes"])
+
+
+def newest_good(root: Path, *, last_step: int | None = None, on_pods: ReadPart | None = None) -> Checkpoint:
+    """Choose among the checkpoints in a run directory, or with `on_pods` among those that its pods kept.
+
+    Every byte is read. A checkpoint at or after `last_step` leaves nothing to do.
+    """
+    paths = RunPaths(root)
+    read, steps = (on_pods, _on_pods(paths)) if on_pods else (_read_here, _here(paths.checkpoints))
+    notes: list[str] = []
+    for step, places in sorted(steps.items(), reverse=True):
+        if last_step is not None and step >= last_step:
+            problem = f"max_steps is {last_step}, nothing is left to do after it"
+        else:
+            problem = _problem(step, {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()})
+        if not problem:
+            parts = {rank: part for rank, (_, part) in places.items()}
+            pods = {rank: pod for rank, (pod, _) in places.items()} if on_pods else {}
+            return Checkpoint(step=step, parts=parts, pods=pods, notes=notes)
+        notes.append(f"the checkpoint of step {step} was left out: {problem}")
+    if on_pods:
+        raise ConfigError(f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}")
+    why = "; ".join(notes) or f"{paths.checkpoints} is empty: its run saved none (save_steps), or has not ended"
+    raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
+
+
+def number_in(name: str, what: str) -> int:
+    """Return the number in the name of a step's or a rank's folder; -1 for any other name.
+
+    Example:
+        >>> number_in("step-12", "step"), number_in("rank-0.part", "rank")
+        (12, -1)
+    """
+    word, _, number = name.partition("-")
+    return int(number) if word == what and number.isdigit() else -1
+
+
+Places = Mapping[int, tuple[str, Path]]
+"""By rank, the pod and the folder of its part."""
+
+
+def _here(folder: Path) -> dict[int, Places]:
+    steps = {number_in(path.name, "step"): path for path in folder.glob("step-*")}
+    return {
+        step: {number_in(part.name, "rank"): (part.parent.name, part) for part in path.glob("*/rank-*")}
+        for step, path in steps.items()
+        if step >= 0
+    }
+
+
+def _on_pods(paths: RunPaths) -> dict[int, Places]:
+    steps = read_json(paths.held).get("parts")
+    return {
+        int(step): {int(rank): (str(pod), Path(folder)) for rank, (pod, folder) in parts.items()}
+        for step, parts in (steps if isinstance(steps, dict) else {}).items()
+    }
+
+
+def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return what is wrong with a checkpoint; empty where nothing is."""
+    sizes = [manifest.get("world_size") for _, _, manifest in parts.values()]
+    size = sizes[0] if sizes and isinstance(sizes[0], int) else 0
+    if missing := [rank for rank in range(size) if rank not in parts]:
+        return f"the part of rank {missing[0]} of {size} is missing"
+    for rank, (pod, problem, manifest) in parts.items():
+        if problem:
+            return f"{problem} ({pod})"
+        if (manifest.get("rank"), manifest.get("step"), manifest.get("world_size")) != (rank, step, size):
+            return f"rank-{rank} is the part of another checkpoint ({pod})"
+    return "" if size and len(parts) == size else "it has no parts with a manifest that can be read"
+
+
+def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
+    return _not_ours(part) or problem_of(part), read_manifest(part)
+
+
+def _not_ours(part: Path) -> str:
+    """Return what is not this user's own: what others could write is not what a run of ours left."""
+    for path in (part, *part.iterdir()):
+        facts = path.lstat()
+        if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
+            return f"{path} belongs to another user, or others may write to it; only checkpoints of your own are used"
+    return ""

@@ -1,0 +1,105 @@
+"""The one answer to: in which state is this run, is its keeper alive, and how does its cluster stand.
+
+Small files are read, and nothing is written. Their readers see a whole old file or a whole new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from workbench.base.errors import RunError
+from workbench.base.files import read_json
+from workbench.pods.pod import Pod
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.state import RunState, is_alive
+
+__all__ = ["ClusterStatus", "cluster_of", "cluster_status", "is_keeper_alive", "message_of", "run_at", "state_of"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterStatus:
+    """What a cluster's state file holds, and whether the keeper that wrote it lives."""
+
+    phase: str
+    """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
+    message: str
+    """One line on the phase, for people."""
+    raw_pods: Sequence[Mapping[str, object]]
+    """The JSON form of its pods."""
+    pid: int | None
+    """The keeper's process; None before there is one."""
+    start_time: int | None
+    """When that started, in clock ticks since boot; None where the system does not tell."""
+
+    @property
+    def pods(self) -> Sequence[Pod]:
+        """The pods as the keeper last saw them, in rank order."""
+        return [Pod.from_dict(pod) for pod in self.raw_pods]
+
+    @property
+    def alive(self) -> bool:
+        """Whether the keeper lives, now."""
+        return self.pid is not None and is_alive(self.pid, self.start_time)
+
+
+def cluster_status(root: Path) -> ClusterStatus:
+    """Read how a cluster stands."""
+    raw = read_json(ClusterPaths(root).state)
+    phase, pid, start_time, pods = (raw.get(name) for name in ("phase", "pid", "start_time", "pods"))
+    status = ClusterStatus(
+        phase=str(phase or "starting"),
+        message=str(raw.get("message", "")),
+        raw_pods=pods if isinstance(pods, list) else [],
+        pid=pid if isinstance(pid, int) else None,
+        start_time=start_time if isinstance(start_time, int) else None,
+    )
+    over = status.phase in ("closed", "failed") or status.pid is None or status.alive
+    return status if over else replace(status, phase="lost")
+
+
+def is_keeper_alive(cluster: Path) -> bool:
+    """Whether the keeper of a cluster lives."""
+    return cluster_status(cluster).alive
+
+
+def run_at(path: str | Path) -> RunPaths:
+    """Return the paths of the run in a directory, or raise RunError where there is none."""
+    paths = RunPaths(Path(path).expanduser().resolve())
+    if not paths.info.exists():
+        raise RunError(f"not a run directory: {paths.root} holds no run.json")
+    return paths
+
+
+def cluster_of(paths: RunPaths) -> Path:
+    """Return the directory of the cluster that a run belongs to."""
+    return Path(str(read_json(paths.info).get("cluster", paths.root)))
+
+
+def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
+    """Return the state of a run: as its result says, else as its keeper last wrote, and `lost` where that died."""
+    if not paths.result.exists():
+        if is_alive(cluster_of(paths)):
+            return _state_in(paths.state, RunState.QUEUED)
+        # The keeper may have written the result between the two looks.
+        if not paths.result.exists():
+            return RunState.LOST
+    return _state_in(paths.result)
+
+
+def message_of(paths: RunPaths, state: RunState) -> str:
+    """Return one line on the state of a run, for people."""
+    if state is RunState.LOST:
+        return f"its keeper died; what it had written is in {paths.root}"
+    raw = read_json(paths.state)
+    hint = f" ({raw['hint']})" if raw.get("hint") else ""
+    return f"{raw.get('message', '')}{hint}"
+
+
+def _state_in(file: Path, default: RunState | None = None) -> RunState:
+    state = read_json(file).get("state", default)
+    try:
+        return RunState(str(state))
+    except ValueError:
+        raise RunError(f"{file} does not say in which state the run is") from None
