@@ -16,7 +16,7 @@ from workbench.base.errors import RemoteError
 from workbench.client.checkup import judge_memory
 from workbench.client.result import RunResult
 from workbench.jobs.finetune import FineTune, Script
-from workbench.keeper.run.prediction import Foreteller
+from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.planner.prediction import begin_prediction, inquiry_of, prediction_of
 from workbench.planner.tracing import remember, trace_of
 from workbench.pods.doctor.examination import Diagnosis, HostReport
@@ -135,9 +135,9 @@ def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
     asked = json.loads(paths.inquiry.read_text())
     prediction = prediction_of(asked, TRACE)
     pod = Pod(None, {"state": "busy"}, {"state": "done", "answer": {"prediction": prediction, "trace": RAW}})
-    foreteller = Foreteller(pod, "r", paths)  # type: ignore[arg-type]
-    foreteller.start()
-    foreteller.wait(60)
+    inquiry_thread = PredictionInquiry(pod, "r", paths)  # type: ignore[arg-type]
+    inquiry_thread.start()
+    inquiry_thread.wait(60)
     assert [op for op, _ in pod.asked] == ["foretell"] * 3 and pod.asked[-1][1]["inquiry"] == asked
     assert json.loads(paths.prediction.read_text()) == prediction
     assert not paths.inquiry.exists()
@@ -148,9 +148,9 @@ def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
 
 def test_a_pod_that_answers_nonsense_fails_nothing(paths: RunPaths) -> None:
     begin(JOB, ON_CPU, paths)
-    foreteller = Foreteller(Pod({"state": "done", "answer": {}}), "r", paths)  # type: ignore[arg-type]
-    foreteller.start()
-    foreteller.wait(60)
+    inquiry_thread = PredictionInquiry(Pod({"state": "done", "answer": {}}), "r", paths)  # type: ignore[arg-type]
+    inquiry_thread.start()
+    inquiry_thread.wait(60)
     assert not paths.prediction.exists() and not paths.inquiry.exists()
 
 
@@ -158,9 +158,9 @@ def test_a_pod_that_answers_nonsense_fails_nothing(paths: RunPaths) -> None:
 def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
     pytest.importorskip("transformers")
     begin(JOB, PodSpec(memory_gib=0.4), paths)
-    foreteller = Foreteller(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
-    foreteller.start()
-    foreteller.wait(300)
+    inquiry_thread = PredictionInquiry(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
+    inquiry_thread.start()
+    inquiry_thread.wait(300)
     deadline = time.monotonic() + 10  # the prediction is written before the inquiry goes
     while paths.inquiry.exists():
         assert time.monotonic() < deadline
