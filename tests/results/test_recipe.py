@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -150,7 +151,62 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     assert prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
 
 
-RANKS = {"zero1": 2, "ddp": 2, "single": 1}
+CONFIGURED = {
+    **ZERO1, "gradient_clipping": 0.5, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "deepspeed"),
+    [
+        ({"technique": "single"}, None),
+        ({"technique": "single", "optimizer": "sgd", "gradient_checkpointing": True}, None),
+        ({"technique": "ddp", "gradient_accumulation_steps": 3, "precision": "bf16"}, None),
+        ({"technique": "ddp", "max_steps": 60, "eval_steps": 20}, None),
+        ({"technique": "zero1", "optimizer": "sgd"}, ZERO1),
+        ({"technique": "zero1", "gradient_accumulation_steps": 2}, CONFIGURED),
+    ],
+)
+def test_the_recipe_trains_with_the_options_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Mapping[str, object], deepspeed: object
+) -> None:
+    settings = pytest.importorskip("workbench.worker.train.settings")
+    accelerate, transformers = pytest.importorskip("accelerate"), pytest.importorskip("transformers")
+    known = transformers.Seq2SeqTrainingArguments.__dataclass_fields__
+    defaults = {name: field.default for name, field in known.items()}
+
+    class Taken(Exception):
+        __dataclass_fields__ = known
+
+        def __init__(self, **given: object) -> None:
+            self.options = defaults | given
+            raise self
+
+    result = make_run(tmp_path, FineTune(**options))  # type: ignore[arg-type]
+    paths = RunPaths(result.path)
+    paths.job.write_text(json.dumps({**json.loads(paths.job.read_text()), "deepspeed": deepspeed}))
+    (tmp_path / "recipe").mkdir()
+    for name, content in recipe_of(result).files.items():
+        (tmp_path / "recipe" / name).write_bytes(content)
+    monkeypatch.setenv("WORKBENCH_RUN_DIR", str(paths.job.parent))
+    for name in ("TOKENIZERS_PARALLELISM", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")  # what the script itself sets, put back afterwards
+    monkeypatch.setattr(accelerate, "PartialState", lambda *_args, **_options: None)
+    monkeypatch.setattr(transformers, "Seq2SeqTrainingArguments", Taken)
+    monkeypatch.setattr(settings, "Seq2SeqTrainingArguments", Taken)
+    with pytest.raises(Taken) as run:
+        settings.training_arguments(settings.Assignment.read())
+    with pytest.raises(Taken) as repeated:
+        runpy.run_path(str(tmp_path / "recipe" / "train.py"), run_name="__main__")
+    own = {"output_dir", "run_name", "report_to"}  # where it writes, and to whom it reports
+    differing = {name for name in defaults if run.value.options[name] != repeated.value.options[name]}
+    assert differing <= own
+    assert run.value.options["warmup_steps"] == (7 if deepspeed is CONFIGURED else 0.1)
+
+
+# Technique, ranks and steps; 30 are enough that another warm-up makes another curve.
+RUNS = {"zero1": ("zero1", 2, 4), "ddp": ("ddp", 2, 4), "alone": ("ddp", 1, 4), "single": ("single", 1, 30)}
 
 
 @pytest.fixture(scope="module")
@@ -159,34 +215,34 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
     results = {}
     root = tmp_path_factory.mktemp("ran")
     plan = Plan(root)
-    for technique, ranks in RANKS.items():
-        job = FineTune(technique=technique, max_steps=4, eval_steps=2, per_device_train_batch_size=4, profile_step=0)
-        result = replace(make_run(root / technique, job), world_size=ranks)
+    for name, (technique, ranks, steps) in RUNS.items():
+        job = FineTune(
+            technique=technique, max_steps=steps, eval_steps=2, per_device_train_batch_size=4, profile_step=0
+        )
+        result = replace(make_run(root / name, job), world_size=ranks)
         paths = RunPaths(result.path)
         told = json.loads(paths.job.read_text())
         told |= {name: str(paths.inputs / f"{name}.jsonl") for name in ("train", "eval")}
         (result.path / "job.json").write_text(json.dumps(told))
         plan.runs.append({"folder": str(result.path), "world_size": ranks})
-        results[technique] = result
-    for technique, run in plan.run().items():
+        results[name] = result
+    for name, run in plan.run().items():
         assert set(run.exit_codes.values()) == {0}, run.stderr()
         losses = {e["step"]: float(str(e["eval_loss"])) for e in run.data("eval")}
         (run.folder / "out" / "model").rename(RunPaths(run.folder).model)
-        results[technique] = replace(results[technique], first_eval_loss=losses[0], eval_loss=losses[4])
+        results[name] = replace(results[name], first_eval_loss=losses[0], eval_loss=losses[RUNS[name][2]])
     return results
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("technique", RANKS)
-def test_the_recipe_repeats_the_run_to_the_last_digit(
-    ran: Mapping[str, RunResult], tmp_path: Path, technique: str
-) -> None:
-    result = ran[technique]
+@pytest.mark.parametrize("name", RUNS)
+def test_the_recipe_repeats_the_run_to_the_last_digit(ran: Mapping[str, RunResult], tmp_path: Path, name: str) -> None:
+    result = ran[name]
     folder = tmp_path / "repeated"
     with zipfile.ZipFile(io.BytesIO(recipe_of(result).archive)) as archive:
         archive.extractall(folder)
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(result.world_size)]
-    argv = [sys.executable, *([] if technique == "single" else torchrun), "train.py"]
+    argv = [sys.executable, *([] if result.world_size == 1 else torchrun), "train.py"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
     run = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr

@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
-from workbench.worker.data.rows import Collator, GlobalBatchSampler, eval_batches, load  # noqa: E402
+from workbench.worker.data.rows import Collator, load  # noqa: E402
+from workbench.worker.standalone import GlobalBatchSampler, eval_batches  # noqa: E402
 
 
 def global_batches(*, micro_batch: int, accumulation: int, world_size: int, rows: int = 50, epochs: int = 2):

@@ -1,8 +1,9 @@
 """Repeat a fine-tuning run with torch, transformers and DeepSpeed alone: the script that a run card carries.
 
-It imports nothing of DeepSpeed Workbench. Beside it lie `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the
-built-in model `tokenizer/`. `deepspeed` or `torchrun` starts it once per rank. Rows, their order, batches, initial
-weights, loss, optimizer and schedule are those of the run; the trained model is left in `model/`.
+It imports nothing of DeepSpeed Workbench, whose trainer takes its options, its order of rows and its loss from here.
+Beside it lie `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or
+`torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss, optimizer and schedule are those
+of the run; the trained model is left in `model/`.
 """
 
 from __future__ import annotations
@@ -26,32 +27,58 @@ from transformers import (
     set_seed,
 )
 
-__all__ = ["Batches", "Repetition", "arguments_of", "load_model", "main", "pad", "token_loss"]
+__all__ = ["GlobalBatchSampler", "eval_batches", "main", "prepare", "token_loss", "training_options"]
 
 _IGNORED = -100
 
+# Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
+# that starts from random weights are all sign and no size.
+_WARMUP = 0.1
 
-class Batches(Sampler[list[int]]):
-    """Deal out shuffled rows; the rows of an optimizer step do not depend on the number of ranks."""
+# transformers 5.2x calls it by another name, and warns of the old one.
+_RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
+_CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
 
-    def __init__(self, rows: int, micro: int, accumulation: int, rank: int, world_size: int, seed: int) -> None:
-        """Keep the shape of a step: rows of a micro-batch, micro-batches of a step, ranks."""
-        self.rows, self.micro, self.rank, self.world_size, self.seed = rows, micro, rank, world_size, seed
-        self.micro_batches = -(-rows // (micro * accumulation * world_size)) * accumulation
+# The Trainer's names of the update rules.
+_OPTIM = {
+    "adamw": "adamw_torch",
+    "sgd": "sgd",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+}
+
+
+class GlobalBatchSampler(Sampler[list[int]]):
+    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks."""
+
+    def __init__(
+        self, *, rows: int, micro_batch: int, accumulation: int, rank: int, world_size: int, seed: int
+    ) -> None:
+        self.rows, self.micro_batch, self.rank, self.world_size, self.seed = rows, micro_batch, rank, world_size, seed
         self.epoch = 0
+        self.micro_batches = -(-rows // (micro_batch * accumulation * world_size)) * accumulation
 
     def __len__(self) -> int:
-        """Return this rank's micro-batches in an epoch."""
         return self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Return this rank's micro-batches of the next epoch, each as row numbers."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         self.epoch += 1
         order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
         for number in range(self.micro_batches):
-            start = (number * self.world_size + self.rank) * self.micro
-            yield [order[(start + i) % self.rows] for i in range(self.micro)]
+            start = (number * self.world_size + self.rank) * self.micro_batch
+            yield [order[(start + i) % self.rows] for i in range(self.micro_batch)]
+
+
+def eval_batches(
+    rows: Sequence[Mapping[str, Sequence[int]]], *, size: int, rank: int, world_size: int
+) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
+    """Deal out rows for evaluation, longest first, so that batches need little padding."""
+    order = sorted(rows, key=lambda row: -len(row["input_ids"]))
+    for start in range(0, len(order), size * world_size):
+        mine = order[start + rank * size : start + (rank + 1) * size]
+        yield (mine, True) if mine else ([order[-1]], False)
 
 
 def pad(rows: Sequence[Mapping[str, list[int]]], pad_id: int, start_id: int) -> dict[str, torch.Tensor]:
@@ -71,6 +98,7 @@ def pad(rows: Sequence[Mapping[str, list[int]]], pad_id: int, start_id: int) -> 
 
 def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
     """Sum the cross entropy and divide it by the tokens of the whole global batch; T5's own ignores their number."""
+    # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them.
     logits = outputs["logits"].float()
     total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     return total if num_items_in_batch is None else total / num_items_in_batch
@@ -79,17 +107,20 @@ def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = Non
 class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no types
     """The Hugging Face Trainer with the run's own order of rows and its evaluation loss."""
 
-    def __init__(self, job: Mapping[str, Any], **options: Any) -> None:
-        """Take the options of the run's job beside the Trainer's own."""
+    def __init__(self, **options: Any) -> None:
         super().__init__(compute_loss_func=token_loss, **options)
-        self.job = job
         self.eval_losses: dict[int, float] = {}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Deal out the rows of each step to the ranks."""
-        micro, accumulation = self.job["per_device_train_batch_size"], self.job["gradient_accumulation_steps"]
-        rank, world_size = self.args.process_index, self.args.world_size
-        batches = Batches(len(self.train_dataset), micro, accumulation, rank, world_size, self.job["seed"])
+        batches = GlobalBatchSampler(
+            rows=len(self.train_dataset),
+            micro_batch=self.args.per_device_train_batch_size,
+            accumulation=self.args.gradient_accumulation_steps,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+            seed=self.args.seed,
+        )
         return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
 
     def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
@@ -102,19 +133,16 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
         return {"eval_loss": self.eval_losses[step]} if self.eval_dataset else {}
 
     def _eval_loss(self) -> float:
-        model, size = self.model_wrapped, self.job["per_device_eval_batch_size"]
+        model, size = self.model_wrapped, self.args.per_device_eval_batch_size
         rank, world_size = self.args.process_index, self.args.world_size
-        rows = sorted(self.eval_dataset, key=lambda row: -len(row["input_ids"]))
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         model.eval()
         with torch.no_grad():
-            for start in range(0, len(rows), size * world_size):
-                mine = rows[start + rank * size : start + (rank + 1) * size]
-                # Under ZeRO-3 a forward pass needs every rank: one without rows takes any, and does not count it.
-                batch = self._prepare_inputs(self.data_collator(mine or rows[-1:]))
+            for rows, counts in eval_batches(self.eval_dataset, size=size, rank=rank, world_size=world_size):
+                batch = self._prepare_inputs(self.data_collator(rows))
                 labels = batch.pop("labels")
                 loss = token_loss(model(**batch), labels)
-                if mine:
+                if counts:
                     sums += torch.stack([loss.double(), (labels != _IGNORED).sum().double()]).to(sums.device)
         model.train()
         if dist.is_available() and dist.is_initialized():
@@ -122,12 +150,45 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
         return float(sums[0] / sums[1])
 
 
-def arguments_of(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, gpus: bool) -> Any:
-    """Translate the job into the Trainer's options; opens the process group of the ranks."""
-    config = deepspeed or {}
+def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool) -> dict[str, Any]:
+    """Translate the job into the Trainer's options, but for where it writes and to whom it reports."""
+    return {
+        "per_device_train_batch_size": job["per_device_train_batch_size"],
+        "per_device_eval_batch_size": job["per_device_eval_batch_size"],
+        "gradient_accumulation_steps": job["gradient_accumulation_steps"],
+        "num_train_epochs": job["epochs"],
+        "max_steps": job["max_steps"] or -1,
+        "learning_rate": job["learning_rate"],
+        "lr_scheduler_type": "linear",
+        "optim": _OPTIM[job["optimizer"]],
+        **_from_deepspeed(deepspeed or {}),
+        "seed": job["seed"],
+        # Under FSDP the layers themselves are gathered in bf16; autocast would convert a second time.
+        "bf16": job["precision"] == "bf16" and job["technique"] != "fsdp",
+        "fp16": job["precision"] == "fp16",
+        "tf32": job["precision"] == "tf32" if gpus else None,
+        **({_CHECKPOINTING: True} if job["gradient_checkpointing"] else {}),
+        "logging_strategy": "steps",
+        "logging_steps": job["logging_steps"],
+        "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
+        "eval_strategy": "steps" if job["eval_steps"] else "no",
+        "eval_steps": job["eval_steps"],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": not gpus,
+        "remove_unused_columns": False,
+        "deepspeed": dict(deepspeed) if deepspeed is not None else None,
+        "accelerator_config": {"use_configured_state": not gpus and job["technique"] != "single"},
+        "ddp_find_unused_parameters": False,  # T5 and Llama have none, and DDP would look for them in every step
+    }
+
+
+def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
+    # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
+    # from the configuration.
     optimizer, scheduler = (config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler"))
     betas = optimizer.get("betas", "auto")
-    told = {
+    configured = {
         "max_grad_norm": config.get("gradient_clipping", "auto"),
         "weight_decay": optimizer.get("weight_decay", "auto"),
         "adam_epsilon": optimizer.get("eps", "auto"),
@@ -135,32 +196,8 @@ def arguments_of(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, gp
         "adam_beta2": betas[1] if betas != "auto" else "auto",
         "warmup_steps": scheduler.get("warmup_num_steps", "auto"),
     }
-    given = {name: value for name, value in told.items() if value != "auto"}
-    return Seq2SeqTrainingArguments(
-        output_dir="trainer",
-        per_device_train_batch_size=job["per_device_train_batch_size"],
-        gradient_accumulation_steps=job["gradient_accumulation_steps"],
-        num_train_epochs=job["epochs"],
-        max_steps=job["max_steps"] or -1,
-        learning_rate=job["learning_rate"],
-        optim={"adamw": "adamw_torch", "sgd": "sgd"}[job["optimizer"]],
-        **{"max_grad_norm": 1.0, "weight_decay": 0.0, "warmup_steps": 0.05, **given},
-        seed=job["seed"],
-        bf16=job["precision"] == "bf16",
-        tf32=job["precision"] == "tf32" if gpus else None,
-        **({"gradient_checkpointing": True} if job["gradient_checkpointing"] else {}),
-        logging_steps=job["logging_steps"],
-        eval_strategy="steps" if job["eval_steps"] else "no",
-        eval_steps=job["eval_steps"],
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not gpus,
-        remove_unused_columns=False,
-        deepspeed=dict(deepspeed) if deepspeed else None,
-        ddp_find_unused_parameters=False,
-        accelerator_config={"use_configured_state": not gpus and deepspeed is not None},
-    )
+    ours = {"max_grad_norm": 1.0, "weight_decay": 0.0, "warmup_steps": _WARMUP}
+    return {**ours, **{name: value for name, value in configured.items() if value != "auto"}}
 
 
 def load_model(name: str, seed: int, folder: Path) -> tuple[Any, Any]:
@@ -190,14 +227,18 @@ def load_model(name: str, seed: int, folder: Path) -> tuple[Any, Any]:
 def main() -> None:
     """Train as `job.json` says, and hold the losses against those of the run."""
     folder = Path(__file__).resolve().parent
-    told = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    job, gpus = told["job"], torch.cuda.is_available()
-    _prepare(job["technique"] == "single", gpus, told["deepspeed"] is not None)
-    arguments = arguments_of(job, told["deepspeed"], gpus)  # before the model: ZeRO-3 loads it in parts
+    recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in alone.items():  # the one rank of a run has no launcher that would set them
+        os.environ.setdefault(name, value)
+    prepare(single=job["technique"] == "single", gpus=gpus, with_deepspeed=deepspeed is not None)
+    options = training_options(job, deepspeed, gpus=gpus)
+    # Before the model: ZeRO-3 loads it in parts.
+    arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
     model, tokenizer = load_model(job["model"], job["seed"], folder)
     start, end = model.config.decoder_start_token_id, tokenizer.pad_token_id
     trainer = Repetition(
-        job,
         model=model,
         args=arguments,
         processing_class=tokenizer,
@@ -215,25 +256,39 @@ def main() -> None:
         model.save_pretrained(folder / "model", state_dict=state)
         tokenizer.save_pretrained(folder / "model")
         losses = list(trainer.eval_losses.values())
-        print({"eval_loss here": [losses[0], losses[-1]] if losses else [], "in the run": told["eval_losses"]})
+        print({"eval_loss here": [losses[0], losses[-1]] if losses else [], "in the run": recipe["eval_losses"]})
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _prepare(single: bool, gpus: bool, with_deepspeed: bool) -> None:
+def prepare(*, single: bool, gpus: bool, with_deepspeed: bool) -> None:
+    """Set this process up before the Trainer's options open the process group of the ranks."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if single:
+        # With these in sight accelerate would open a process group of one.
         for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
-    elif not gpus and with_deepspeed:
-        import deepspeed
-        from accelerate import PartialState
+    elif not gpus:
+        _open_on_cpu(with_deepspeed)
 
-        # Training on CPUs uses gloo; compiling this op takes a minute for nothing.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-        # Left alone, accelerate counts one process on CPUs under DeepSpeed.
-        os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
+
+def _open_on_cpu(with_deepspeed: bool) -> None:
+    from accelerate import PartialState
+
+    if not with_deepspeed:
+        PartialState(cpu=True, backend="gloo")
+        return
+    import deepspeed
+
+    # DeepSpeed would compile it for a minute, and training uses gloo anyway; it also names its shared memory alike
+    # for all runs of a machine. https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
+    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
+    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
+    try:
         PartialState(backend="gloo")
+    finally:
         del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
 
 

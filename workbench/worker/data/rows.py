@@ -1,18 +1,16 @@
-"""The training and evaluation rows of a rank: read, tokenized, dealt out to the ranks and padded.
+"""The training and evaluation rows of a rank: read, tokenized and padded.
 
-Every technique must see the same rows in the same optimizer step, so the rows are dealt out here and not by the
-Trainer: a step's global batch depends on the seed alone, and the ranks cut it up.
+`standalone` deals them out to the ranks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.data import Sampler
 
 from workbench.base.errors import ConfigError
 
@@ -20,11 +18,9 @@ __all__ = [
     "IGNORED",
     "Collator",
     "Example",
-    "GlobalBatchSampler",
     "Row",
     "Rows",
     "aligned",
-    "eval_batches",
     "load",
     "tokenize",
 ]
@@ -123,44 +119,6 @@ class Collator:
         padding = [[value] * (width - len(row)) for row in rows]
         padded = [[*pad, *row] if self.left else [*row, *pad] for row, pad in zip(rows, padding, strict=True)]
         return torch.tensor(padded, dtype=torch.long)
-
-
-class GlobalBatchSampler(Sampler[list[int]]):
-    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks."""
-
-    def __init__(
-        self, *, rows: int, micro_batch: int, accumulation: int, rank: int, world_size: int, seed: int
-    ) -> None:
-        """Keep the shape of a step."""
-        self.rows = rows
-        self.micro_batch = micro_batch
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.epoch = 0
-        self.global_batch = micro_batch * accumulation * world_size
-        self.micro_batches = -(-rows // self.global_batch) * accumulation
-
-    def __len__(self) -> int:
-        """Return this rank's micro-batches in an epoch."""
-        return self.micro_batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Return this rank's micro-batches of the next epoch, each as row numbers."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        self.epoch += 1
-        order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
-        for number in range(self.micro_batches):
-            start = (number * self.world_size + self.rank) * self.micro_batch
-            yield [order[(start + i) % self.rows] for i in range(self.micro_batch)]
-
-
-def eval_batches(rows: Sequence[Row], *, size: int, rank: int, world_size: int) -> Iterator[tuple[list[Row], bool]]:
-    """Deal out rows for evaluation, longest first, so that batches need little padding."""
-    order = sorted(rows, key=lambda row: -len(row["input_ids"]))
-    for start in range(0, len(order), size * world_size):
-        mine = order[start + rank * size : start + (rank + 1) * size]
-        yield (mine, True) if mine else ([order[-1]], False)
 
 
 def _read(path: Path) -> list[Example]:

@@ -16,30 +16,11 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.jobs.choices import Optimizer, Precision, Technique
+from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.worker.standalone import prepare, training_options
 
 __all__ = ["Assignment", "prepare_process", "training_arguments"]
-
-# Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model
-# that starts from random weights are all sign and no size.
-_WARMUP = 0.1
-
-# transformers 5.2x calls it by another name, and warns of the old one.
-_CHECKPOINTING = next(
-    name
-    for name in ("activation_checkpointing", "gradient_checkpointing")
-    if name in Seq2SeqTrainingArguments.__dataclass_fields__
-)
-
-# The Trainer's names of the update rules.
-_OPTIM = {
-    Optimizer.ADAMW: "adamw_torch",
-    Optimizer.SGD: "sgd",
-    Optimizer.ADAMW_8BIT: "adamw_bnb_8bit",
-    Optimizer.PAGED_ADAMW: "paged_adamw_32bit",
-    Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +103,6 @@ class Assignment:
 def prepare_process(work: Assignment) -> None:
     """Set this process up before torch and DeepSpeed look around."""
     _check_trackers(work)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
     # DeepSpeed calls torch's collectives by names that torch 2.13 has given others; each call would say so.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
@@ -134,73 +114,21 @@ def prepare_process(work: Assignment) -> None:
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
     if work.job.precision == Precision.TF32 and not work.gpus:
         raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
-    if work.technique is Technique.SINGLE:
-        if work.world_size != 1:
-            raise RunError(f"technique 'single' is one rank, and {work.world_size} were started")
-        # With these in sight accelerate would open a process group of one.
-        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
-            os.environ.pop(name, None)
-    elif not work.gpus:
-        _open_on_cpu(with_deepspeed=work.technique.uses_deepspeed)
+    single = work.technique is Technique.SINGLE
+    if single and work.world_size != 1:
+        raise RunError(f"technique 'single' is one rank, and {work.world_size} were started")
+    prepare(single=single, gpus=bool(work.gpus), with_deepspeed=work.technique.uses_deepspeed)
 
 
 def training_arguments(work: Assignment) -> Any:
     """Translate the job into the Trainer's options; opens the process group of the ranks."""
-    job = work.job
-    on_cpu = not work.gpus
     return Seq2SeqTrainingArguments(
         output_dir=str(work.folder / "trainer"),
-        per_device_train_batch_size=job.per_device_train_batch_size,
-        per_device_eval_batch_size=job.per_device_eval_batch_size,
-        gradient_accumulation_steps=job.gradient_accumulation_steps,
-        num_train_epochs=job.epochs,
-        max_steps=job.max_steps or -1,
-        learning_rate=job.learning_rate,
-        lr_scheduler_type="linear",
-        optim=_OPTIM[Optimizer(job.optimizer)],
-        **_from_deepspeed(work.deepspeed or {}),
-        seed=job.seed,
-        # Under FSDP the layers themselves are gathered in bf16; autocast would convert a second time.
-        bf16=job.precision == Precision.BF16 and work.technique is not Technique.FSDP,
-        fp16=job.precision == Precision.FP16,
-        tf32=(job.precision == Precision.TF32) if not on_cpu else None,
-        **({_CHECKPOINTING: True} if job.gradient_checkpointing else {}),
-        logging_strategy="steps",
-        logging_steps=job.logging_steps,
-        # It would put the last average in place of a NaN; FineTuner stops there instead.
-        logging_nan_inf_filter=False,
-        eval_strategy="steps" if job.eval_steps else "no",
-        eval_steps=job.eval_steps,
-        save_strategy="no",
-        # One rank speaks for all, as with the project's own metrics.
-        report_to=list(job.report_to) if work.rank == 0 and job.report_to else "none",
         run_name=work.folder.name,
-        disable_tqdm=True,
-        use_cpu=on_cpu,
-        remove_unused_columns=False,
-        deepspeed=dict(work.deepspeed) if work.deepspeed is not None else None,
-        accelerator_config={"use_configured_state": on_cpu and work.technique is not Technique.SINGLE},
-        # The Trainer would have DDP look for unused parameters in every step, and T5 and Llama have none.
-        ddp_find_unused_parameters=False,
+        # One rank speaks for all, as with the project's own metrics.
+        report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
+        **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
-
-
-def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
-    # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
-    # from the configuration.
-    optimizer = config.get("optimizer", {}).get("params", {})
-    scheduler = config.get("scheduler", {}).get("params", {})
-    betas = optimizer.get("betas", "auto")
-    told = {
-        "max_grad_norm": config.get("gradient_clipping", "auto"),
-        "weight_decay": optimizer.get("weight_decay", "auto"),
-        "adam_epsilon": optimizer.get("eps", "auto"),
-        "adam_beta1": betas[0] if betas != "auto" else "auto",
-        "adam_beta2": betas[1] if betas != "auto" else "auto",
-        "warmup_steps": scheduler.get("warmup_num_steps", "auto"),
-    }
-    ours = {"max_grad_norm": 1.0, "weight_decay": 0.0, "warmup_steps": _WARMUP}
-    return {**ours, **{name: value for name, value in told.items() if value != "auto"}}
 
 
 def _check_trackers(work: Assignment) -> None:
@@ -211,27 +139,3 @@ def _check_trackers(work: Assignment) -> None:
                 f"report_to names '{name}', and the pod of rank 0 has no package of that name; install it there "
                 f"(pip install 'deepspeed-workbench[{name}]'), or drop it: TensorBoard has the metrics anyway"
             )
-
-
-def _open_on_cpu(*, with_deepspeed: bool) -> None:
-    from accelerate import PartialState
-
-    if not with_deepspeed:
-        PartialState(cpu=True, backend="gloo")
-        return
-    _skip_shm_op()
-    # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
-    # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
-    os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
-    try:
-        PartialState(backend="gloo")
-    finally:
-        del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
-
-
-def _skip_shm_op() -> None:
-    # DeepSpeed would compile it for a minute, and training uses gloo anyway; it also names its shared memory alike
-    # for all runs of a machine. https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

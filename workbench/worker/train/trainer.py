@@ -17,22 +17,16 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from workbench.base.errors import RunError
 from workbench.rundir.events import emit
-from workbench.worker.data.rows import GlobalBatchSampler, Row, aligned, eval_batches
+from workbench.worker.data.rows import Row, aligned
 from workbench.worker.model import sharding
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.standalone import GlobalBatchSampler, eval_batches, token_loss
 from workbench.worker.train.callbacks import emit_memory, phase
 from workbench.worker.train.checkpoints import ResumableTrainer
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler
 
-__all__ = ["FineTuner", "token_loss"]
-
-
-def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None) -> Any:
-    """Sum the cross entropy of the labels and divide it by the tokens of the whole global batch."""
-    logits = outputs["logits"].float()
-    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-    return total if num_items_in_batch is None else total / num_items_in_batch
+__all__ = ["FineTuner"]
 
 
 class FineTuner(ResumableTrainer):
