@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.worker.agent import cgroup
-from workbench.worker.agent.records import failure_from, last_traceback, lost_peer, read_record, write_record
+from workbench.worker.agent.records import failure_from, last_traceback, read_record, write_record
 
 PROGRAMS = {
     "plain": ("raise KeyError('a')", "KeyError", "'a'"),
@@ -104,28 +104,6 @@ def test_without_a_traceback_the_last_lines_are_kept(tmp_path):
 
 def test_sigbus_hints_at_shared_memory(tmp_path):
     assert "/dev/shm has" in failure_from(tmp_path, -7).message
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.3]:2222",
-        "Read error [127.0.0.2]:6: Connection reset by peer",
-        "Timed out waiting 1800000ms for recv operation to complete",
-        "Connection was likely closed. Did the remote server shutdown or crash?",
-        "failed to recv, got 0 bytes",
-        "NCCL error: ncclRemoteError: A call failed possibly due to a network error or a remote process exiting",
-        "[Errno 32] Broken pipe",
-        "Application timeout caused pair closure",
-    ],
-)
-def test_what_a_rank_says_that_lost_its_peer_is_an_echo(text):
-    assert lost_peer(text)
-
-
-@pytest.mark.parametrize("text", ["CUDA out of memory", "bad thing", "index out of range in self", "loss is NaN"])
-def test_a_cause_is_no_echo(text):
-    assert not lost_peer(text)
 
 
 def test_records_are_written_whole_or_not_at_all(tmp_path):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base import proc
-from workbench.worker.agent.records import Failure, failure_from, lost_peer, read_record, write_record
+from workbench.worker.agent.lost_peer import only_lost_its_peer
+from workbench.worker.agent.records import Failure, failure_from, read_record, write_record
 from workbench.worker.agent.request import RankPlace
 
 __all__ = ["Rank", "start_cold"]
@@ -68,13 +69,16 @@ class Rank:
             self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
 
     def _fail(self, failure: Failure) -> None:
+        # The message is one line; NCCL says only in a later one that its peer is gone.
+        start = failure.traceback.rfind(failure.message)
+        text = failure.message if start < 0 else failure.traceback[start:]
         self.error = {
             "rank": self.place.rank,
             "kind": failure.kind,
             "message": failure.message,
             "traceback": failure.traceback,
             "time_s": time.time(),
-            "echo": failure.kind not in ("signal", "exit") and lost_peer(failure.message),
+            "echo": failure.kind not in ("signal", "exit") and only_lost_its_peer(text),
         }
         _keep(self.folder / "error.json", self.error)
 

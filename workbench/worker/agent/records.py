@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Failure", "failure_from", "last_traceback", "lost_peer", "read_record", "signal_name", "write_record"]
+__all__ = ["Failure", "failure_from", "last_traceback", "read_record", "signal_name", "write_record"]
 
 _TAIL_BYTES = 256 * 1024
 _RECORD_BYTES = 64 * 1024
@@ -32,12 +32,6 @@ _CHAIN = (
 _HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
-_LOST_PEER = re.compile(
-    r"connection (was )?(likely )?(closed|reset)|closed by peer|reset by peer|broken pipe"
-    r"|timed out (after )?(\S+ )?waiting|socket timeout|wait timeout|pair closure|got 0 bytes|failed to recv"
-    r"|remote (server shutdown|process exited|error)|ncclremoteerror|peer (closed|is gone)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,11 +85,6 @@ def last_traceback(text: str) -> Failure | None:
     lines[first] = _HEAD.sub(r"\1", lines[first])
     block = "\n".join(lines[first:end])
     return Failure(kind=match[1].rpartition(".")[2], message=message[:_MESSAGE_CHARS], traceback=block[-_RECORD_BYTES:])
-
-
-def lost_peer(text: str) -> bool:
-    """Whether a message is what a rank says when another one has gone: an echo, not a cause."""
-    return _LOST_PEER.search(text) is not None
 
 
 def signal_name(signum: int) -> str:

@@ -13,26 +13,11 @@ import time
 import traceback
 from pathlib import Path
 
-__all__ = ["device", "is_echo", "memory", "write_done", "write_error"]
+from workbench.worker.agent.lost_peer import only_lost_its_peer
+
+__all__ = ["device", "memory", "write_done", "write_error"]
 
 _GIB = 1024**3
-
-# What gloo, NCCL and the store say when it is the other side that went away.
-_ECHOES = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "connection refused",
-    "broken pipe",
-    "timed out waiting",
-    "socket timeout",
-    "remote process exited",
-    "remote error",
-    "read error",
-    "write error",
-    "recv, connection was likely closed",
-    "failed to recv",
-    "application timeout caused pair closure",
-)
 
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
@@ -47,7 +32,7 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
             "message": message,
             "traceback": "".join(traceback.format_exception(error)),
             "time_s": time.time(),
-            "echo": is_echo(message),
+            "echo": only_lost_its_peer(message),
         },
     )
 
@@ -55,18 +40,6 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
 def write_done(folder: Path, rank: int) -> None:
     """Write `done.json`: this rank has finished everything that was asked."""
     _write(folder / "done.json", {"rank": rank, "time_s": time.time()})
-
-
-def is_echo(message: str) -> bool:
-    """Whether an error only says that another rank went away.
-
-    Example:
-        >>> is_echo("[gloo] Connection closed by peer [127.0.0.2]:4711")
-        True
-        >>> is_echo("loss is nan at step 3")
-        False
-    """
-    return any(words in message.lower() for words in _ECHOES)
 
 
 def memory() -> dict[str, float]:
