@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from workbench.benchmark.row import Outcome, Provenance, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.rundir.paths import RunPaths
 
 SAMPLE = Path(__file__).resolve().parent / "samples" / "flops_profile.txt"
 
 
-def make_row(technique: str, pods: int, speed: float | None, **other: Any) -> Row:
+def make_row(technique: str, pods: int, speed: float | None, **other: Any) -> BenchmarkRow:
     """Make the row of a run that did the same work as the others, unless told otherwise."""
     known: dict[str, Any] = {
         "name": f"{technique}-{pods}", "key": f"{technique}-{pods}", "outcome": Outcome.SUCCEEDED, "model": "tiny-t5",
@@ -25,10 +25,10 @@ def make_row(technique: str, pods: int, speed: float | None, **other: Any) -> Ro
         "pod_hours": pods * (25.5 + pods) / 3600, "spec": {"cluster": {"count": 3}, "job": {"technique": technique}},
         "provenance": Provenance(versions={"torch": "2.13.0"}, device="a CPU", devices=pods, seed=7, data="d1"),
     }  # fmt: skip
-    return Row(**{**known, **other})
+    return BenchmarkRow(**{**known, **other})
 
 
-def mixed_rows() -> list[Row]:
+def mixed_rows() -> list[BenchmarkRow]:
     """Make rows of every kind of end, some of them not like the others."""
     nothing = dict.fromkeys(("duration_s", "samples_per_s", "peak_memory_gib", "train_loss", "eval_loss"))
     nothing |= {"useful_tokens_per_s": None, "time_to_first_step_s": None, "pod_hours": None, "steps": None}
@@ -49,7 +49,7 @@ def mixed_rows() -> list[Row]:
     ]  # fmt: skip
 
 
-def repeated_rows(speeds: dict[str, list[float]]) -> list[Row]:
+def repeated_rows(speeds: dict[str, list[float]]) -> list[BenchmarkRow]:
     """Make rows of one pod, by technique the samples/s of each repeat."""
     return [
         make_row(technique, 1, speed, repeat=n, name=f"{technique}-{n}")

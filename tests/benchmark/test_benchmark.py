@@ -16,12 +16,12 @@ import pytest
 
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
-from workbench.benchmark.finished_rows import data_of
-from workbench.benchmark.forecast import expected_time, foresee_memory
+from workbench.benchmark.finished_rows import data_of, kept_rows
+from workbench.benchmark.forecast import forecast_memory, forecast_time
 from workbench.benchmark.read import skipped_row
 from workbench.benchmark.result import BenchmarkResult
-from workbench.benchmark.row import Outcome, Row
-from workbench.benchmark.schedule import Course, kept_rows
+from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.benchmark.schedule import Schedule
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
@@ -105,16 +105,16 @@ def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(cluster: Clus
 def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(cluster: Cluster, tmp_path: Path) -> None:
     beat = Script(path=str(SCRIPTS / "beat.py"))
     grid = Benchmark([script(tmp_path), beat, script(tmp_path, "print(2)", "after")], path=tmp_path / "b")
-    course = Course(grid.grid.rows, cluster, grid.path)
+    schedule = Schedule(grid.grid.rows, cluster, grid.path)
 
-    def show(rows: Sequence[Row], progress: Mapping[str, Progress]) -> None:
+    def show(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress]) -> None:
         if rows[1].outcome is Outcome.RUNNING and progress:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        course.run(show)
-    assert [row.outcome for row in course.rows] == [Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.WAITING]
-    assert [row.outcome for row in kept_rows(grid.path)] == [row.outcome for row in course.rows]
+        schedule.run(show)
+    assert [row.outcome for row in schedule.rows] == [Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.WAITING]
+    assert [row.outcome for row in kept_rows(grid.path)] == [row.outcome for row in schedule.rows]
     with pytest.raises(ConfigError, match="wants 3 pods; the cluster has 2"):
         Benchmark([beat], pods=[3], path=tmp_path / "b").run(cluster)
 
@@ -164,18 +164,18 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
 def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     job = FineTune(per_device_train_batch_size=4)
     small = RunSpec(cluster=ClusterSpec(pods=PodSpec(memory_gib=0.1)), job=job, pods=1)
-    foreseen = foresee_memory(small)
-    assert foreseen.memory_gib is not None and foreseen.memory_gib > 0.5
-    assert "a pod has 0.10 GiB" in foreseen.refusal
+    memory = forecast_memory(small)
+    assert memory.gib is not None and memory.gib > 0.5
+    assert "a pod has 0.10 GiB" in memory.refusal
     roomy = replace(small, cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
-    assert foresee_memory(roomy).refusal == ""
-    outlook = Benchmark([job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b").outlook()
-    assert (outlook.runs, outlook.to_go, outlook.untold) == (2, 0, 0)
-    assert "will be skipped: predicted" in str(outlook) and "will be skipped" in outlook._repr_html_()
+    assert forecast_memory(roomy).refusal == ""
+    forecast = Benchmark([job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b").forecast()
+    assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
+    assert "will be skipped: predicted" in str(forecast) and "will be skipped" in forecast._repr_html_()
 
 
 def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
-    def row(pods: int, micro: int = 8, seconds: float | None = None, steps: int = 10) -> Row:
+    def row(pods: int, micro: int = 8, seconds: float | None = None, steps: int = 10) -> BenchmarkRow:
         job = FineTune(technique="zero1", max_steps=steps, per_device_train_batch_size=micro)
         asked = skipped_row(RunSpec(cluster=ClusterSpec(count=3), job=job, pods=pods), "")
         if seconds is None:
@@ -183,19 +183,19 @@ def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
         done = {"steps": steps, "train_runtime_s": seconds, "duration_s": seconds + 5.0}
         return replace(asked, outcome=Outcome.SUCCEEDED, **done)  # type: ignore[arg-type]
 
-    assert expected_time(row(2), []).seconds is None
-    assert expected_time(row(2), [row(1, seconds=8.0)]).basis == "not known yet"
-    assert expected_time(row(2), [row(2, seconds=8.0)]).seconds == 13.0  # the very same row
-    assert expected_time(row(2, steps=20), [row(2, seconds=8.0)]).seconds == pytest.approx(5.0 + 16.0)
+    assert forecast_time(row(2), []).seconds is None
+    assert forecast_time(row(2), [row(1, seconds=8.0)]).basis == "not known yet"
+    assert forecast_time(row(2), [row(2, seconds=8.0)]).seconds == 13.0  # the very same row
+    assert forecast_time(row(2, steps=20), [row(2, seconds=8.0)]).seconds == pytest.approx(5.0 + 16.0)
     # One rank: 0.1 s a row. Three ranks: 0.8 s of compute and 0.7 s of network a step.
     told = [row(1, seconds=8.0), row(3, seconds=15.0)]
-    guess = expected_time(row(2, micro=16), told)
+    guess = forecast_time(row(2, micro=16), told)
     assert guess.seconds == pytest.approx(5.0 + 10 * (1.6 + 0.7)) and "estimated" in guess.basis
     failed = [replace(r, outcome=Outcome.FAILED) for r in told]
-    assert expected_time(row(2, micro=16), failed).seconds is None
+    assert forecast_time(row(2, micro=16), failed).seconds is None
 
 
-def test_what_a_job_names_is_known_by_its_content(tmp_path: Path) -> None:
+def test_what_a_job_names_is_identified_by_its_content(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"source": "a", "target": "b"}\n')
     job = FineTune(dataset={"kind": "jsonl", "train": str(rows)})

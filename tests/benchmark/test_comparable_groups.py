@@ -8,10 +8,10 @@ import pytest
 
 from workbench.benchmark.comparable_groups import Spread, differ, groups
 from workbench.benchmark.published import CAVEATS, PUBLISHED
-from workbench.benchmark.row import Outcome, Provenance, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 
 
-def made(technique: str = "zero1", pods: int = 1, samples_per_s: float | None = 100.0, **more: object) -> Row:
+def made(technique: str = "zero1", pods: int = 1, samples_per_s: float | None = 100.0, **more: object) -> BenchmarkRow:
     facts: dict[str, object] = {
         "name": f"{technique}-{pods}",
         "key": f"{technique}-{pods}",
@@ -30,7 +30,7 @@ def made(technique: str = "zero1", pods: int = 1, samples_per_s: float | None = 
         "provenance": Provenance(data="aaaa"),
         "spec": {"job": {"technique": technique, "max_steps": 20}},
     }
-    return Row(**{**facts, **more})  # type: ignore[arg-type]
+    return BenchmarkRow(**{**facts, **more})  # type: ignore[arg-type]
 
 
 def test_rows_that_did_other_work_stand_apart_with_the_difference_named() -> None:

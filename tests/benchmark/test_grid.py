@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.benchmark.grid import Grid, make_grid
+from workbench.benchmark.grid import BenchmarkGrid, make_grid
 from workbench.jobs.finetune import FineTune, Script
 
 
-def names(grid: Grid) -> list[str]:
+def names(grid: BenchmarkGrid) -> list[str]:
     return [row.name for row in grid.rows]
 
 

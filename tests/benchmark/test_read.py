@@ -11,7 +11,7 @@ from writtenrun import WrittenRun, write_run
 
 from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.result import RunResult
 from workbench.jobs.finetune import FineTune, Script
 from workbench.results.profile.parse import read_profile
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> WrittenRun:
     return write_run(tmp_path)
 
 
-def finished(run: WrittenRun, **facts: object) -> Row:
+def finished(run: WrittenRun, **facts: object) -> BenchmarkRow:
     for step in (1, 2, 3):
         run.step(step)
     run.end(**{"steps": 3, "peak_memory_gib": {"127.0.0.2": 0.5, "127.0.0.3": 0.75}, **facts})
@@ -47,7 +47,7 @@ def test_a_finished_run_gives_its_figures(run: WrittenRun) -> None:
     assert (row.provenance.seed, row.provenance.command) == (0, "sh -c true")
     assert row.provenance.versions == {"torch": "2.13.0"}
     assert row.key == key_of(read_json(run.paths.spec)) and row.repeat == 0
-    assert Row.from_dict(json.loads(json.dumps(row.to_dict()))) == row
+    assert BenchmarkRow.from_dict(json.loads(json.dumps(row.to_dict()))) == row
 
 
 def test_what_a_run_never_told_is_none(run: WrittenRun) -> None:
@@ -190,7 +190,7 @@ def test_no_damage_to_a_directory_raises(run: WrittenRun, state: str) -> None:
     for what in damaged(run.paths.root, random.Random(0)):
         try:
             row = row_of(run.paths.root)
-            assert Row.from_dict(json.loads(json.dumps(row.to_dict(), default=str))).outcome is row.outcome
+            assert BenchmarkRow.from_dict(json.loads(json.dumps(row.to_dict(), default=str))).outcome is row.outcome
         except Exception as error:
             raise AssertionError(f"{what}: {error!r}") from error
     shutil.rmtree(run.paths.root)

@@ -11,7 +11,7 @@ from benchrows import Page, make_row, mixed_rows, repeated_rows
 
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS, PUBLISHED
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
 from workbench.display.benchmark.sheet import Sheet, sheet_of
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
@@ -156,7 +156,7 @@ def test_foreign_text_stays_text() -> None:
     assert EVIL in Page(benchmark_html(groups(rows))).text
 
 
-def running() -> tuple[list[Row], dict[str, Progress]]:
+def running() -> tuple[list[BenchmarkRow], dict[str, Progress]]:
     rows = [*mixed_rows(), make_row("fsdp", 3, None, name="now", outcome=Outcome.RUNNING)]
     far = Progress(state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5, eta_s=9.0)
     return [*rows, make_row("fsdp", 2, None, outcome=Outcome.WAITING)], {"now": far}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.shown import Shown, follow
-from workbench.benchmark.finished_rows import Standing
-from workbench.benchmark.forecast import Outlook, OutlookRow, expected_time, foresee_memory
-from workbench.benchmark.grid import Planned, make_grid
-from workbench.benchmark.read import key_of, skipped_row
+from workbench.benchmark.finished_rows import FinishedRows
+from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow, forecast_memory, forecast_time
+from workbench.benchmark.grid import PlannedRun, make_grid
+from workbench.benchmark.read import skipped_row
 from workbench.benchmark.result import BenchmarkResult
-from workbench.benchmark.row import Outcome, Row
-from workbench.benchmark.schedule import Course
+from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
 from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from
@@ -42,7 +42,7 @@ class Benchmark(Shown):
     """A grid of jobs x techniques x pod counts x whatever else varies, one row each.
 
     The rows go one after another on one cluster, each on the first of its pods. Run again, it takes from disk the rows
-    that stand (same spec, code, data and versions; succeeded or out of memory) and does the rest.
+    that hold (same spec, code, data and versions; succeeded or out of memory) and does the rest.
 
     Example:
         grid = Benchmark([FineTune(max_steps=20)], ["single", "ddp", "zero1"], pods=[1, 2, 3],
@@ -123,8 +123,8 @@ class Benchmark(Shown):
         both.grid, both.result = self.grid + other.grid, None
         return both
 
-    def outlook(self, cluster: Cluster | None = None) -> Outlook:
-        """Say before the start how many runs there are, and what each is predicted to take.
+    def forecast(self, cluster: Cluster | None = None) -> BenchmarkForecast:
+        """Return how many runs there are, and what each is predicted to take, before the start.
 
         Memory is the planner's; a model that was not seen before takes it seconds. Time is from rows on disk.
 
@@ -133,16 +133,16 @@ class Benchmark(Shown):
                 machine.
         """
         spec = cluster.spec if cluster is not None else ClusterSpec(pods=self._pod, count=self._most_pods)
-        standing = Standing(self.path).rows()
-        return Outlook(
+        before = FinishedRows(self.path).rows()
+        return BenchmarkForecast(
             name=self.name,
-            rows=tuple(self._foreseen(row, spec, standing) for row in self.grid.rows if row.repeat == 0),
+            rows=tuple(self._forecast(row, spec, before) for row in self.grid.rows if row.repeat == 0),
             left_out=self.grid.left_out,
             folder=self.path,
         )
 
     def run(self, cluster: Cluster, *, force: bool = False) -> BenchmarkResult:
-        """Run what does not stand yet, one row after another; blocks until the last has ended.
+        """Run what is not finished yet, one row after another; blocks until the last has ended.
 
         A row that fails, runs out of memory or cannot fit is a row like any other. A row that an earlier kernel has
         left running is waited for.
@@ -160,18 +160,18 @@ class Benchmark(Shown):
             Stopped: An interrupt came; the row that ran is cancelled, and `result` holds what there is.
         """
         self._check(cluster)
-        course = Course(self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force)
+        schedule = Schedule(self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force)
         try:
             with follow(self) as draw:
-                course.run(draw)
+                schedule.run(draw)
         except KeyboardInterrupt:
-            waiting = sum(not row.outcome.is_terminal for row in course.rows)
+            waiting = sum(not row.outcome.is_terminal for row in schedule.rows)
             raise Stopped(
                 f"Stopped: the row that ran is cancelled, {waiting} wait. Run the benchmark again to go on; .result "
                 "holds the rows so far."
             ) from None
         finally:
-            rows = tuple(self._priced(row) for row in course.rows)
+            rows = tuple(self._priced(row) for row in schedule.rows)
             self.result = BenchmarkResult(name=self.name, folder=self.path, rows=rows, left_out=self.grid.left_out)
         return self.result
 
@@ -190,22 +190,23 @@ class Benchmark(Shown):
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 
-    def _foreseen(self, planned: Planned, cluster: ClusterSpec, standing: Sequence[Row]) -> OutlookRow:
+    def _forecast(self, planned: PlannedRun, cluster: ClusterSpec, before: Sequence[BenchmarkRow]) -> ForecastRow:
         spec = RunSpec(cluster=cluster, job=planned.job, pods=planned.pods)
-        key = key_of(spec)
+        row = skipped_row(spec, "")
         repeats = [r.repeat for r in self.grid.rows if (r.job, r.pods) == (planned.job, planned.pods)]
-        done = {r.repeat for r in standing if r.key == key and r.outcome is Outcome.SUCCEEDED}
-        return OutlookRow(
+        done = {r.repeat for r in before if r.key == row.key and r.outcome is Outcome.SUCCEEDED}
+        return ForecastRow(
             name=planned.name,
             runs=len(repeats),
-            foreseen=foresee_memory(spec, gpu_memory_gib=self._gpu_memory_gib),
-            expected=expected_time(skipped_row(spec, ""), standing),
-            standing=sum(repeat in done for repeat in repeats),
+            memory=forecast_memory(spec, gpu_memory_gib=self._gpu_memory_gib),
+            time=forecast_time(row, before),
+            finished=sum(repeat in done for repeat in repeats),
         )
 
-    def _priced(self, row: Row) -> Row:
-        known = self._price is not None and row.pod_hours is not None
-        return replace(row, cost=row.pod_hours * self._price) if known else row  # type: ignore[operator]
+    def _priced(self, row: BenchmarkRow) -> BenchmarkRow:
+        if self._price is None or row.pod_hours is None:
+            return row
+        return replace(row, cost=row.pod_hours * self._price)
 
     def __repr__(self) -> str:
         """Return how many runs there are."""

@@ -1,7 +1,7 @@
 """What rows of a benchmark may be compared with each other, and what a comparison says. Pure.
 
-Only rows that did the same work stand in one group: same model, global batch, optimizer steps, precision, data and
-sequence handling. Every other group says how it differs from the first. How to draw them is `display/`'s business.
+Only rows that did the same work are in one group: same model, global batch, optimizer steps, precision, data and
+sequence handling. Every other group says how it differs from the first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from workbench.benchmark.row import Outcome, Row
+from workbench.base.loose import part
+from workbench.benchmark.row import BenchmarkRow, Outcome
 
 __all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups"]
 
@@ -19,7 +20,7 @@ FIGURES = (
     *("padded_tokens_per_s", "tflops_per_device", "mfu", "peak_memory_gib", "host_memory_gib", "sent_bytes_per_step"),
     *("train_loss", "eval_loss", "perplexity", "exact_match", "pod_hours", "cost"),
 )
-"""The fields of `Row` that are measured, of which repeats give a median and a spread."""
+"""The fields of `BenchmarkRow` that are measured, of which repeats give a median and a spread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +47,13 @@ class Summary:
 
     name: str
     """What tells it from the others of its group, in words: `zero1 on 3 pods`."""
-    row: Row
+    row: BenchmarkRow
     """The line to draw: every figure is the median over the repeats that succeeded (of the only run without repeats);
     `speed_up` and `efficiency` are filled. Where none succeeded, it is the last repeat as it stands."""
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     """The repeats themselves, in order."""
     spreads: Mapping[str, Spread] = field(default_factory=dict)
-    """By field of `Row`, where more than one repeat measured it; the spread is from the smallest to the largest."""
+    """By field of the row, where more than one repeat measured it; the spread is from the smallest to the largest."""
     baseline: str = ""
     """Name of the summary that `speed_up` is over: the one-pod row of the same technique, or else `single`."""
 
@@ -75,32 +76,32 @@ class Group:
     """How it differs from the first group, in words: `global batch 96 instead of 32`; empty for the first."""
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[BenchmarkRow, ...]:
         """All its rows, repeats one by one."""
         return tuple(row for summary in self.summaries for row in summary.rows)
 
 
-def groups(rows: Iterable[Row]) -> tuple[Group, ...]:
+def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
     """Put rows that may be compared together, fold repeats, and work out speed-up and efficiency."""
-    known = list(rows)
-    found: list[tuple[dict[str, object], list[Row]]] = []
+    given = list(rows)
+    grouped: list[tuple[dict[str, object], list[BenchmarkRow]]] = []
     # Those that tell most decide what the groups are.
-    for row in sorted(known, key=lambda r: sum(value is None for value in _work(r).values())):
+    for row in sorted(given, key=lambda r: sum(value is None for value in _work(r).values())):
         work = _work(row)
-        for same, members in found:
+        for same, members in grouped:
             if all(None in (same[name], value) or same[name] == value for name, value in work.items()):
                 members.append(row)
                 same.update({name: value for name, value in work.items() if same[name] is None})
                 break
         else:
-            found.append((work, [row]))
-    order = {id(row): number for number, row in enumerate(known)}
-    for _, members in found:
+            grouped.append((work, [row]))
+    order = {id(row): number for number, row in enumerate(given)}
+    for _, members in grouped:
         members.sort(key=lambda row: order[id(row)])
-    found.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
+    grouped.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
     return tuple(
-        Group(same=_told(same), summaries=_summaries(members), difference=_difference(found[0][0], same))
-        for same, members in found
+        Group(same=_for_people(same), summaries=_summaries(members), difference=_difference(grouped[0][0], same))
+        for same, members in grouped
     )
 
 
@@ -110,10 +111,9 @@ def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
     return spread is not None and others is not None and not spread.overlaps(others)
 
 
-def _work(row: Row) -> dict[str, object]:
+def _work(row: BenchmarkRow) -> dict[str, object]:
     """Return what must be equal for rows to be compared; None for what the row does not tell."""
-    job = row.spec.get("job")
-    asked = job.get("max_steps") if isinstance(job, Mapping) else None
+    asked = part(row.spec, "job").get("max_steps")
     return {
         "model": row.model or None,
         "global batch": row.global_batch,
@@ -125,8 +125,8 @@ def _work(row: Row) -> dict[str, object]:
     }
 
 
-def _told(same: Mapping[str, object]) -> dict[str, object]:
-    """Give it for people: a dataset's name, not its fingerprint."""
+def _for_people(same: Mapping[str, object]) -> dict[str, object]:
+    """Name a dataset, not its fingerprint."""
     return {"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"}
 
 
@@ -141,8 +141,8 @@ def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
     return ", ".join(parts)
 
 
-def _summaries(rows: Sequence[Row]) -> tuple[Summary, ...]:
-    by_key: dict[str, list[Row]] = {}
+def _summaries(rows: Sequence[BenchmarkRow]) -> tuple[Summary, ...]:
+    by_key: dict[str, list[BenchmarkRow]] = {}
     for row in rows:
         by_key.setdefault(row.key or row.name, []).append(row)
     names = _names([members[0] for members in by_key.values()])
@@ -150,7 +150,7 @@ def _summaries(rows: Sequence[Row]) -> tuple[Summary, ...]:
     return tuple(_sped_up(summary, folded) for summary in folded)
 
 
-def _fold(name: str, rows: Sequence[Row]) -> Summary:
+def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
     ordered = tuple(sorted(rows, key=lambda row: row.repeat))
     good = [row for row in ordered if row.outcome is Outcome.SUCCEEDED]
     if len(good) < 2:
@@ -176,24 +176,23 @@ def _sped_up(summary: Summary, among: Sequence[Summary]) -> Summary:
     return replace(summary, row=replace(row, speed_up=speed_up, efficiency=efficiency), baseline=base.name)
 
 
-def _baseline(row: Row, among: Sequence[Summary]) -> Summary | None:
+def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
     """Find the one-pod line of the same technique, else that of `single` with the same adapters."""
     if row.outcome is not Outcome.SUCCEEDED:
         return None
     technique, _, peft = row.technique.partition(" ")
     wanted = [" ".join(filter(None, (name, peft))) for name in (technique, "single")]
     ones = [s for s in among if s.row.pods == 1 and s.row.outcome is Outcome.SUCCEEDED]
-    found = [s for name in wanted for s in ones if s.row.technique == name]
-    # Of several, one with the same launcher and micro-batch handling is the nearer yardstick.
-    return next((s for s in found if s.row.technique == row.technique and s.row.launcher == row.launcher), None) or (
-        found[0] if found else None
-    )
+    candidates = [s for name in wanted for s in ones if s.row.technique == name]
+    # Of several, one with the same launcher is the nearer yardstick.
+    nearest = (s for s in candidates if s.row.technique == row.technique and s.row.launcher == row.launcher)
+    return next(nearest, None) or next(iter(candidates), None)
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
+def _names(rows: Sequence[BenchmarkRow]) -> list[str]:
     """Name rows by technique and pods, and by whatever else of their jobs tells equal ones apart."""
     short = [f"{row.technique} on {row.pods} {'pod' if row.pods == 1 else 'pods'}" for row in rows]
-    jobs = [dict(job) if isinstance(job := row.spec.get("job"), Mapping) else {} for row in rows]
+    jobs = [part(row.spec, "job") for row in rows]
     named = []
     for row, name, job in zip(rows, short, jobs, strict=True):
         twins = [other for other, its in zip(jobs, short, strict=True) if its == name]

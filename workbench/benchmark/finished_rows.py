@@ -1,28 +1,32 @@
-"""Which rows of a benchmark are on disk already, and whether each still stands.
+"""Which rows of a benchmark are on disk already, and whether each still holds.
 
-A row stands while what it came from is the same: its spec, this package's code, the files that the job names, and the
-versions on the pods. All of that is kept in the note of its `run.json`; the run directories are the only store.
+A finished row holds while what it came from is the same: its spec, this package's code, the files that the job names,
+and the versions on the pods. All of that is in the note of its `run.json`; the run directories are the only store.
+`benchmark.json` keeps the last state of all rows, those among them that were never started.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from workbench.base.files import read_json
+from workbench.base.files import read_json, write_json
+from workbench.base.loose import Json, number, part, text, whole
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.jobs.finetune import Job, Script
 from workbench.rundir.make.script import script_files
 from workbench.rundir.store import find_runs
 
-__all__ = ["Found", "Standing", "code_of", "data_of", "note_of"]
+__all__ = ["FinishedRows", "code_of", "data_of", "keep_rows", "kept_rows", "note_of"]
 
+_KEPT = "benchmark.json"
 _WHOLE_BYTES = 64 << 20  # a larger file is known by its size and time: it would take seconds to read
-_STANDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
+_HOLDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
 
 
 def code_of() -> str:
@@ -40,71 +44,56 @@ def data_of(job: Job) -> str:
 
 def note_of(key: str, repeat: int, *, code: str, data: str, versions: Mapping[str, str]) -> dict[str, object]:
     """Make the note that a benchmark leaves in the `run.json` of a row."""
-    made = {"key": key, "repeat": repeat, "code": code, "data": data, "versions": dict(versions)}
-    return {"benchmark": made}
+    return {"benchmark": {"key": key, "repeat": repeat, "code": code, "data": data, "versions": dict(versions)}}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """A run directory of a benchmark's row."""
-
-    path: Path
-    """The run directory."""
-    note: Mapping[str, object]
-    """What the benchmark noted there."""
-    submitted_s: float
-    """When it was submitted, in seconds since 1970."""
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Key and repeat."""
-        repeat = self.note.get("repeat")
-        return str(self.note.get("key", "")), repeat if isinstance(repeat, int) else 0
-
-
-class Standing:
-    """The rows below one folder, as they were when it was made."""
+class FinishedRows:
+    """The run directories below one folder, as they were when it was made; a missing folder holds none."""
 
     def __init__(self, folder: Path):
-        """Look; a folder that is not there holds nothing."""
-        found: dict[tuple[str, int], list[Found]] = {}
-        for each in _look(folder):
-            found.setdefault(each.place, []).append(each)
-        self._found = {place: sorted(them, key=lambda f: -f.submitted_s) for place, them in found.items()}
+        infos = [(paths.root, read_json(paths.info)) for paths in find_runs(folder)]
+        infos.sort(key=lambda info: -(number(info[1].get("submitted_s")) or 0.0))
+        self._by_place: dict[tuple[str, int], list[tuple[Path, Json]]] = defaultdict(list)
+        for path, info in infos:
+            if note := part(info, "benchmark"):
+                self._by_place[_place(note)].append((path, note))
 
-    def finished(self, note: Mapping[str, object]) -> Row | None:
-        """Return the newest finished row that stands: it succeeded or ran out of memory, all else being equal."""
-        for found in self._same(note):
-            row = row_of(found.path)
-            if row.outcome in _STANDS:
-                return replace(row, from_disk=True)
-        return None
+    def finished(self, note: Mapping[str, object]) -> BenchmarkRow | None:
+        """Return the newest finished row that holds: it succeeded or ran out of memory, all else being equal."""
+        rows = (row_of(path) for path in self._same(note))
+        return next((replace(row, from_disk=True) for row in rows if row.outcome in _HOLDS), None)
 
     def live(self, note: Mapping[str, object]) -> Path | None:
-        """Return the directory of a run that stands and goes on, or waits for its cluster."""
-        for found in self._same(note):
-            if not row_of(found.path).outcome.is_terminal:
-                return found.path
-        return None
+        """Return the directory of the same run if it goes on, or waits for its cluster."""
+        return next((path for path in self._same(note) if not row_of(path).outcome.is_terminal), None)
 
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[BenchmarkRow]:
         """Return all rows, of any version."""
-        return [row_of(found.path) for them in self._found.values() for found in them]
+        return [row_of(path) for runs in self._by_place.values() for path, _ in runs]
 
-    def _same(self, note: Mapping[str, object]) -> list[Found]:
-        wanted = note["benchmark"]
-        assert isinstance(wanted, Mapping)
-        return [f for f in self._found.get((str(wanted["key"]), int(wanted["repeat"])), []) if f.note == wanted]
+    def _same(self, note: Mapping[str, object]) -> list[Path]:
+        wanted = part(note, "benchmark")
+        return [path for path, its in self._by_place.get(_place(wanted), []) if its == wanted]
 
 
-def _look(folder: Path) -> Iterator[Found]:
-    for paths in find_runs(folder):
-        info = read_json(paths.info)
-        note, submitted = info.get("benchmark"), info.get("submitted_s")
-        if isinstance(note, dict):
-            yield Found(
-                path=paths.root, note=note, submitted_s=float(submitted) if isinstance(submitted, int | float) else 0.0
-            )
+def kept_rows(folder: Path) -> list[BenchmarkRow]:
+    """Return all rows that the benchmarks of a folder have kept; none where there are none."""
+    rows = read_json(folder / _KEPT).get("rows")
+    try:
+        return [BenchmarkRow.from_dict(row) for row in rows] if isinstance(rows, list) else []
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def keep_rows(folder: Path, rows: Sequence[BenchmarkRow]) -> None:
+    """Keep rows in place of those that had their key and repeat; others of the folder stay."""
+    kept = {(row.key, row.repeat): row for row in (*kept_rows(folder), *rows)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / _KEPT, {"rows": [row.to_dict() for row in kept.values()]})
+
+
+def _place(note: Json) -> tuple[str, int]:
+    return text(note.get("key")), whole(note.get("repeat")) or 0
 
 
 def _files(job: Job) -> Iterator[tuple[str, Path]]:
@@ -125,5 +114,5 @@ def _files(job: Job) -> Iterator[tuple[str, Path]]:
 
 
 def _mark(path: Path) -> str:
-    known = path.stat()
-    return file_digest(path) if known.st_size <= _WHOLE_BYTES else f"{known.st_size} {known.st_mtime_ns}"
+    stat = path.stat()
+    return file_digest(path) if stat.st_size <= _WHOLE_BYTES else f"{stat.st_size} {stat.st_mtime_ns}"

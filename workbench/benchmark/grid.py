@@ -10,11 +10,11 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, Script
 
-__all__ = ["Grid", "LeftOut", "Planned", "make_grid"]
+__all__ = ["BenchmarkGrid", "LeftOut", "PlannedRun", "make_grid"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class PlannedRun:
     """One run that a benchmark asks for."""
 
     job: Job
@@ -43,17 +43,17 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class BenchmarkGrid:
     """The runs of a benchmark, in the order in which they go, and what is left out."""
 
-    rows: tuple[Planned, ...]
+    rows: tuple[PlannedRun, ...]
     """One a run."""
     left_out: tuple[LeftOut, ...] = ()
     """One a combination."""
 
-    def __add__(self, other: Grid) -> Grid:
+    def __add__(self, other: BenchmarkGrid) -> BenchmarkGrid:
         """Put the runs of another grid behind these; a run that is in both goes once."""
-        return Grid(_unique(self.rows + other.rows), self.left_out + other.left_out)
+        return BenchmarkGrid(_unique(self.rows + other.rows), self.left_out + other.left_out)
 
 
 def make_grid(
@@ -63,35 +63,31 @@ def make_grid(
     vary: Mapping[str, Sequence[object]] | None = None,
     repeats: int = 1,
     slots: int = 1,
-) -> Grid:
+) -> BenchmarkGrid:
     """Multiply jobs, techniques, pod counts and options."""
     vary = dict(vary or {})
     _check(jobs, techniques, pods, vary, repeats)
-    rows: list[Planned] = []
+    rows: list[PlannedRun] = []
     left_out: list[LeftOut] = []
     choices: list[str | None] = list(techniques) if techniques else [None]
     varied = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     for job, technique, options, count in itertools.product(jobs, choices, varied, pods):
-        told = {key: value for key, value in options.items() if len(vary[key]) > 1}
-        name = _name(job, technique, told, count, many=len(jobs) > 1)
+        varying = {key: value for key, value in options.items() if len(vary[key]) > 1}
+        name = _name(job, technique, varying, count, many=len(jobs) > 1)
         try:
             made = _made(job, technique, options, count, slots)
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue
-        rows += [Planned(job=made, pods=count, repeat=repeat, name=name) for repeat in range(repeats)]
+        rows += [PlannedRun(job=made, pods=count, repeat=repeat, name=name) for repeat in range(repeats)]
     if not rows:
         raise ConfigError(f"no row of this grid makes sense; the first: {left_out[0].name}: {left_out[0].why}")
-    return Grid(_unique(rows), tuple(left_out))
+    return BenchmarkGrid(_unique(rows), tuple(left_out))
 
 
-def _unique(rows: Sequence[Planned]) -> tuple[Planned, ...]:
+def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
     """Keep the first of rows that are the same; a script is the same under every technique."""
-    kept: list[Planned] = []
-    for row in rows:
-        if all(row.work != other.work for other in kept):
-            kept.append(row)
-    return tuple(kept)
+    return tuple(row for n, row in enumerate(rows) if all(row.work != other.work for other in rows[:n]))
 
 
 def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: int, slots: int) -> Job:
@@ -148,11 +144,11 @@ def _check(
             raise ConfigError(f"pods holds {count!r}; give whole numbers, 1 or more")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise ConfigError(f"repeats is {repeats!r}; it must be a whole number, 1 or more")
-    known = {f.name for job in jobs for f in fields(job)} | {"global_batch_size"}
+    allowed = {f.name for job in jobs for f in fields(job)} | {"global_batch_size"}
     for key, values in vary.items():
         if key in ("technique", "pods"):
             raise ConfigError(f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`")
-        if key not in known:
-            raise one_of("vary key", key, sorted(known))
+        if key not in allowed:
+            raise one_of("vary key", key, sorted(allowed))
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"vary[{key!r}] is {values!r}; give a list of values")

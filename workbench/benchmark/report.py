@@ -13,9 +13,10 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.shown import as_markdown, as_page
 from workbench.benchmark.comparable_groups import Group, groups
+from workbench.benchmark.finished_rows import kept_rows
 from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.read import row_of
-from workbench.benchmark.row import Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.card import Card, card_of, replace_text
 from workbench.client.result import RunResult
 from workbench.results.losses import Losses, read_losses
@@ -33,7 +34,7 @@ class Report:
 
     title: str
     """What it is called."""
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     """Its rows, repeats one by one."""
     groups: tuple[Group, ...]
     """The rows, by what may be compared."""
@@ -48,21 +49,21 @@ class Report:
     written_s: float = 0.0
     """When it was made, in seconds since 1970."""
 
-    def card_of(self, row: Row) -> Card | None:
+    def card_of(self, row: BenchmarkRow) -> Card | None:
         """Return the card of a row's run; None where it did not end, or cannot be read."""
         return self.cards.get(row.path) if row.path else None
 
-    def losses_of(self, row: Row) -> Losses:
+    def losses_of(self, row: BenchmarkRow) -> Losses:
         """Return the losses of a row's run; empty where there are none."""
         return self.losses.get(row.path, Losses()) if row.path else Losses()
 
 
 def write_report(
-    source: Sequence[Row] | Sequence[str | Path], folder: str | Path, *, title: str = "Benchmark"
+    source: Sequence[BenchmarkRow] | Sequence[str | Path], folder: str | Path, *, title: str = "Benchmark"
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
-    rows = [item for item in source if isinstance(item, Row)]
-    places = [Path(item) for item in source if not isinstance(item, Row)]
+    rows = [item for item in source if isinstance(item, BenchmarkRow)]
+    places = [Path(item) for item in source if not isinstance(item, BenchmarkRow)]
     broken: list[str] = []
     if places:
         below, broken = rows_below(places)
@@ -79,9 +80,9 @@ def write_report(
     return html, md
 
 
-def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
+def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
     """Read the rows of all runs at or below some folders; those of one benchmark in its order, the others by age."""
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     broken: list[str] = []
     seen: set[Path] = set()
     given = [Path(place).expanduser().absolute() for place in places]
@@ -90,16 +91,16 @@ def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
             raise ConfigError(
                 f"there is no folder {place}; give run directories, a cluster's directory or a benchmark's folder"
             )
-        found = sorted(paths.root.resolve() for paths in find_runs(place))
-        read: list[Row] = []
-        for root in found:
+        roots = sorted(paths.root.resolve() for paths in find_runs(place))
+        read: list[BenchmarkRow] = []
+        for root in roots:
             if root not in seen:
                 seen.add(root)
                 try:
                     read.append(row_of(root))
                 except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
                     broken.append(f"{root} cannot be read: {error}")
-        kept = _kept(place)
+        kept = kept_rows(place)
         newest = [row for row in read if not _run_again_since(row, kept)]
         if len(newest) < len(read):
             broken.append(f"left out, as their rows were run again since: {len(read) - len(newest)} older run(s)")
@@ -110,37 +111,25 @@ def rows_below(places: Iterable[Path]) -> tuple[list[Row], list[str]]:
     return rows, broken
 
 
-def _kept(place: Path) -> list[Row]:
-    if not (place / "benchmark.json").exists():
-        return []
-    from workbench.benchmark.schedule import kept_rows
-
-    return kept_rows(place)
-
-
-def _run_again_since(row: Row, kept: Sequence[Row]) -> bool:
+def _run_again_since(row: BenchmarkRow, kept: Sequence[BenchmarkRow]) -> bool:
     """Whether the benchmark took another run for this row; by name, as the folder may have been moved."""
     taken = [k.path.name for k in kept if k.path and (k.key, k.repeat) == (row.key, row.repeat)]
     return bool(taken) and row.path is not None and row.path.name not in taken
 
 
-def _in_order(read: Sequence[Row], kept: Sequence[Row]) -> list[Row]:
+def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
     """Put rows into the order that their benchmark kept, with those that it never started; others stand behind."""
     before = {(row.key, row.repeat): (number, row) for number, row in enumerate(kept)}
     there = {(row.key, row.repeat) for row in read}
     never = [row for row in kept if row.path is None and row.outcome.is_terminal and (row.key, row.repeat) not in there]
     # What money a row cost is known to the benchmark that ran it, not to the run directory.
-    priced = [replace(row, cost=row.cost or _cost(before.get((row.key, row.repeat)))) for row in read]
-    last = (len(kept), None)
+    last = (len(kept), BenchmarkRow(name="", outcome=Outcome.WAITING))
+    priced = [replace(row, cost=row.cost or before.get((row.key, row.repeat), last)[1].cost) for row in read]
     return sorted([*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name))
 
 
-def _cost(found: tuple[int, Row] | None) -> float | None:
-    return found[1].cost if found else None
-
-
 def gather(
-    rows: Sequence[Row], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
+    rows: Sequence[BenchmarkRow], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
 ) -> Report:
     """Gather what the report of some rows states; what cannot be read is left out, and named."""
     lines = list(problems)

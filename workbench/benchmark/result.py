@@ -8,7 +8,7 @@ from pathlib import Path
 from workbench.base.shown import Shown
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.grid import LeftOut
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 
 __all__ = ["BenchmarkPlots", "BenchmarkResult"]
 
@@ -21,7 +21,7 @@ class BenchmarkResult(Shown):
     """What the benchmark is called."""
     folder: Path
     """Where its run directories are, absolute."""
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     """One a run, in the order of the grid, whatever became of it."""
     left_out: tuple[LeftOut, ...] = ()
     """Combinations that are no rows, each with why."""
@@ -32,7 +32,7 @@ class BenchmarkResult(Shown):
         return groups(self.rows)
 
     @property
-    def from_disk(self) -> tuple[Row, ...]:
+    def from_disk(self) -> tuple[BenchmarkRow, ...]:
         """The rows that were found finished instead of run."""
         return tuple(row for row in self.rows if row.from_disk)
 
@@ -55,8 +55,8 @@ class BenchmarkResult(Shown):
     def __repr__(self) -> str:
         """Return how many rows ended how."""
         counts = {outcome: sum(row.outcome is outcome for row in self.rows) for outcome in Outcome}
-        said = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
-        return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {said}; {len(self.from_disk)} from disk)"
+        ends = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
+        return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {ends}; {len(self.from_disk)} from disk)"
 
 
 @dataclass(frozen=True, slots=True)

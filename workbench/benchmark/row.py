@@ -1,6 +1,6 @@
-"""`Row`: what one run, or one that was not started, is to a benchmark: every column of its table.
+"""`BenchmarkRow`: what one run, or one that was not started, is to a benchmark: every column of its table.
 
-The record only. `rowof.py` reads it off a run directory; nothing here knows what rows are compared or drawn.
+The record only: `read.py` reads it off a run directory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["Outcome", "Provenance", "Row"]
+__all__ = ["BenchmarkRow", "Outcome", "Provenance"]
 
 
 class Outcome(StrEnum):
@@ -55,7 +55,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class BenchmarkRow:
     """One row of a benchmark. A figure that was not measured, or is not known, is None."""
 
     name: str
@@ -161,10 +161,9 @@ class Row:
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> Row:
+    def from_dict(cls, data: Mapping[str, object]) -> BenchmarkRow:
         """Read the JSON form back; unknown keys, of a newer version, are left out."""
-        known = {f.name for f in fields(cls)}
-        raw = {name: value for name, value in data.items() if name in known}
+        raw = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         provenance = raw.get("provenance")
         path = raw.get("path")
         return cls(

@@ -1,12 +1,11 @@
 """Carry out the rows of a benchmark on one cluster, one after another, whatever becomes of each.
 
-Every outcome is a row. What stands on disk is taken from there, what another kernel has left running is waited for,
-what cannot fit is skipped. `benchmark.json` keeps the last state of all rows, the skipped ones among them.
+Every outcome is a row. What is finished on disk is taken from there, what another kernel has left running is waited
+for, what cannot fit is skipped.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import write_json
-from workbench.benchmark.finished_rows import Standing, code_of, data_of, note_of
-from workbench.benchmark.forecast import Foreseen, foresee_memory
-from workbench.benchmark.grid import Planned
+from workbench.benchmark.finished_rows import FinishedRows, code_of, data_of, keep_rows, note_of
+from workbench.benchmark.forecast import MemoryForecast, forecast_memory
+from workbench.benchmark.grid import PlannedRun
 from workbench.benchmark.read import key_of, row_of, skipped_row
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune
@@ -29,66 +27,58 @@ from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["Course", "Shown", "kept_rows", "spec_of"]
-
-KEPT = "benchmark.json"
-"""The file, in a benchmark's folder, that holds all its rows as they were seen last."""
+__all__ = ["Schedule"]
 
 _LOOK_S = 0.2
 _SHARE = 0.05  # of the waiter's time that reading a run's events may take
 _CANCEL_S = 60.0
 
-Shown = Callable[[Sequence[Row], Mapping[str, Progress]], None]
+ShowRows = Callable[[Sequence[BenchmarkRow], Mapping[str, Progress]], None]
 """Takes all rows as they are now, and how far those that run are."""
 
 
 @dataclass(slots=True)
 class _Item:
-    planned: Planned
+    planned: PlannedRun
     spec: RunSpec
     note: Mapping[str, object]
-    foreseen: Foreseen
-    row: Row
+    memory: MemoryForecast
+    row: BenchmarkRow
 
 
-def spec_of(planned: Planned, cluster: Cluster) -> RunSpec:
-    """Return the specification of a planned run on a cluster."""
-    return RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
-
-
-class Course:
-    """The way through the rows of one benchmark."""
+class Schedule:
+    """The order in which the rows of one benchmark are run, and how far it is."""
 
     def __init__(
         self,
-        rows: Sequence[Planned],
+        rows: Sequence[PlannedRun],
         cluster: Cluster,
         folder: Path,
         *,
         gpu_memory_gib: float | None = None,
         force: bool = False,
     ):
-        """Look at what stands; nothing starts."""
+        """Look at what is on disk; nothing starts."""
         self._cluster, self._folder = cluster, folder
-        standing, code = Standing(folder), code_of()
+        finished, code = FinishedRows(folder), code_of()
         versions = dict(cluster.pods[0].versions) if cluster.pods else {}
         self._items: list[_Item] = []
         for planned in rows:
-            spec = spec_of(planned, cluster)
+            spec = RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
             data = data_of(planned.job)
             note = note_of(key_of(spec), planned.repeat, code=code, data=data, versions=versions)
-            foreseen = foresee_memory(spec, gpu_memory_gib=gpu_memory_gib)
-            row = standing.finished(note) or self._unstarted(spec, planned, foreseen, force)
-            self._items.append(_Item(planned, spec, note, foreseen, row))
-        self._live = {id(item): path for item in self._items if (path := standing.live(item.note)) is not None}
+            memory = forecast_memory(spec, gpu_memory_gib=gpu_memory_gib)
+            row = finished.finished(note) or _unstarted(spec, planned, memory, force)
+            self._items.append(_Item(planned, spec, note, memory, row))
+        self._live = {id(item): path for item in self._items if (path := finished.live(item.note)) is not None}
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[BenchmarkRow, ...]:
         """All rows as they are now."""
         return tuple(item.row for item in self._items)
 
-    def run(self, show: Shown) -> None:
-        """Carry out what is to do."""
+    def run(self, show: ShowRows) -> None:
+        """Run what is not finished."""
         show(self.rows, {})
         try:
             # What is left of an earlier kernel goes on already: nothing may start beside it and slow it down.
@@ -100,23 +90,16 @@ class Course:
                     self._start(item, show)
                 show(self.rows, {})
         finally:
-            self._keep()
+            keep_rows(self._folder, self.rows)
 
     def _todo(self) -> list[_Item]:
         return [item for item in self._items if not item.row.outcome.is_terminal]
 
     def _again(self, item: _Item) -> bool:
-        """Whether a row that an earlier kernel had left did not come to an end that stands."""
+        """Whether a row that an earlier kernel had left running must be run again."""
         return id(item) in self._live and item.row.outcome in (Outcome.FAILED, Outcome.CANCELLED)
 
-    @staticmethod
-    def _unstarted(spec: RunSpec, planned: Planned, foreseen: Foreseen, force: bool) -> Row:
-        row = replace(skipped_row(spec, foreseen.refusal, foreseen.memory_gib), repeat=planned.repeat)
-        if foreseen.refusal and not force:
-            return row
-        return replace(row, outcome=Outcome.WAITING, reason="", name=f"{row.name}-{planned.repeat}")
-
-    def _start(self, item: _Item, show: Shown) -> None:
+    def _start(self, item: _Item, show: ShowRows) -> None:
         if self._cluster.phase != "ready":
             raise RunError(
                 f"the cluster is {self._cluster.phase}: {self._cluster.message}; what was finished is in "
@@ -131,7 +114,7 @@ class Course:
             return
         self._follow(item, run, show)
 
-    def _follow(self, item: _Item, run: Run, show: Shown) -> None:
+    def _follow(self, item: _Item, run: Run, show: ShowRows) -> None:
         """Wait for a run and take its row; an interrupt cancels it."""
         try:
             self._watch(item, run, show)
@@ -142,7 +125,7 @@ class Course:
             raise
         item.row = self._read(item, run)
 
-    def _watch(self, item: _Item, run: Run, show: Shown) -> None:
+    def _watch(self, item: _Item, run: Run, show: ShowRows) -> None:
         item.row = replace(item.row, outcome=Outcome.RUNNING, name=run.id, path=run.path, reason="")
         due, progress = 0.0, run.progress
         while not run.state.is_terminal:
@@ -153,10 +136,10 @@ class Course:
             show(self.rows, {item.row.name: progress})
             time.sleep(_LOOK_S)
 
-    def _read(self, item: _Item, run: Run) -> Row:
+    def _read(self, item: _Item, run: Run) -> BenchmarkRow:
         row = row_of(run.path)
         if row.predicted_memory_gib is None:  # the process that writes it may come later than the run's end
-            row = replace(row, predicted_memory_gib=item.foreseen.memory_gib)
+            row = replace(row, predicted_memory_gib=item.memory.gib)
         return row
 
     def _new_folder(self, item: _Item) -> Path:
@@ -167,20 +150,12 @@ class Course:
         tries = [self._folder / stem, *(self._folder / f"{stem}-try{n}" for n in range(2, 1000))]
         return next(path for path in tries if not path.exists())
 
-    def _keep(self) -> None:
-        """Write down all rows, and leave there what the folder holds of others."""
-        rows = {(row.key, row.repeat): row for row in (*kept_rows(self._folder), *self.rows)}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / KEPT, {"rows": [row.to_dict() for row in rows.values()]})
 
-
-def kept_rows(folder: Path) -> list[Row]:
-    """Read all rows that the benchmarks of a folder have kept, skipped ones among them; none where there are none."""
-    try:
-        raw = json.loads((folder / KEPT).read_text(encoding="utf-8"))["rows"]
-        return [Row.from_dict(row) for row in raw]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+def _unstarted(spec: RunSpec, planned: PlannedRun, memory: MemoryForecast, force: bool) -> BenchmarkRow:
+    row = replace(skipped_row(spec, memory.refusal, memory.gib), repeat=planned.repeat)
+    if memory.refusal and not force:
+        return row
+    return replace(row, outcome=Outcome.WAITING, reason="", name=f"{row.name}-{planned.repeat}")
 
 
 def _cancel(run: Run) -> None:

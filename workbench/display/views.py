@@ -12,7 +12,7 @@ from typing import Any
 from workbench.base import shown
 from workbench.base.table import Grid, html_table, text_table
 from workbench.benchmark.benchmark import Benchmark
-from workbench.benchmark.forecast import Outlook
+from workbench.benchmark.forecast import BenchmarkForecast
 from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.report import Report, gather
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
@@ -21,7 +21,7 @@ from workbench.client.cluster import Cluster
 from workbench.client.history import History
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.display.benchmark.forecast import outlook_html, outlook_text
+from workbench.display.benchmark.forecast import forecast_html, forecast_text
 from workbench.display.benchmark.live import BenchmarkLive
 from workbench.display.benchmark.report_html import plots_html, report_html
 from workbench.display.benchmark.report_md import report_md
@@ -63,7 +63,8 @@ def _plots_html(plots: BenchmarkPlots) -> str:
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {
         Answers: answers_text,
-        Benchmark: lambda it: outlook_text(it.outlook()),
+        Benchmark: lambda it: forecast_text(it.forecast()),
+        BenchmarkForecast: forecast_text,
         BenchmarkPlots: lambda it: f"{it.result!r}: plots are seen in a notebook, and in the file of .report()",
         BenchmarkResult: lambda it: benchmark_text(it.groups, PUBLISHED),
         Board: repr,
@@ -72,7 +73,6 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Grid: text_table,
         History: history_text,
         Manifest: Manifest.to_text,
-        Outlook: outlook_text,
         PlanTable: plan_text,
         Predictions: lambda it: text_table(predictions_grid(it)),
         Profile: profile_text,
@@ -82,7 +82,8 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     },
     shown.as_html: {
         Answers: answers_html,
-        Benchmark: lambda it: outlook_html(it.outlook()),
+        Benchmark: lambda it: forecast_html(it.forecast()),
+        BenchmarkForecast: forecast_html,
         BenchmarkPlots: _plots_html,
         BenchmarkResult: lambda it: benchmark_html(it.groups, PUBLISHED),
         Board: board_html,
@@ -91,7 +92,6 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Grid: html_table,
         History: history_html,
         Manifest: manifest_html,
-        Outlook: outlook_html,
         PlanTable: plan_html,
         Predictions: lambda it: html_table(predictions_grid(it)),
         Profile: profile_html,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base.words import UNKNOWN
-from workbench.benchmark.row import Row
+from workbench.benchmark.row import BenchmarkRow
 
 __all__ = ["COLUMNS", "MEMORY", "Column", "Figures", "Kind", "figures_of"]
 
@@ -49,7 +49,7 @@ class Column:
     """One figure of a row."""
 
     field: str
-    """The field of `Row` that it shows."""
+    """The field of `BenchmarkRow` that it shows."""
     title: str
     """What stands above it, beneath its section's title."""
     section: str
@@ -64,7 +64,7 @@ class Column:
         """What it is called on its own, out of its section."""
         return _ALONE.get(self.field, self.title)
 
-    def value(self, row: Row) -> float | None:
+    def value(self, row: BenchmarkRow) -> float | None:
         """Return a row's figure; None where it was not measured, or is no number that can be written."""
         value = getattr(row, self.field)
         known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -138,7 +138,7 @@ class Figures:
             return UNKNOWN
         return f"{value / self.size:,.{self.decimals}f}"
 
-    def of(self, row: Row) -> str:
+    def of(self, row: BenchmarkRow) -> str:
         """Write a row's figure."""
         return self.write(self.column.value(row))
 

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from workbench.base.words import count, duration, gib, number, percent, plain
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.outcome_cell import MARKS, colour_of, label_of, why_of
 from workbench.display.kit.live import WIDGET, has_widgets
 from workbench.display.kit.style import styled
@@ -69,7 +69,7 @@ class LiveLine:
         return f"{MARKS[self.outcome]} {self.outcome}"
 
 
-def lines_of(rows: Sequence[Row], progress: Mapping[str, Progress] | None = None) -> tuple[LiveLine, ...]:
+def lines_of(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> tuple[LiveLine, ...]:
     """Work out what to state of each row by now."""
     known = progress or {}
     return tuple(_line(place, row, known.get(row.name)) for place, row in enumerate(rows, 1))
@@ -79,7 +79,8 @@ def said_of(lines: Sequence[LiveLine]) -> str:
     """Say in a line how far the whole benchmark is.
 
     Example:
-        >>> said_of(lines_of([Row(name="a", outcome=Outcome.SUCCEEDED), Row(name="b", outcome=Outcome.WAITING)]))
+        >>> rows = [BenchmarkRow(name="a", outcome=Outcome.SUCCEEDED), BenchmarkRow(name="b", outcome=Outcome.WAITING)]
+        >>> said_of(lines_of(rows))
         '1 of 2 rows done: 1 succeeded; 1 waiting'
     """
     done = Counter(line.outcome for line in lines if line.outcome.is_terminal)
@@ -106,7 +107,7 @@ def live_html(lines: Sequence[LiveLine]) -> str:
     return styled(f"<style>{_CSS}</style>{head}<div class='wb-rows'>{body}</div>")
 
 
-def _line(place: int, row: Row, progress: Progress | None) -> LiveLine:
+def _line(place: int, row: BenchmarkRow, progress: Progress | None) -> LiveLine:
     running = row.outcome is Outcome.RUNNING
     share, bar = (0.0, "") if not running else _way(progress)
     return LiveLine(
@@ -144,7 +145,7 @@ def _passing(progress: Progress | None) -> tuple[tuple[str, str], ...]:
     return tuple((name, text) for name, text, value in pairs if value is not None)
 
 
-def _lasting(row: Row) -> tuple[tuple[str, str], ...]:
+def _lasting(row: BenchmarkRow) -> tuple[tuple[str, str], ...]:
     pairs = (
         ("time", duration(row.duration_s), row.duration_s),
         ("steps", count(row.steps), row.steps),
@@ -198,7 +199,7 @@ class BenchmarkLive:
         self.widget: Any = None
         """The widget, where there are any and something was shown."""
 
-    def update(self, rows: Sequence[Row], progress: Mapping[str, Progress] | None = None) -> None:
+    def update(self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> None:
         """Take the state of all rows, and draw it unless the last drawing is too fresh; what ended is drawn at once."""
         before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
         moved = before != [line.outcome for line in self._lines]

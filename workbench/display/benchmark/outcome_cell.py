@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.base.words import gib, plain
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 
 __all__ = ["MARKS", "colour_of", "label_of", "pods_word", "why_of"]
 
@@ -36,11 +36,12 @@ def colour_of(outcome: Outcome) -> str:
     return _COLOURS[outcome]
 
 
-def label_of(row: Row) -> str:
+def label_of(row: BenchmarkRow) -> str:
     """Return what a row is in a few words.
 
     Example:
-        >>> label_of(Row(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1))
+        >>> row = BenchmarkRow(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1)
+        >>> label_of(row)
         'tiny-t5 zero1 on 3 pods, repeat 2'
     """
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
@@ -53,7 +54,7 @@ def pods_word(pods: int) -> str:
     return "1 pod" if pods == 1 else f"{pods:,} pods"
 
 
-def why_of(row: Row) -> str:
+def why_of(row: BenchmarkRow) -> str:
     """Return why a row failed, was skipped or ran out of memory, with what was asked for; empty where all went well."""
     parts = [plain(row.reason)]
     if row.wanted_gib is not None:

@@ -14,7 +14,7 @@ from workbench.base.words import UNKNOWN, count, duration, gib, number, percent,
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.published import Published
 from workbench.benchmark.report import Report
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.results.answers.ask import Answer, AnsweredRow, Answers
 from workbench.results.answers.judge import Predictions
@@ -235,7 +235,7 @@ class Behind:
 
 def behind(line: Line) -> Behind:
     """Return how a row was started and is started again."""
-    row: Row = line.row
+    row: BenchmarkRow = line.row
     out = f"row-{line.number}"
     spec = str(row.path / "spec.json") if row.path else f"{out}.json"
     saved = "" if row.path else f"# save the specification below as {out}.json\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workbench.base.words import count, plain
 from workbench.benchmark.comparable_groups import Group, Summary, differ
-from workbench.benchmark.row import Outcome, Row
+from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.columns import COLUMNS, Column, Figures, figures_of
 from workbench.display.benchmark.outcome_cell import MARKS, why_of
 
@@ -22,9 +22,9 @@ class Line:
 
     number: int
     """Its place in the table, from 1; notes and plots call it by that."""
-    row: Row
+    row: BenchmarkRow
     """The row whose figures it shows."""
-    rows: tuple[Row, ...]
+    rows: tuple[BenchmarkRow, ...]
     """The repeats behind it."""
     model: str
     """What was trained."""
