@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base import proc
-from workbench.worker.agent.client import Client
+from workbench.worker.agent.clients.client import Client
 from workbench.worker.agent.main import end_leftovers
 
 REPOSITORY = Path(__file__).resolve().parents[2]

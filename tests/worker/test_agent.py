@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base import proc
-from workbench.worker.agent.client import AgentRefused, connect
+from workbench.worker.agent.clients.client import AgentRefused, connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from workbench.base import proc
-from workbench.worker.agent import network
-from workbench.worker.agent.chunks import read_chunks
-from workbench.worker.agent.request import RunRequest, check_run_id
+from workbench.worker.agent.machine import network
+from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from workbench.base import proc
-from workbench.worker.agent.adopted import place_from
+from workbench.worker.agent.clients.adopted import place_from
 
 CODE = """
 import os, sys, time

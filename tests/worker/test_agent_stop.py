@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base import proc
-from workbench.worker.agent.client import AgentRefused, Client
+from workbench.worker.agent.clients.client import AgentRefused, Client
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.worker.agent.adopted import launch_rank, place_from
-from workbench.worker.agent.connect import bridge
+from workbench.worker.agent.clients.adopted import launch_rank, place_from
+from workbench.worker.agent.clients.connect import bridge
 from workbench.worker.agent.main import end_leftovers, serve
 
 __all__ = ["main"]

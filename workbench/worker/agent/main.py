@@ -11,14 +11,14 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 from workbench.base import proc
 from workbench.base.child import HOME
-from workbench.worker.agent.client import AgentRefused, Client, socket_address
+from workbench.base.wire import listen
+from workbench.worker.agent.clients.client import AgentRefused, Client
 from workbench.worker.agent.listener import serve_until_ended
 from workbench.worker.agent.supervisor import Agent
 
@@ -150,7 +150,7 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
     me = proc.look_up(os.getpid())
     state = {"pid": os.getpid(), "start_time": me.start if me else 0}
     (root / "agent.json").write_text(json.dumps(state) + "\n")
-    listener = _listen(root)
+    listener = listen(root / "agent.sock")
     agent = Agent(root, lease_s)
     logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
     if warm:
@@ -164,16 +164,3 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
         logging.getLogger(__name__).info("agent %d has ended", os.getpid())
 
     serve_until_ended(agent, listener, leave)
-
-
-def _listen(root: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    (root / "agent.sock").unlink(missing_ok=True)
-    before = os.umask(0o177)
-    try:
-        with socket_address(root) as address:
-            listener.bind(address)
-    finally:
-        os.umask(before)
-    listener.listen(64)
-    return listener

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base import proc
-from workbench.worker.agent import network
-from workbench.worker.agent.chunks import size_of
-from workbench.worker.agent.gpus import GpuWatch
-from workbench.worker.agent.job import PodRun
-from workbench.worker.agent.request import RunRequest, check_run_id
-from workbench.worker.agent.script_launcher import Launcher
+from workbench.worker.agent.machine import network
+from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent.ranks.chunks import size_of
+from workbench.worker.agent.ranks.job import PodRun
+from workbench.worker.agent.ranks.request import RunRequest, check_run_id
+from workbench.worker.agent.ranks.script_launcher import Launcher
 
 __all__ = ["Agent", "Later", "Reply"]
 

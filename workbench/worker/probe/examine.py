@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.versions import installed_versions
-from workbench.worker.agent.cgroup import memory_limit_bytes
-from workbench.worker.agent.gpus import GpuWatch
-from workbench.worker.agent.network import interface_of
+from workbench.worker.agent.machine.cgroup import memory_limit_bytes
+from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent.machine.network import interface_of
 
 __all__ = ["compile_locks", "examine", "limits", "main"]
 

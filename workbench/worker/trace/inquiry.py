@@ -16,7 +16,7 @@ from typing import Any
 from workbench.base.files import write_json
 from workbench.planner.prediction import prediction_of
 from workbench.planner.tracing import trace_of
-from workbench.worker.agent.gpus import GpuWatch
+from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.probe.examine import limits
 
 __all__ = ["main"]

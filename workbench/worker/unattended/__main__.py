@@ -18,7 +18,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.jobs.finetune import Script
 from workbench.rundir.spec import RunSpec
-from workbench.worker.agent.adopted import place_from
+from workbench.worker.agent.clients.adopted import place_from
 from workbench.worker.unattended.coordinator import Head
 from workbench.worker.unattended.rank import Task, address_of, run_task
 from workbench.worker.unattended.rendezvous import Muster

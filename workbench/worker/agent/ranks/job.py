@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workbench.base import proc
-from workbench.worker.agent.cgroup import OomWatch
-from workbench.worker.agent.chunks import read_chunks
-from workbench.worker.agent.rank import Rank
-from workbench.worker.agent.request import RunRequest
+from workbench.worker.agent.machine.cgroup import OomWatch
+from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.rank import Rank
+from workbench.worker.agent.ranks.request import RunRequest
 
 __all__ = ["PodRun"]
 

@@ -5,36 +5,17 @@ The keeper, which comes over SSH, has its own client.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
-__all__ = ["AgentRefused", "Client", "connect", "socket_address"]
+from workbench.base.wire import short_path
 
-# The address of a Unix socket has 108 bytes, the last one 0.
-_PATH_BYTES = 100
+__all__ = ["AgentRefused", "Client", "connect"]
 
 
 class AgentRefused(Exception):
-    """Return what the agent answered instead of doing what it was asked."""
-
-
-@contextlib.contextmanager
-def socket_address(root: Path) -> Iterator[str]:
-    """Return an address for the agent's socket that is short enough, however deep the root is."""
-    path = str(root / "agent.sock")
-    if len(os.fsencode(path)) <= _PATH_BYTES:
-        yield path
-        return
-    folder = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/agent.sock"
-    finally:
-        os.close(folder)
+    """What the agent answered instead of doing what it was asked."""
 
 
 def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
@@ -42,7 +23,7 @@ def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end.settimeout(timeout_s)
     try:
-        with socket_address(root) as address:
+        with short_path(root / "agent.sock") as address:
             end.connect(address)
     except BaseException:
         end.close()
@@ -79,5 +60,5 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()

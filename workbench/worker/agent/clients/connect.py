@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from workbench.worker.agent.client import connect
+from workbench.worker.agent.clients.client import connect
 
 __all__ = ["bridge"]
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base import proc
-from workbench.worker.agent.helper import Helpers
-from workbench.worker.agent.job import PodRun
-from workbench.worker.agent.rank import Rank, start_cold
-from workbench.worker.agent.request import rank_environment
+from workbench.worker.agent.ranks.helper import Helpers
+from workbench.worker.agent.ranks.job import PodRun
+from workbench.worker.agent.ranks.rank import Rank, start_cold
+from workbench.worker.agent.ranks.request import rank_environment
 from workbench.worker.agent.warm_link import WarmLink
 
 __all__ = ["Launcher"]

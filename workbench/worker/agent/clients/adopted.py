@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.worker.agent.client import AgentRefused, Client
+from workbench.worker.agent.clients.client import AgentRefused, Client
 
 __all__ = ["Place", "launch_rank", "place_from"]
 

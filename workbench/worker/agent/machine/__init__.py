@@ -1,0 +1,1 @@
+"""What the agent sees of its machine: memory limits and kills, GPUs, network."""

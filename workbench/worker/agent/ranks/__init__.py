@@ -1,0 +1,1 @@
+"""A run on this pod: its request, how its ranks are started, what becomes of them, what they wrote."""
