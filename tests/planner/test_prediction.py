@@ -138,7 +138,7 @@ def test_the_answer_of_a_pod_is_written_and_remembered(paths: RunPaths) -> None:
     inquiry_thread = PredictionInquiry(pod, "r", paths)  # type: ignore[arg-type]
     inquiry_thread.start()
     inquiry_thread.wait(60)
-    assert [op for op, _ in pod.asked] == ["foretell"] * 3 and pod.asked[-1][1]["inquiry"] == asked
+    assert [op for op, _ in pod.asked] == ["predict"] * 3 and pod.asked[-1][1]["inquiry"] == asked
     assert json.loads(paths.prediction.read_text()) == prediction
     assert not paths.inquiry.exists()
     paths.prediction.unlink()

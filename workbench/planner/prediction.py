@@ -23,7 +23,7 @@ from workbench.jobs.finetune import FineTune, Job
 from workbench.planner.plan import GIB, Fit, Limits, PlanRow, fit_of, machine_memory_gib, row_of
 from workbench.planner.setting import Setting, request_of, setting_from, setting_of
 from workbench.planner.shapes import model_config
-from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, places, trace_of, trace_step
+from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, trace_of, trace_step
 from workbench.pods.pod import PodSpec
 
 __all__ = ["FIX", "begin_prediction", "inquiry_of", "judge", "main", "pod_memory_gib", "prediction_of"]
@@ -53,7 +53,6 @@ def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[
         "request": request,
         "limits": [None, pod_memory_gib(spec, pods, local=local)],
         "saves": job.save_steps is not None,
-        "keep": {name: str(place) for name, place in places(request).items()},
     }
 
 

@@ -11,17 +11,17 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import child_environment
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.keeper.link.agent import AgentLink
+from workbench.planner.tracing import remember
 from workbench.rundir.paths import RunPaths
 
 __all__ = ["PredictionInquiry"]
@@ -35,7 +35,6 @@ class PredictionInquiry:
     """The inquiry of one run."""
 
     def __init__(self, link: AgentLink, run_id: str, paths: RunPaths):
-        """Prepare; `start` begins."""
         self._link = link
         self._run_id = run_id
         self._paths = paths
@@ -52,37 +51,37 @@ class PredictionInquiry:
             self._thread.join(seconds)
 
     def _work(self) -> None:
-        inquiry = read_json(self._paths.inquiry)
+        inquiry: Mapping[str, Any] = read_json(self._paths.inquiry)
         try:
             answer = self._from_pod(inquiry)
             if answer is None and not self._paths.prediction.exists():
                 answer = _from_here(inquiry)
             if answer is not None:
-                write_json(self._paths.prediction, _mapping(answer["prediction"]))
-                _keep(inquiry, answer)
-        except Exception as error:  # the border of a thread that no run may fail of
+                write_json(self._paths.prediction, answer["prediction"])
+                if "trace" in answer:
+                    remember(inquiry["request"], answer["trace"])
+        except Exception as error:  # thread boundary: no run may fail because of it
             logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
         with contextlib.suppress(OSError):
             self._paths.inquiry.unlink()
 
-    def _from_pod(self, inquiry: Mapping[str, object]) -> Mapping[str, object] | None:
+    def _from_pod(self, inquiry: Mapping[str, object]) -> Mapping[str, Any] | None:
         deadline = time.monotonic() + _LIMIT_S
         while time.monotonic() < deadline:
             try:
-                said = self._link.call("foretell", run=self._run_id, inquiry=inquiry)
+                reply = self._link.call("predict", run=self._run_id, inquiry=inquiry)
             except WorkbenchError:  # whoever runs the run opens the line again
-                said = {"state": "busy"}
-            if said.get("state") != "busy":
-                answer = said.get("answer")
+                reply = {"state": "busy"}
+            if reply.get("state") != "busy":
+                answer = reply.get("answer")
                 return answer if isinstance(answer, Mapping) else None
             time.sleep(_LOOK_S)
         return None
 
 
-def _from_here(inquiry: Mapping[str, object]) -> Mapping[str, object] | None:
-    argv = [sys.executable, "-W", "ignore", "-m", entries.PREDICTION]
+def _from_here(inquiry: Mapping[str, object]) -> Mapping[str, Any] | None:
     with subprocess.Popen(
-        argv,
+        [sys.executable, "-W", "ignore", "-m", entries.PREDICTION],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -94,25 +93,5 @@ def _from_here(inquiry: Mapping[str, object]) -> Mapping[str, object] | None:
         child.stdin.write(json.dumps(inquiry).encode() + b"\n")
         child.stdin.flush()
         line = child.stdout.readline()
-    return _mapping(json.loads(line)) if line else None
-
-
-def _keep(inquiry: Mapping[str, object], answer: Mapping[str, object]) -> None:
-    """Remember a pod's trace where the planner looks for it."""
-    trace, keep = answer.get("trace"), inquiry.get("keep")
-    if not isinstance(trace, Mapping) or not isinstance(keep, Mapping):
-        return
-    points = _mapping(trace["points"])
-    for arithmetic, place in keep.items():
-        path = Path(str(place))
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-                json.dump({**trace, "points": {arithmetic: points[arithmetic]}}, file)
-            Path(file.name).replace(path)
-
-
-def _mapping(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise ValueError(f"an answer has {value!r:.80} in it")
-    return value
+    answer: Mapping[str, Any] | None = json.loads(line) if line else None
+    return answer

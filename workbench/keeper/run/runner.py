@@ -77,8 +77,8 @@ class Runner:
         self._started_s = time.time()
         courier = CheckpointCollector(self._context, lambda: self._attempt.sight.saved)
         courier.start()
-        foreteller = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
-        foreteller.start()
+        inquiry = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
+        inquiry.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
@@ -88,7 +88,7 @@ class Runner:
             self._returned = courier.finish(self._attempt.sight.lost)
             fault = self._bring_back(fault)
         state, message = self._verdict(fault)
-        foreteller.wait(_PREDICTED_S)
+        inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
         return state
 

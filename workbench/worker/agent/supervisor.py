@@ -74,7 +74,7 @@ class Agent:
             "poll": self._poll,
             "stop": self._stop,
             "stacks": self._stacks,
-            "foretell": self._foretell,
+            "predict": self._predict,
             "shutdown": self._shutdown,
         }
 
@@ -218,10 +218,10 @@ class Agent:
 
         return Later(ready)
 
-    def _foretell(self, message: Message) -> Reply:
+    def _predict(self, message: Message) -> Reply:
         inquiry = message.get("inquiry")
         if not isinstance(inquiry, Mapping):
-            raise ValueError("foretell needs an inquiry object")
+            raise ValueError("predict needs an inquiry object")
         return self.helpers.ask(check_run_id(message.get("run")), inquiry)
 
     def _shutdown(self, message: Message) -> Later:

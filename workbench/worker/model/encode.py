@@ -90,7 +90,7 @@ class Encoder:
     def _plain(self, ids: list[int]) -> list[Row]:
         length = max(2, self.job.max_source_length + self.job.max_target_length) - len(self._start)
         pieces = [[*self._start, *ids[first : first + length]] for first in range(0, len(ids), length)]
-        # Of a single token there is nothing to foretell.
+        # Of a single token there is nothing to predict.
         return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [_row(pieces[0], pieces[0])]
 
     def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
@@ -133,5 +133,5 @@ def _asks(example: Example) -> bool:
 
 
 def _row(ids: Sequence[int], labels: Sequence[Any]) -> Row:
-    # Nothing foretells the first token.
+    # Nothing predicts the first token.
     return {"input_ids": list(ids), "labels": [IGNORED, *labels[1:]]}
