@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.worker.agent import cgroup
-from workbench.worker.agent.records import failure_from, last_traceback, read_record, write_record
+from workbench.worker.agent.ranks.records import failure_from, last_traceback, read_record, write_record
 
 PROGRAMS = {
     "plain": ("raise KeyError('a')", "KeyError", "'a'"),

@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from workbench.worker.agent.lost_peer import only_lost_its_peer
+from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 
 __all__ = ["device", "memory", "write_done", "write_error"]
 

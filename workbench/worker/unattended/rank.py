@@ -22,7 +22,7 @@ from workbench.base import proc
 from workbench.base.files import write_json
 from workbench.rundir.collect import LineSplitter
 from workbench.rundir.events import MARK
-from workbench.worker.agent.records import failure_from, read_record
+from workbench.worker.agent.ranks.records import failure_from, read_record
 from workbench.worker.rank.records import write_done
 
 __all__ = ["END", "Task", "address_of", "run_task"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base import proc
-from workbench.worker.agent.lost_peer import only_lost_its_peer
+from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
+from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
 from workbench.worker.agent.ranks.request import RankPlace
-from workbench.worker.agent.records import Failure, failure_from, read_record, write_record
 
 __all__ = ["Rank", "start_cold"]
 
