@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import accelerate
 import pytest
+from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
 from workbench.base.errors import ConfigError, RunError, RunFailed
@@ -51,7 +51,7 @@ def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster)
     assert curves["ssh"] == curves["pdsh"] == curves["openmpi"]
     assert len({result.eval_loss for result in results.values()}) == 1
     # Predicted beside the run; a machine that is busy may take longer than the run waits for it.
-    _until(lambda: all(result.predicted_memory_gib for result in results.values()), 120)
+    until(lambda: all(result.predicted_memory_gib for result in results.values()), 120)
 
 
 def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
@@ -127,7 +127,7 @@ def test_a_killed_rank_is_named_and_its_children_are_gone(cluster: Cluster, laun
 
 def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
     run = cluster.submit(Script(path=MESH, args=["--fail", "deaf"]))
-    _until(lambda: "step 1" in _log(run), 120)
+    until(lambda: "step 1" in _log(run), 120)
     run.cancel()
     result = run.wait(60, progress=False)
     assert result.state is RunState.CANCELLED
@@ -184,18 +184,18 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
     assert kernel.stdout is not None
     # `start` says first what it waits for.
     run = Run.load(next(line.split()[1] for line in kernel.stdout if line.startswith("run ")))
-    _until(lambda: "step 3" in _log(run), 120)
+    until(lambda: "step 3" in _log(run), 120)
     os.killpg(kernel.pid, signal.SIGKILL)
     kernel.wait()
     result = run.wait(120, progress=False)
     result.raise_for_status()
     assert "step 39 sum 3" in run.logs(2, "stdout")
     state = root / "state.json"
-    _until(lambda: json.loads(state.read_text())["phase"] == "closed", 60)
+    until(lambda: json.loads(state.read_text())["phase"] == "closed", 60)
     # Both files are the keeper's.
     assert state.stat().st_mtime - run.paths.result.stat().st_mtime > 9
     assert "10 s without a run" in json.loads(state.read_text())["message"]
-    _until(lambda: _processes_below(root) == [], 30)
+    until(lambda: _processes_below(root) == [], 30)
     assert not (root / "identity").exists()
 
 
@@ -203,7 +203,7 @@ def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "cluster") as cluster:
         port = cluster.pods[0].ssh_port
         run = cluster.submit(Script(path=MESH))
-        _until(lambda: "step 3" in _log(run), 120)
+        until(lambda: "step 3" in _log(run), 120)
     assert run.state is RunState.CANCELLED
     assert cluster.phase == "closed"
     assert _processes_below(cluster.path) == []
@@ -218,11 +218,11 @@ def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
 def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
     cluster = Cluster(LocalPods(), count=2, path=tmp_path / "cluster", lease_s=3, warm=False).start()
     run = cluster.submit(Script(path=MESH))
-    _until(lambda: "step 3" in _log(run), 120)
+    until(lambda: "step 3" in _log(run), 120)
     os.kill(json.loads((cluster.path / "state.json").read_text())["pid"], signal.SIGKILL)
-    _until(lambda: run.state is RunState.LOST, 30)
+    until(lambda: run.state is RunState.LOST, 30)
     assert "step 3" in _log(run)
-    _until(lambda: _processes_below(cluster.path) == [], 60)
+    until(lambda: _processes_below(cluster.path) == [], 60)
     assert cluster.phase == "lost"
     cluster.close()
     assert not (cluster.path / "identity").exists()
@@ -231,13 +231,6 @@ def test_a_keeper_that_dies_is_said_and_its_pods_go(tmp_path: Path) -> None:
 def _log(run: Run) -> str:
     path = run.paths.rank_log(0, "stdout")
     return path.read_text() if path.exists() else ""
-
-
-def _until(condition: object, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, "did not come in time"
-        time.sleep(0.1)
 
 
 def _processes_below(root: Path) -> list[str]:

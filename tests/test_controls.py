@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
 from workbench.base.errors import RunError
@@ -30,13 +30,6 @@ ENDLESS = FineTune(
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
         yield cluster
-
-
-def until(what: Callable[[], object], timeout_s: float = 120.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.1)
 
 
 def trains(run: Run) -> bool:

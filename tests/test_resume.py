@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
@@ -51,7 +52,7 @@ def killed(cluster: Cluster) -> Run:
     os.kill(pid, signal.SIGSTOP)
     until(lambda: list(run.paths.checkpoints.glob("step-*")))
     assert not run.state.is_terminal, "checkpoints are carried here while it trains"
-    until(lambda: stopped_while_writing(pid, folder / "checkpoints") and checkpoints_of(run)[1:])
+    until(lambda: stopped_while_writing(pid, folder / "checkpoints") and checkpoints_of(run)[1:], every_s=0.005)
     os.kill(pid, signal.SIGKILL)
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
@@ -63,13 +64,6 @@ def killed(cluster: Cluster) -> Run:
 
 def submit(cluster: Cluster, **options: object) -> Run:
     return cluster.submit(FineTune(**{**JOB, **options}))  # type: ignore[arg-type]
-
-
-def until(what: Callable[[], object], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.005)
 
 
 def pid_of(rank: Path) -> int:
@@ -198,7 +192,7 @@ def left(cluster: Cluster, killed: Run) -> Run:
     rank = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1"
     until(lambda: (rank / "stdout.log").exists())
     pid = pid_of(rank)
-    until(lambda: a_moment_later(pid) and len(on_the_pods(cluster, run)) > 1)
+    until(lambda: a_moment_later(pid) and len(on_the_pods(cluster, run)) > 1, every_s=0.005)
     run.cancel()
     assert run.wait(60, progress=False).state is RunState.CANCELLED
     return run

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
@@ -37,13 +37,6 @@ with Cluster(LocalPods(), count=1, path=cluster, warm=False, idle_timeout_s=120)
     table = Benchmark(jobs, path=folder).run(pods)
 print([(str(row.outcome), row.from_disk, row.path.name) for row in table.rows])
 """
-
-
-def until(condition: Callable[[], object], limit_s: float = 90.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"did not come in {limit_s} s"
-        time.sleep(0.1)
 
 
 def script(tmp_path: Path, text: str = "print('well')", name: str = "work") -> Script:

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
+from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.cluster import Cluster
 from workbench.display.cluster.panel import ClusterPanel, look_at
 from workbench.display.kit.follow import follow_start
 from workbench.pods.local.pods import LocalPods
-
-
-def until(condition: Callable[[], bool], within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> None:
@@ -25,10 +18,10 @@ def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> N
     panel = ClusterPanel(cluster, ended=lambda: settled.append(cluster.phase)).start()
     assert "Cluster starting" in panel._table.value
     written.keeper("ready")
-    assert until(lambda: "Cluster ready" in panel._table.value)
+    until(lambda: "Cluster ready" in panel._table.value)
     assert not panel.stop.widget.disabled
     written.keeper("closed", alive=False)
-    assert until(lambda: bool(settled))
+    until(lambda: bool(settled))
     assert settled == ["closed"]
     assert "Cluster closed" in panel._table.value
     assert panel.stop.widget.disabled
@@ -53,7 +46,7 @@ def test_stopping_asks_once_and_says_what_went_wrong(written: WrittenRun) -> Non
     panel.stop.click()
     assert panel._note.value == ""
     panel.stop.click()
-    assert until(lambda: "it will not end &lt;b&gt;" in panel._note.value)
+    until(lambda: "it will not end &lt;b&gt;" in panel._note.value)
     assert panel.in_use
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.run import Run
@@ -24,21 +25,12 @@ def words(html: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
 
 
-def until(condition: Callable[[], bool], within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 @pytest.fixture
 def panel(written: WrittenRun) -> Iterator[RunPanel]:
     panel = RunPanel(Run.load(written.paths.root))
     yield panel
     panel.close()
-    assert until(lambda: panel._thread is None or not panel._thread.is_alive())
+    until(lambda: panel._thread is None or not panel._thread.is_alive())
 
 
 def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, panel: RunPanel) -> None:
@@ -49,20 +41,20 @@ def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, pa
     written.event("start", world_size=3, global_batch_size=24, parameters=1_033_984)
     for step in range(1, 26):
         written.step(step)
-    assert until(lambda: "25 of 100 steps, 25.0 %" in part(panel, "head"))
+    until(lambda: "25 of 100 steps, 25.0 %" in part(panel, "head"))
     assert "8 x 1 x 3 = 24" in part(panel, "head")
-    assert until(lambda: "<svg" in part(panel, "curve"))
+    until(lambda: "<svg" in part(panel, "curve"))
     assert not panel.buttons._kill.widget.disabled
 
     written.end()
-    assert until(lambda: "all gone" in part(panel, "receipt"))
+    until(lambda: "all gone" in part(panel, "receipt"))
     assert "3 pods kept" in part(panel, "receipt")
     assert panel.buttons._kill.widget.disabled
     assert not panel.over
     written.keeper("closed", alive=False)
-    assert until(lambda: "Pods: stopped" in part(panel, "receipt"))
+    until(lambda: "Pods: stopped" in part(panel, "receipt"))
     assert panel._thread is not None
-    assert until(lambda: not panel._thread.is_alive())
+    until(lambda: not panel._thread.is_alive())
 
 
 def test_a_failed_run_keeps_its_bar_and_shows_its_card(written: WrittenRun, panel: RunPanel) -> None:
@@ -137,7 +129,7 @@ def test_a_button_that_raises_says_so(written: WrittenRun, panel: RunPanel) -> N
     panel.buttons._kill.click()
     assert panel.buttons._kill.widget.description.startswith("Really kill?")
     panel.buttons._kill.click()
-    assert until(lambda: "wb-hint" in panel.buttons._note.value)
+    until(lambda: "wb-hint" in panel.buttons._note.value)
     assert panel.buttons._kill.widget.description == "Kill"
 
 
@@ -211,14 +203,14 @@ def test_at_most_four_drawings_a_second(written: WrittenRun, panel: RunPanel) ->
     panel._parts["head"].observe(lambda _: sent.append(time.monotonic()), "value")
     written.state("running", "training")
     panel.start()
-    assert until(lambda: bool(sent))
+    until(lambda: bool(sent))
     step = 0
     while time.monotonic() < sent[0] + 2:
         step += 1
         written.step(step, 10_000)
         time.sleep(0.01)
     assert all(later - earlier > 0.24 for earlier, later in itertools.pairwise(sent))
-    assert until(lambda: len(sent) >= 3)
+    until(lambda: len(sent) >= 3)
 
 
 def test_the_panels_share_of_a_core_at_a_thousand_lines_a_second(written: WrittenRun, panel: RunPanel) -> None:
@@ -232,7 +224,7 @@ def test_the_panels_share_of_a_core_at_a_thousand_lines_a_second(written: Writte
 
     panel.draw = timed  # type: ignore[method-assign]
     panel.start()
-    assert until(lambda: bool(spent))  # by then it has loaded the plotting library
+    until(lambda: bool(spent))  # by then it has loaded the plotting library
     spent_s, began = spent[-1], time.monotonic()
     step = 0
     while time.monotonic() - began < 6:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from measured import MEASURED
+from poll import until
 
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.client.result import RunResult
@@ -62,14 +63,7 @@ class World:
         path = run.paths.rank_log(rank, stream)
         return path.read_text(errors="replace") if path.exists() else ""
 
-    @staticmethod
-    def until(condition: Callable[[], object], limit_s: float) -> float:
-        """Wait for something and give the seconds that it took."""
-        began = time.monotonic()
-        while not condition():
-            assert time.monotonic() - began < limit_s, f"did not come in {limit_s} s"
-            time.sleep(0.02)
-        return time.monotonic() - began
+    until = staticmethod(until)
 
     @staticmethod
     def measured(row: str, what: str, seconds: float, bound_s: float) -> None:

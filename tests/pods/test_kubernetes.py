@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from poll import until
 
 from tests.pods.conftest import Launched, on_pods
 from tests.pods.kubeplace import KubernetesPlace, role
@@ -49,21 +50,13 @@ def fault(place: KubernetesPlace, verb: str, resource: str, status: int, **more:
     place.server.faults.append(Fault(verb, resource, status, **more))
 
 
-def eventually(holds: Callable[[], bool]) -> bool:
-    """Wait up to ten seconds for something to hold."""
-    deadline = time.monotonic() + 60
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return holds()
-
-
 def refused(place: KubernetesPlace, context: LaunchContext, kind: type[Exception], words: str, **options: Any) -> str:
     """A launch that fails with these words and leaves nothing."""
     backend = place.backend(**options)
     with pytest.raises(kind, match=words) as error:
         backend.launch(PodSpec(), 3, context)
     assert place.left(context) == []
-    assert eventually(lambda: place.kubelet.pods == {})
+    until(lambda: place.kubelet.pods == {})
     assert list(backend.refresh()) == []
     assert not (context.directory / "kubernetes.json").exists()
     return str(error.value)
@@ -162,7 +155,7 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
     place.server.faults.clear()
     for _ in range(2):
         remove_left(backend.to_dict(), context.directory)
-    assert eventually(lambda: place.left(context) == [])
+    until(lambda: place.left(context) == [])
 
 
 @pytest.mark.parametrize(
@@ -223,7 +216,7 @@ def running(launched: Launched, place: KubernetesPlace) -> Callable[[str], Pod]:
     """Waits until pod-1 has ended, and gives it."""
 
     def look(words: str) -> Pod:
-        eventually(lambda: launched.backend.refresh()[1].phase.is_terminal)
+        until(lambda: launched.backend.refresh()[1].phase.is_terminal)
         pod = launched.backend.refresh()[1]
         assert re.search(words, pod.message), pod
         assert pod.phase is Phase.FAILED
@@ -268,8 +261,8 @@ def test_a_deletion_while_the_watch_was_cut_is_not_missed(
 
 def test_with_the_first_pod_all_goes(launched: Launched, place: KubernetesPlace, context: LaunchContext) -> None:
     place.do(place.kubelet.delete("pod-0"))
-    assert eventually(lambda: place.left(context) == [])
-    assert eventually(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.FAILED, Phase.FAILED])
+    until(lambda: place.left(context) == [])
+    until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.FAILED, Phase.FAILED])
 
 
 def test_a_launch_clears_away_what_ended_long_ago(place: KubernetesPlace, context: LaunchContext) -> None:
@@ -278,10 +271,10 @@ def test_a_launch_clears_away_what_ended_long_ago(place: KubernetesPlace, contex
     ended = {"exitCode": 0, "finishedAt": "2020-01-01T00:00:00Z"}
     status = {"phase": "Succeeded", "containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
     place.do(place.kubelet.fail("pod-0", **status))
-    assert eventually(lambda: forgotten.refresh()[0].phase is Phase.SUCCEEDED)
+    until(lambda: forgotten.refresh()[0].phase is Phase.SUCCEEDED)
     old = place.left(context)
     other.launch(PodSpec(), 1, context)
-    assert eventually(lambda: len(place.left(context)) == 3)
+    until(lambda: len(place.left(context)) == 3)
     assert not set(old) & set(place.left(context))
     for backend in (forgotten, other):
         backend.stop()
@@ -349,11 +342,11 @@ def test_what_a_killed_keeper_left_is_removed(place: KubernetesPlace, tmp_path: 
     assert keeper is not None
     assert on_pods(pods)
     os.kill(keeper.pid, signal.SIGKILL)
-    assert eventually(lambda: not keeper.is_alive())
+    until(lambda: not keeper.is_alive())
     assert len(place.left(context)) == 4
     cluster.close()
     cluster.close()
-    assert eventually(lambda: place.left(context) == [] and on_pods(pods) == [])
+    until(lambda: place.left(context) == [] and on_pods(pods) == [])
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}"])

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from tests.pods.conftest import children, on_pods
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
@@ -40,14 +41,6 @@ def listening(port: int) -> set[str]:
     lines = [line for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
     rows = [line.split() for line in lines]
     return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
-
-
-def wait_until(condition: object, limit_s: float = 10.0) -> float:
-    began_s = time.monotonic()
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() - began_s < limit_s, "it never came true"
-        time.sleep(0.02)
-    return time.monotonic() - began_s
 
 
 def python_that(tmp_path: Path, script: str) -> str:
@@ -275,8 +268,8 @@ def test_a_killed_worker_takes_its_daemon_along_and_is_seen(
     worker, *rest = workers_and_daemons(pods)["pod-1"]
     daemon = next(process for process in rest if is_daemon(process))
     worker.send(signal.SIGKILL)
-    wait_until(lambda: not daemon.is_alive(), 2.0)
-    wait_until(lambda: local.refresh()[1].phase is Phase.FAILED, 2.0)
+    until(lambda: not daemon.is_alive(), 2.0)
+    until(lambda: local.refresh()[1].phase is Phase.FAILED, 2.0)
     assert "pod-1 was killed by SIGKILL" in local.refresh()[1].message
     assert local.refresh()[0].phase is Phase.RUNNING
     assert on_pods(pods[1:]) == []
@@ -288,10 +281,10 @@ def test_a_killed_daemon_is_the_end_of_its_pod(local: LocalPods, context: Launch
     pods = local.launch(PodSpec(), 1, context)
     identity.pin(pods)
     leave_something_running(pods[0], identity)
-    wait_until(lambda: len(workers_and_daemons(pods)["pod-0"]) == 3)
+    until(lambda: len(workers_and_daemons(pods)["pod-0"]) == 3)
     daemon = next(process for process in workers_and_daemons(pods)["pod-0"] if is_daemon(process))
     daemon.send(signal.SIGKILL)
-    wait_until(lambda: local.refresh()[0].phase is Phase.FAILED, 4.0)
+    until(lambda: local.refresh()[0].phase is Phase.FAILED, 4.0)
     assert "worker: sshd of this pod ended with -9" in local.refresh()[0].message
     assert on_pods(pods) == []
 
@@ -327,9 +320,9 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
     with SSHConnection(pods[0], identity) as connection:
         assert connection.run(["echo", "here"]).stdout == "here\n"
     assert len(on_pods(pods)) >= 2
-    wait_until(lambda: not on_pods(pods) and not listening(pods[0].ssh_port), 60.0)
+    until(lambda: not on_pods(pods) and not listening(pods[0].ssh_port), 60.0)
     assert "the keeper is gone; this pod ends in 2 s" in (tmp_path / "pods" / "pod-0.log").read_text()
-    wait_until(lambda: not any((tmp_path / "pods").glob("*/sshd")), 5.0)
+    until(lambda: not any((tmp_path / "pods").glob("*/sshd")), 5.0)
 
 
 def test_nothing_is_readable_by_others_whatever_the_umask(local: LocalPods, tmp_path: Path) -> None:

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
+
+from poll import until
 
 from workbench.base.errors import RunError
 from workbench.jobs.data.sources.dataset import Mini, prepare
@@ -73,14 +74,7 @@ def as_run(paths: RunPaths) -> SimpleNamespace:
 
 
 def wait_gone(pid: int, start: int | None, timeout_s: float = 10.0) -> None:
-    wait_until(lambda: not is_alive(pid, start), timeout_s)
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not is_alive(pid, start), timeout_s)
 
 
 def killed(pid: int) -> tuple[int, int | None]:
@@ -138,7 +132,7 @@ def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(runs: tuple[
         first = server.answer(A)
         assert server.pid is not None
         wait_gone(*killed(server.pid))
-        wait_until(lambda: server.pid is None)  # a process of many threads takes a moment to be gone altogether
+        until(lambda: server.pid is None)  # a process of many threads takes a moment to be gone altogether
         assert server.answer(A).texts == first.texts  # it was seen to be gone
         threading.Timer(0.05, killed, [server.pid]).start()
         with pytest.raises(RunError, match="killed by signal 9"):
@@ -172,7 +166,7 @@ def test_the_child_ends_when_idle_and_comes_back(runs: tuple[RunPaths, RunPaths]
     texts = server.answer(A).texts
     pid = server.pid
     assert pid is not None
-    wait_until(lambda: server.pid is None)
+    until(lambda: server.pid is None)
     assert server.answer(A).texts == texts
     assert server.pid != pid
     server.close()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench.base import proc
 
@@ -87,10 +88,7 @@ def record(agent, run: str = "r", rank: int = 0) -> dict:
 
 
 def until_ready(agent) -> None:
-    deadline = time.monotonic() + 60
-    while agent.ask("hello")["warm"] != "ready":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: agent.ask("hello")["warm"] == "ready")
 
 
 def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):

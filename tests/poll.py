@@ -1,0 +1,17 @@
+"""The one way in which tests wait: until something holds, with a deadline on the monotonic clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+__all__ = ["until"]
+
+
+def until(condition: Callable[[], object], within_s: float = 60.0, *, every_s: float = 0.02) -> float:
+    """Wait until something holds and return the seconds that it took; an AssertionError after `within_s`."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < within_s, f"it did not come true in {within_s:g} s"
+        time.sleep(every_s)
+    return time.monotonic() - began
