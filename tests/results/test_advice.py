@@ -96,11 +96,11 @@ def test_a_run_without_a_rank_to_blame_is_not_called_a_program() -> None:
 
 
 def test_a_run_that_dies_of_memory_shows_what_was_predicted() -> None:
-    foreseen = {"gpu_gib": None, "host_gib": 3.5, "parts_gib": {"activations": 2.5, "optimizer": 1.0, "logits": 0.0}}
+    prediction = {"gpu_gib": None, "host_gib": 3.5, "parts_gib": {"activations": 2.5, "optimizer": 1.0, "logits": 0.0}}
     for kind, message, title in CASES:
-        predicted = advise(RunFault(kind=kind, message=message), None, foreseen).predicted
+        predicted = advise(RunFault(kind=kind, message=message), None, prediction).predicted
         assert bool(predicted) == (title in ("Out of GPU memory", "Out of memory on the pod"))
-    died = fault_card(RunFault(kind="MemoryError", message=CASES[2][1]), None, foreseen)
+    died = fault_card(RunFault(kind="MemoryError", message=CASES[2][1]), None, prediction)
     words = "3.50 GiB on each pod (2.50 activations, 1.00 optimizer)"
     assert words in str(died) and words in died.html()
     assert advise(RunFault(kind="MemoryError", message=CASES[2][1])).predicted == ""

@@ -113,7 +113,7 @@ def test_repeated_modules_stay_one_row() -> None:
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is no report of DeepSpeed's FLOPS profiler"):
+    with pytest.raises(RunError, match="is not a report of DeepSpeed's FLOPS profiler"):
         parse_profile("Traceback (most recent call last):")
     with pytest.raises(RunError, match="No such file"):
         read_profile(tmp_path / "profile.txt")

@@ -47,16 +47,16 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Return the sum."""
+        """The sum."""
         return self.tensors + self.overhead
 
     @property
     def tensors(self) -> float:
-        """Return the sum of what is in tensors."""
+        """The sum of what is in tensors."""
         return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead)
 
     def times(self, factor: float) -> Memory:
-        """Give as much for several ranks."""
+        """Return as much for several ranks."""
         return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
     def plus(self, other: Memory) -> Memory:

@@ -115,15 +115,15 @@ class PlanTable(Shown):
 
     @property
     def cheapest(self) -> PlanRow | None:
-        """Return the row that fits and moves least over the network; None where none fits."""
+        """The row that fits and moves least over the network; None where none fits."""
         return next((row for row in self.rows if row.cheapest), None)
 
     def row(self, technique: str) -> PlanRow:
         """Return the row of a technique."""
-        found = next((row for row in self.rows if row.technique == technique), None)
-        if found is None:
-            raise ConfigError(f"the plan has no technique {technique!r}")
-        return found
+        for row in self.rows:
+            if row.technique == technique:
+                return row
+        raise ConfigError(f"the plan has no technique {technique!r}")
 
     def __repr__(self) -> str:
         """Say it in a line."""

@@ -99,5 +99,5 @@ def _cached(model: str) -> Path | None:
     # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    found = sorted((cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
-    return found[-1] if found else None
+    configs = sorted((cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"))
+    return configs[-1] if configs else None

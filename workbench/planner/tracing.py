@@ -128,8 +128,8 @@ class Trace:
 def cached_trace(request: Request) -> Trace | None:
     """Return a trace that was made before; None where any of it was not."""
     answers = [cached_answer(part) for part in _parts(request)]
-    known = [answer for answer in answers if answer is not None]
-    return trace_of(known) if known and len(known) == len(answers) else None
+    cached = [answer for answer in answers if answer is not None]
+    return trace_of(cached) if cached and len(cached) == len(answers) else None
 
 
 def cached_answer(request: Request) -> Answer | None:

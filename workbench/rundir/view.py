@@ -206,8 +206,8 @@ class RunView:
             self._hosts = self.result.hosts or self._hosts
             return
         raw = read_json(self.paths.state)
-        foreseen = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
-        self.state, self.hint = state, str(raw.get("hint") or foreseen)
+        prediction = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
+        self.state, self.hint = state, str(raw.get("hint") or prediction)
         self.message = message_of(self.paths, state) if state is RunState.LOST else str(raw.get("message") or "")
 
     def _look_at_cluster(self) -> bool:

@@ -100,8 +100,8 @@ class FaultCard:
         return f"<div class='wb-card' role='alert'>{''.join(parts)}</div>"
 
 
-def fault_card(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, object] | None = None) -> FaultCard:
+def fault_card(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> FaultCard:
     """Make the card of a fault."""
     from workbench.results.advice.rules import advise
 
-    return FaultCard(fault=fault, advice=advise(fault, job, foreseen))
+    return FaultCard(fault=fault, advice=advise(fault, job, prediction))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
 
 __all__ = ["evidence", "fit_gpu", "fit_host"]
@@ -18,18 +17,18 @@ _SHARDS = {
 }
 
 
-def evidence(foreseen: Mapping[str, object]) -> str:
+def evidence(prediction: Mapping[str, object]) -> str:
     """Return what the run was predicted to need, its largest parts first.
 
     Example:
         >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
         '41.25 GiB on each GPU (30.00 activations, 11.25 optimizer)'
     """
-    total, parts = foreseen.get("gpu_gib") or foreseen.get("host_gib"), foreseen.get("parts_gib")
+    total, parts = prediction.get("gpu_gib") or prediction.get("host_gib"), prediction.get("parts_gib")
     if not isinstance(total, int | float) or not isinstance(parts, Mapping):
         return ""
     largest = sorted(((float(size), name) for name, size in parts.items() if size >= 0.005), reverse=True)[:3]
-    where = "on each GPU" if foreseen.get("gpu_gib") else "on each pod"
+    where = "on each GPU" if prediction.get("gpu_gib") else "on each pod"
     return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
 
 
@@ -63,10 +62,11 @@ def fit_host(job: FineTune | None) -> list[str]:
 
 
 def _leaner(technique: str) -> str:
-    """Return the next technique that this version has and that needs less memory; empty where there is none."""
-    known = [name for name in _LADDER if name in set(Technique)]
-    after = known.index(technique) + 1 if technique in known else 0
-    return next(iter(known[after:]), "") if technique != "fsdp" else "zero3-offload"
+    """Return the next technique that needs less memory; empty where there is none."""
+    if technique == "fsdp":
+        return "zero3-offload"
+    after = _LADDER.index(technique) + 1 if technique in _LADDER else 0
+    return next(iter(_LADDER[after:]), "")
 
 
 def _smaller_batch(job: FineTune) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a fault means and what is likely to mend it: rules over the words of the first failure. Pure.
+"""What a fault means and its likely fixes: rules over the words of the first failure. Pure.
 
 A rule names a cause only where the words leave little doubt; what no rule knows gets the general advice. Nothing here
 looks at the machine.
@@ -32,7 +32,7 @@ class Advice:
     predicted: str = ""
     """What the planner had predicted; empty where it had not, or memory is not the matter."""
     fixes: tuple[str, ...] = ()
-    """What is likely to mend it, the likeliest first; two or three."""
+    """Likely fixes, the likeliest first; two or three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Rule:
     """Kinds of fault it is for; none: all."""
 
 
-def advise(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, object] | None = None) -> Advice:
+def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> Advice:
     """Return what a fault means and what to try.
 
     Example:
@@ -58,15 +58,15 @@ def advise(fault: RunFault, job: Job | None = None, foreseen: Mapping[str, objec
     for text in filter(None, texts):
         for rule in _RULES:
             if (not rule.kinds or fault.kind in rule.kinds) and re.search(rule.words, text, re.IGNORECASE):
-                return _advice(rule, words, job, foreseen or {})
+                return _advice(rule, words, job, prediction or {})
     return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
 
 
-def _advice(rule: _Rule, words: str, job: Job | None, foreseen: Mapping[str, object]) -> Advice:
+def _advice(rule: _Rule, words: str, job: Job | None, prediction: Mapping[str, object]) -> Advice:
     fixes = rule.fixes(job if isinstance(job, FineTune) else None) if callable(rule.fixes) else rule.fixes
     memory = {name: _first(patterns, words) for name, patterns in _MEMORY.items()} if "memory" in rule.title else {}
     if rule.title.startswith("Out of"):
-        memory["predicted"] = evidence(foreseen)
+        memory["predicted"] = evidence(prediction)
     return Advice(title=rule.title, fixes=tuple(fixes)[:3], **memory)
 
 
@@ -79,8 +79,8 @@ _MEMORY = {
 
 
 def _first(patterns: Sequence[str], text: str) -> str:
-    found = (re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
-    return next((match[1] for match in found if match), "")
+    matches = (re.search(pattern, text, re.IGNORECASE) for pattern in patterns)
+    return next((match[1] for match in matches if match), "")
 
 
 def _slower(job: FineTune | None) -> Sequence[str]:

@@ -48,10 +48,10 @@ def gib_of(size: str) -> float | None:
         >>> gib_of("1.50 GiB"), gib_of("268435456 bytes"), gib_of("much")
         (1.5, 0.25, None)
     """
-    found = re.fullmatch(r"(\d[\d.,]*)\s?([kmgt]?)(?:i?b|bytes)", size.strip(), re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"(\d[\d.,]*)\s?([kmgt]?)(?:i?b|bytes)", size.strip(), re.IGNORECASE)
+    if not match:
         return None
     try:
-        return float(found[1].replace(",", "")) * _BYTES.get(found[2].lower(), 1.0) / _BYTES["g"]
+        return float(match[1].replace(",", "")) * _BYTES.get(match[2].lower(), 1.0) / _BYTES["g"]
     except ValueError:
         return None

@@ -66,7 +66,7 @@ def _package() -> bytes:
 def _finetune(
     paths: RunPaths, job: FineTune, options: HandoverOptions, inputs: dict[str, bytes]
 ) -> Mapping[str, object]:
-    told = read_json(paths.job)
+    shipped = read_json(paths.job)
     asked: dict[str, object] = job.to_dict()
     if Path(job.model).is_absolute():
         if not options.inputs:
@@ -76,14 +76,14 @@ def _finetune(
             )
         asked["model"] = f"{RESULTS}/{options.inputs}/model"
     kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
-    if told.get("train") and kind != "wikisql-mini":
-        names = [f"{part}.jsonl" for part in ("train", "eval") if told.get(part)]
+    if shipped.get("train") and kind != "wikisql-mini":
+        names = [f"{part}.jsonl" for part in ("train", "eval") if shipped.get(part)]
         if not options.inputs:
             inputs.update({name: (paths.inputs / name).read_bytes() for name in names})
         folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
         asked["dataset"] = {"kind": "jsonl", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
-    if told.get("deepspeed") is not None:
-        asked["deepspeed"] = told["deepspeed"] if job.deepspeed is not None else _shipped(job)
+    if shipped.get("deepspeed") is not None:
+        asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
     return asked
 
 

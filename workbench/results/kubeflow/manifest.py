@@ -1,7 +1,7 @@
 """Hand a run over to Kubeflow: the same job as manifests, for a cluster that carries it out with nobody watching.
 
 Reads the run directory, and of a script its folder; asks no cluster and starts nothing. What the objects are is in
-`kubeflow.py`; what starts in the containers in `jobs/unattended/`.
+`objects.py`; what starts in the containers in `worker/unattended/`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json
+from workbench.base.loose import Json, part
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.pods.kubernetes.objects import base_name
 from workbench.pods.pod import PodSpec
 from workbench.results.kubeflow.files import config_files
-from workbench.results.kubeflow.objects import KINDS, Handed, objects_of
+from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.results.kubeflow.yaml_text import yaml_of
 from workbench.rundir.paths import RunPaths
@@ -77,51 +77,48 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     if kind not in KINDS:
         raise one_of("manifest kind", kind, KINDS)
     paths = RunPaths(path)
-    raw = read_json(paths.spec)
-    cluster = _mapping(raw.get("cluster"))
-    job = job_from_dict(_mapping(raw.get("job")))
+    raw, run_id = read_json(paths.spec), str(read_json(paths.info).get("id", path.name))
+    cluster = part(raw, "cluster")
+    job = job_from_dict(part(raw, "job"))
     options = _options(cluster, given)
-    run_pod = PodSpec.from_dict(_mapping(cluster.get("pods")))
+    run_pod = PodSpec.from_dict(part(cluster, "pods"))
     pod = replace(options.pod or run_pod, env=run_pod.env)
     options.image = options.image or pod.image or ""
     _check(kind, job, options)
     single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
     count = raw.get("pods") or cluster.get("count") or 1
     nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
-    name = options.name or base_name(str(read_json(paths.info).get("id", path.name)), "")[:40].rstrip("-")
-    handed = Handed(
+    name = options.name or base_name(run_id, "")[:40].rstrip("-")
+    plan = KubeflowPlan(
         kind=kind,
         name=name,
         options=options,
         pod=replace(pod, gpus=min(pod.gpus, 1)) if single else pod,
         nodes=nodes,
         files=config_files(paths, job, options, pod, nodes),
-        storage_gib=options.storage_gib,
         resumes=isinstance(job, FineTune) and job.save_steps is not None,
-        elastic=options.elastic,
-        runtime=options.runtime,
     )
     return Manifest(
         kind=kind,
         name=name,
         nodes=nodes,
-        slots=handed.pod.slots,
+        slots=plan.pod.slots,
         image=options.image,
-        results=f"{handed.claim}:/{name}",
-        objects=objects_of(handed),
-        notes=_notes(handed, str(read_json(paths.info).get("id", path.name))),
+        results=f"{plan.claim}:/{name}",
+        objects=objects_of(plan),
+        notes=_notes(plan, run_id),
     )
 
 
-def _options(cluster: Mapping[str, Any], given: Mapping[str, object]) -> HandoverOptions:
+def _options(cluster: Json, given: Mapping[str, object]) -> HandoverOptions:
     allowed = [f.name for f in fields(HandoverOptions)]
     for name in given:
         if name not in allowed:
             raise one_of("option of manifest", name, allowed)
-    backend = _mapping(cluster.get("backend"))
+    backend = part(cluster, "backend")
     ours = backend.get("kind") == "kubernetes"
-    told = {name: value for name, value in backend.items() if ours and name in allowed}
-    return HandoverOptions(**{**told, **given})
+    own = {name: value for name, value in backend.items() if ours and name in allowed}
+    return HandoverOptions(**{**own, **given})  # type: ignore[arg-type]  # checked there
 
 
 def _check(kind: str, job: Job, options: HandoverOptions) -> None:
@@ -149,27 +146,27 @@ def _check(kind: str, job: Job, options: HandoverOptions) -> None:
         )
 
 
-def _notes(handed: Handed, run_id: str) -> list[str]:
-    options = handed.options
+def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
+    options = plan.options
     at = f" -n {options.namespace}" if options.namespace else ""
     operator = {
-        "trainjob": f"Kubeflow Trainer 2.2 or later and its runtime {handed.runtime}",
+        "trainjob": f"Kubeflow Trainer 2.2 or later and its runtime {options.runtime}",
         "pytorchjob": "the Kubeflow Training Operator 1.7 or later",
         "mpijob": "the Kubeflow MPI Operator 0.5 or later; the image needs OpenMPI and sshd",
-    }[handed.kind]
-    notes = [f"The run {run_id} as a {handed.kind} for unattended use. It takes {operator}."]
+    }[plan.kind]
+    notes = [f"The run {run_id} as a {plan.kind} for unattended use. It takes {operator}."]
     if options.pvc:
-        several = " (ReadWriteMany where nodes are several)" if handed.nodes > 1 else ""
+        several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")
     for secret, key in sorted({options.secret_key(variable) for variable in options.secrets}):
         notes.append(f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…")
     notes.append(f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)")
-    notes.append(f"The results: folder {handed.name} on the claim {handed.claim}, a run directory that Run.load reads.")
-    if handed.kind == "trainjob" and options.priority_class:
+    notes.append(f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads.")
+    if plan.kind == "trainjob" and options.priority_class:
         notes.append(f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none.")
-    if handed.resumes and handed.kind != "trainjob":
+    if plan.resumes and plan.kind != "trainjob":
         notes.append("A rank that fails is started again and goes on from the last checkpoint.")
-    if handed.elastic is not None:
+    if options.elastic is not None:
         notes.append("When nodes come or go, all ranks begin again, as many as there are then; the batch follows them.")
     return notes
 
@@ -180,7 +177,3 @@ def _folded(each: Mapping[str, object]) -> Mapping[str, object]:
         return each
     sizes = {name: f"({len(text) * 3 // 4 / 1024:.0f} KiB)" for name, text in packed.items()}
     return {**each, "binaryData": sizes}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base import entries
-from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.podspec import (
     CONTAINER_SECURITY,
     placement,
@@ -22,13 +21,14 @@ from workbench.pods.kubernetes.podspec import (
     shm_volume,
 )
 from workbench.pods.pod import PodSpec
+from workbench.results.kubeflow.options import HandoverOptions
 
-__all__ = ["KINDS", "RESULTS", "SPEC", "Handed", "objects_of"]
+__all__ = ["KINDS", "RESULTS", "SPEC", "KubeflowPlan", "objects_of"]
 
 Object = dict[str, object]
 
 KINDS = ("trainjob", "pytorchjob", "mpijob")
-"""What a run can be handed over as."""
+"""What a run can be plan over as."""
 RESULTS = "/results"
 """Where the claim is mounted."""
 SPEC = "/etc/workbench"
@@ -40,113 +40,109 @@ _RESTARTS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Handed:
+class KubeflowPlan:
     """All that the manifests of one run are made from."""
 
     kind: str
     """One of `KINDS`."""
     name: str
     """Name of the job and of what belongs to it, a DNS label; the folder on the claim too."""
-    options: KubernetesOptions
+    options: HandoverOptions
     """The place: image, namespace, claim, secrets, where pods may run."""
     pod: PodSpec
-    """What each node is; its `env` stands in the specification, not here."""
+    """What each node is; its `env` is in the specification."""
     nodes: int
     """Number of nodes."""
     files: Mapping[str, bytes]
     """What the ConfigMap holds, by file name."""
-    storage_gib: float
-    """Size of the claim, where one is made."""
     resumes: bool
     """Whether a job that is started again goes on from a checkpoint."""
-    elastic: tuple[int, int] | None = None
-    """Least and most nodes of an elastic PyTorchJob."""
-    runtime: str = "torch-distributed"
-    """The ClusterTrainingRuntime of a TrainJob."""
 
     @property
     def claim(self) -> str:
         """The claim that takes the results."""
         return self.options.pvc or f"{self.name}-results"
 
-    @property
-    def out(self) -> str:
-        """The run directory to be, as the ranks see it."""
-        return f"{RESULTS}/{self.name}"
-
-    @property
-    def rank_command(self) -> list[str]:
-        """What starts one rank."""
-        return [self.options.python, "-u", *self._module]
-
-    @property
-    def _module(self) -> list[str]:
-        return ["-m", entries.UNATTENDED, f"{SPEC}/spec.json", self.out]
+    def command(self, *launcher: str) -> list[str]:
+        """Return the command that starts one rank, or through a launcher a node's ranks."""
+        return [
+            self.options.python,
+            "-u",
+            *launcher,
+            "-m",
+            entries.UNATTENDED,
+            f"{SPEC}/spec.json",
+            f"{RESULTS}/{self.name}",
+        ]
 
     def torchrun(self, *flags: str) -> list[str]:
         """Return the command that starts a node's ranks."""
-        return [self.options.python, "-u", "-m", "torch.distributed.run", *flags, *self._module]
+        return self.command("-m", "torch.distributed.run", *flags)
 
 
-def objects_of(handed: Handed) -> list[Object]:
+def objects_of(plan: KubeflowPlan) -> list[Object]:
     """Return the objects of a run, the job last."""
-    claim = [] if handed.options.pvc else [_claim(handed)]
-    job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[handed.kind](handed)
-    return [_config_map(handed), *claim, job]
+    claim = [] if plan.options.pvc else [_claim(plan)]
+    job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[plan.kind](plan)
+    return [_config_map(plan), *claim, job]
 
 
-def _config_map(handed: Handed) -> Object:
-    texts = {name: data.decode() for name, data in handed.files.items() if not name.endswith(".zip")}
-    packed = {name: base64.b64encode(data).decode() for name, data in handed.files.items() if name not in texts}
-    return {**_head("v1", "ConfigMap", handed, handed.name), "immutable": True, "data": texts, "binaryData": packed}
+def _config_map(plan: KubeflowPlan) -> Object:
+    texts = {name: data.decode() for name, data in plan.files.items() if not name.endswith(".zip")}
+    packed = {name: base64.b64encode(data).decode() for name, data in plan.files.items() if name not in texts}
+    return {**_head("v1", "ConfigMap", plan, plan.name), "immutable": True, "data": texts, "binaryData": packed}
 
 
-def _claim(handed: Handed) -> Object:
-    several = handed.nodes > 1 or handed.elastic is not None or handed.kind == "mpijob"
+def _claim(plan: KubeflowPlan) -> Object:
+    several = plan.nodes > 1 or plan.options.elastic is not None or plan.kind == "mpijob"
     spec = {
         # Every node writes its ranks' output there.
         "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
-        "resources": {"requests": {"storage": f"{round(handed.storage_gib * 1024)}Mi"}},
+        "resources": {"requests": {"storage": f"{round(plan.options.storage_gib * 1024)}Mi"}},
     }
-    return {**_head("v1", "PersistentVolumeClaim", handed, handed.claim), "spec": spec}
+    return {**_head("v1", "PersistentVolumeClaim", plan, plan.claim), "spec": spec}
 
 
-def _trainjob(handed: Handed) -> Object:
+def _trainjob(plan: KubeflowPlan) -> Object:
     # The runtime's torch plugin tells torchrun all that it must know by PET_ variables.
     trainer = {
-        "image": handed.options.image,
-        "command": handed.torchrun(),
-        "env": _env(handed),
-        "numNodes": handed.nodes,
-        "numProcPerNode": handed.pod.slots,
-        "resourcesPerNode": _requests(handed),
+        "image": plan.options.image,
+        "command": plan.torchrun(),
+        "env": _env(plan),
+        "numNodes": plan.nodes,
+        "numProcPerNode": plan.pod.slots,
+        "resourcesPerNode": _requests(plan),
     }
-    placed = placement(handed.options)
+    placed = placement(plan.options)
     placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
     patch = {
-        "volumes": _volumes(handed),
-        "securityContext": pod_security(handed.options),
+        "volumes": _volumes(plan),
+        "securityContext": pod_security(plan.options),
         **placed,
         "containers": [{"name": "node", "volumeMounts": _mounts(), "securityContext": CONTAINER_SECURITY}],
     }
     template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": patch}}}}]}}
     spec: Object = {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "ClusterTrainingRuntime", "name": handed.runtime},
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "ClusterTrainingRuntime",
+            "name": plan.options.runtime,
+        },
         "trainer": trainer,
         "runtimePatches": [
             {"manager": "deepspeed-workbench.io/notebook", "trainingRuntimeSpec": {"template": template}}
         ],
     }
-    return {**_head("trainer.kubeflow.org/v1alpha1", "TrainJob", handed, handed.name, queued=True), "spec": spec}
+    return {**_head("trainer.kubeflow.org/v1alpha1", "TrainJob", plan, plan.name, queued=True), "spec": spec}
 
 
-def _pytorchjob(handed: Handed) -> Object:
-    slots = str(handed.pod.slots)
-    spec: Object = {"nprocPerNode": slots, "runPolicy": _run_policy(handed, "None")}
-    if handed.elastic is not None:
-        least, most = handed.elastic
+def _pytorchjob(plan: KubeflowPlan) -> Object:
+    slots = str(plan.pod.slots)
+    spec: Object = {"nprocPerNode": slots, "runPolicy": _run_policy(plan, "None")}
+    if plan.options.elastic is not None:
+        least, most = plan.options.elastic
         # Rendezvous and the number of nodes come as PET_ variables, from the policy.
-        container = _container(handed, "pytorch", handed.torchrun(f"--nproc-per-node={slots}"))
+        container = _container(plan, "pytorch", plan.torchrun(f"--nproc-per-node={slots}"))
         spec |= {
             "elasticPolicy": {
                 "minReplicas": least,
@@ -154,22 +150,22 @@ def _pytorchjob(handed: Handed) -> Object:
                 "maxRestarts": _RESTARTS,
                 "rdzvBackend": "c10d",
             },
-            "pytorchReplicaSpecs": {"Worker": _replica(handed, most, container)},
+            "pytorchReplicaSpecs": {"Worker": _replica(plan, most, container)},
         }
     else:
         # Kubernetes fills in what stands in $(…) from the variables that the operator gives the container.
         place = ["--node-rank=$(RANK)", "--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
-        command = handed.torchrun(f"--nnodes={handed.nodes}", f"--nproc-per-node={slots}", *place)
-        container = _container(handed, "pytorch", command)
-        replicas = {"Master": _replica(handed, 1, container)}
-        if handed.nodes > 1:
-            replicas["Worker"] = _replica(handed, handed.nodes - 1, container)
+        command = plan.torchrun(f"--nnodes={plan.nodes}", f"--nproc-per-node={slots}", *place)
+        container = _container(plan, "pytorch", command)
+        replicas = {"Master": _replica(plan, 1, container)}
+        if plan.nodes > 1:
+            replicas["Worker"] = _replica(plan, plan.nodes - 1, container)
         spec["pytorchReplicaSpecs"] = replicas
-    return {**_head("kubeflow.org/v1", "PyTorchJob", handed, handed.name, queued=True), "spec": spec}
+    return {**_head("kubeflow.org/v1", "PyTorchJob", plan, plan.name, queued=True), "spec": spec}
 
 
-def _mpijob(handed: Handed) -> Object:
-    port = handed.options.port
+def _mpijob(plan: KubeflowPlan) -> Object:
+    port = plan.options.port
     daemon = ["/usr/sbin/sshd", "-De", "-f", "/dev/null", "-p", str(port)]
     settings = {
         "HostKey": f"{_SSH}/id_rsa",
@@ -179,78 +175,78 @@ def _mpijob(handed: Handed) -> Object:
         "PidFile": "none",
     }
     daemon += [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-    worker = _container(handed, "worker", daemon)
+    worker = _container(plan, "worker", daemon)
     worker |= {
         "ports": [{"name": "ssh", "containerPort": port}],
         "readinessProbe": {"tcpSocket": {"port": port}, "periodSeconds": 2},
     }
-    launcher = _container(handed, "launcher", ["sh", "-c", _mpi_script(handed)])
+    launcher = _container(plan, "launcher", ["sh", "-c", _mpi_script(plan)])
     launcher["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
     spec: Object = {
-        "slotsPerWorker": handed.pod.slots,
+        "slotsPerWorker": plan.pod.slots,
         "mpiImplementation": "OpenMPI",
         "sshAuthMountPath": _SSH,
         "launcherCreationPolicy": "WaitForWorkersReady",
-        "runPolicy": _run_policy(handed, "Running"),
+        "runPolicy": _run_policy(plan, "Running"),
         "mpiReplicaSpecs": {
-            "Launcher": _replica(handed, 1, launcher),
-            "Worker": _replica(handed, handed.nodes, worker),
+            "Launcher": _replica(plan, 1, launcher),
+            "Worker": _replica(plan, plan.nodes, worker),
         },
     }
-    return {**_head("kubeflow.org/v2beta1", "MPIJob", handed, handed.name, queued=True), "spec": spec}
+    return {**_head("kubeflow.org/v2beta1", "MPIJob", plan, plan.name, queued=True), "spec": spec}
 
 
-def _mpi_script(handed: Handed) -> str:
+def _mpi_script(plan: KubeflowPlan) -> str:
     """Write the launcher's shell lines; the host key of all workers is the job's own."""
-    port = handed.options.port
+    port = plan.options.port
     ssh = f"-p {port} -i {_SSH}/id_rsa -o IdentitiesOnly=yes -o UserKnownHostsFile={_KNOWN}"
     ssh += " -o StrictHostKeyChecking=yes -o ConnectionAttempts=30"
-    argv = ["mpirun", "-np", str(handed.nodes * handed.pod.slots), "--bind-to", "none"]
+    argv = ["mpirun", "-np", str(plan.nodes * plan.pod.slots), "--bind-to", "none"]
     # Workers hold the key too, but not the list of known hosts: all are reached from here.
     argv += ["--mca", "plm_rsh_args", ssh, "--mca", "plm_rsh_no_tree_spawn", "1"]
     # What sshd gives a login is not what the image gives its processes.
-    names = ["PATH", *(str(variable["name"]) for variable in _env(handed))]
+    names = ["PATH", *(str(variable["name"]) for variable in _env(plan))]
     argv += [word for name in names for word in ("-x", name)]
-    line = shlex.join([*argv, *handed.rank_command])
-    known = f"printf '[*]:{port} %s\\n' \"$(cut -d' ' -f1,2 {_SSH}/id_rsa.pub)\" > {_KNOWN}"
-    return f"{known}\nexec {line}"
+    line = shlex.join([*argv, *plan.command()])
+    trust = f"printf '[*]:{port} %s\\n' \"$(cut -d' ' -f1,2 {_SSH}/id_rsa.pub)\" > {_KNOWN}"
+    return f"{trust}\nexec {line}"
 
 
-def _replica(handed: Handed, replicas: int, container: Object) -> Object:
-    options = handed.options
-    labels = {options.pod_group_label: handed.name} if options.pod_group_label else {}
-    metadata: Object = {"labels": {**options.labels, **labels}, "annotations": dict(options.annotations)}
+def _replica(plan: KubeflowPlan, replicas: int, container: Object) -> Object:
+    options = plan.options
+    group = {options.pod_group_label: plan.name} if options.pod_group_label else {}
+    metadata: Object = {"labels": {**options.labels, **group}, "annotations": dict(options.annotations)}
     spec: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(options),
         **placement(options),
         "containers": [container],
-        "volumes": _volumes(handed),
+        "volumes": _volumes(plan),
     }
     metadata = {key: value for key, value in metadata.items() if value}
     template = {**({"metadata": metadata} if metadata else {}), "spec": spec}
-    return {"replicas": replicas, "restartPolicy": "OnFailure" if handed.resumes else "Never", "template": template}
+    return {"replicas": replicas, "restartPolicy": "OnFailure" if plan.resumes else "Never", "template": template}
 
 
-def _container(handed: Handed, name: str, command: Sequence[str]) -> Object:
+def _container(plan: KubeflowPlan, name: str, command: Sequence[str]) -> Object:
     return {
         "name": name,
-        "image": handed.options.image,
+        "image": plan.options.image,
         "command": list(command),
-        "env": _env(handed),
-        "resources": _requests(handed),
+        "env": _env(plan),
+        "resources": _requests(plan),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": _mounts(),
     }
 
 
-def _env(handed: Handed) -> list[Object]:
-    return [{"name": "PYTHONPATH", "value": f"{SPEC}/workbench.zip"}, *secret_env(handed.options)]
+def _env(plan: KubeflowPlan) -> list[Object]:
+    return [{"name": "PYTHONPATH", "value": f"{SPEC}/workbench.zip"}, *secret_env(plan.options)]
 
 
-def _requests(handed: Handed) -> Object:
-    wanted = resources(handed.pod, handed.options.gpu_resource)
+def _requests(plan: KubeflowPlan) -> Object:
+    wanted = resources(plan.pod, plan.options.gpu_resource)
     return {"requests": wanted, "limits": dict(wanted)}
 
 
@@ -262,20 +258,20 @@ def _mounts() -> list[Object]:
     ]
 
 
-def _volumes(handed: Handed) -> list[Object]:
+def _volumes(plan: KubeflowPlan) -> list[Object]:
     return [
-        {"name": "spec", "configMap": {"name": handed.name}},
-        {"name": "results", "persistentVolumeClaim": {"claimName": handed.claim}},
-        shm_volume(handed.options),
+        {"name": "spec", "configMap": {"name": plan.name}},
+        {"name": "results", "persistentVolumeClaim": {"claimName": plan.claim}},
+        shm_volume(plan.options),
     ]
 
 
-def _run_policy(handed: Handed, clean: str) -> Object:
-    return {"cleanPodPolicy": clean, "backoffLimit": _RESTARTS if handed.resumes else 0}
+def _run_policy(plan: KubeflowPlan, clean: str) -> Object:
+    return {"cleanPodPolicy": clean, "backoffLimit": _RESTARTS if plan.resumes else 0}
 
 
-def _head(version: str, kind: str, handed: Handed, name: str, *, queued: bool = False) -> Object:
-    options = handed.options
+def _head(version: str, kind: str, plan: KubeflowPlan, name: str, *, queued: bool = False) -> Object:
+    options = plan.options
     labels = {**options.labels, "app.kubernetes.io/managed-by": "deepspeed-workbench"}
     if queued and options.queue:
         labels["kueue.x-k8s.io/queue-name"] = options.queue

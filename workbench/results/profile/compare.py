@@ -1,4 +1,4 @@
-"""Hold two FLOPS profiles against each other, figure by figure and module by module. Pure; the reports' own figures."""
+"""Compare two FLOPS profiles, figure by figure and module by module. Pure; the reports' own figures."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ProfileComparison(Shown):
 
 
 def compare(one: Profile | None, other: Profile | None, *, names: tuple[str, str] = ("a", "b")) -> ProfileComparison:
-    """Hold two FLOPS profiles against each other.
+    """Compare two FLOPS profiles.
 
     Args:
         one: `result.profile` of a run.

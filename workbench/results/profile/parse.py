@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, one_of
 from workbench.base.shown import Shown
+from workbench.base.table import Grid, facts
+from workbench.base.words import count, duration, number, percent, scaled
 from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
 
-if TYPE_CHECKING:
-    from workbench.base.table import Grid
-
 __all__ = ["ModuleProfile", "Profile", "parse_profile", "read_profile"]
+
+_AGREES = 0.1  # of the trainer's samples/s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +63,6 @@ class Profile(Shown):
         one, all_ = self.samples_per_s, self.trainer_samples_per_s
         if not one or not all_ or abs(one / all_ - 1) <= _AGREES:
             return ""
-        from workbench.base.words import number, percent
-
         return (
             f"The profiler's {number(one)} samples/s are {percent(abs(one / all_ - 1))} "
             f"{'more' if one > all_ else 'less'} than the trainer's {number(all_)}: it looked at one step, through "
@@ -73,9 +71,6 @@ class Profile(Shown):
 
     def summary(self) -> Grid:
         """Return the figures of the whole model as a table."""
-        from workbench.base.table import facts
-        from workbench.base.words import count, duration, number, scaled
-
         trainer = self.trainer_samples_per_s
         return facts(
             f"FLOPS profile, step {count(self.step)}",
@@ -97,9 +92,6 @@ class Profile(Shown):
         """Return the modules as a table, one a row."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
-        from workbench.base.table import Grid
-        from workbench.base.words import duration, percent, scaled
-
         columns = ("module", "class", "params", "of all", "MACs", "of all MACs", "forward", "of all time")
         rows = [
             (
@@ -108,8 +100,8 @@ class Profile(Shown):
             )
             for name, m in self._named(depth, sort)
         ]  # fmt: skip
-        said = f" {depth} levels down, by {sort}" if sort else ""
-        return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{said}")
+        level = f" {depth} levels down, by {sort}" if sort else ""
+        return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{level}")
 
     def _named(self, depth: int, sort: str | None) -> list[tuple[str, ModuleProfile]]:
         if self.root is None:
@@ -119,16 +111,11 @@ class Profile(Shown):
         return sorted(self.root.at(depth), key=lambda named: -named[1].figure(sort))
 
     def __repr__(self) -> str:
-        """Say the main figures in one line."""
-        from workbench.base.words import duration, scaled
-
+        """Return the main figures in one line."""
         return (
             f"Profile({scaled(self.params)} parameters, {scaled(self.macs, 'MACs')} forward, "
             f"{duration(self.iter_latency_s or self.fwd_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')})"
         )
-
-
-_AGREES = 0.1  # of the trainer's samples/s
 
 
 def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:
@@ -143,7 +130,7 @@ def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Prof
 def parse_profile(text: str, source: str = "the text") -> Profile:
     """Parse a report."""
     if "DeepSpeed Flops Profiler" not in text:
-        raise RunError(f"{source} is no report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
+        raise RunError(f"{source} is not a report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
     head, _, detail = text.partition("Detailed Profile per GPU")
     figures = {name: _figure(pattern, head) for name, pattern in _HEADER.items()}
     return Profile(

@@ -106,7 +106,7 @@ class _Open:
     def closed(self) -> Sequence[ModuleProfile]:
         """Return the module; a list of modules, which has no figures of its own, gives its members under its name."""
         if self.figures is None:
-            return [_renamed(child, f"{self.name}.{child.name}") for child in self.children]
+            return [replace(child, name=f"{self.name}.{child.name}") for child in self.children]
         f = self.figures.groups()
         module = ModuleProfile(
             name=self.name, module=self.module, params=scaled_number(f[0], f[1]), params_share=float(f[2]) / 100,
@@ -119,7 +119,3 @@ class _Open:
 def _close(stack: list[_Open]) -> None:
     done = stack.pop()
     stack[-1].children += done.closed()
-
-
-def _renamed(module: ModuleProfile, name: str) -> ModuleProfile:
-    return replace(module, name=name)
