@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.base.table import Grid, Marked, html_table, text_table
+from workbench.base.table import Grid, Marked, text_table
 from workbench.base.words import plain
+from workbench.display.kit.table import html_table
 
 EVIL = "<img src=x onerror=alert(1)>\"'&\x1b[31m\n"
 GRID = Grid(

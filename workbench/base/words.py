@@ -110,4 +110,6 @@ def plain(text: str) -> str:
         'loss�[31m is nan'
     """
     line = " ".join(text.split())
+    if line.isprintable():
+        return line
     return "".join(letter if letter.isprintable() else "�" for letter in line)

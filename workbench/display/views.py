@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from workbench.base import shown
-from workbench.base.table import Grid, html_table, text_table
+from workbench.base.table import Grid, text_table
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
 from workbench.benchmark.published import PUBLISHED
@@ -28,6 +28,7 @@ from workbench.display.benchmark.report_md import report_md
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.display.cluster.panel import cluster_bundle, cluster_html, cluster_text, show_cluster
 from workbench.display.kit.follow import follow_run, follow_start
+from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_html, answers_text, predictions_grid
 from workbench.display.records.board import board_html
 from workbench.display.records.doctor import diagnosis_html, diagnosis_text

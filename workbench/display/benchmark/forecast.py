@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import html
 
-from workbench.base.table import Grid, html_table, text_table
+from workbench.base.table import Grid, text_table
 from workbench.base.words import UNKNOWN, count, duration, gib, plain
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.display.kit.style import styled
+from workbench.display.kit.table import html_table
 
 __all__ = ["forecast_grid", "forecast_html", "forecast_text"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from workbench.base.table import Grid, html_table, text_table
+from workbench.base.table import Grid, text_table
 from workbench.base.words import count, duration, percent, plain
 from workbench.benchmark.published import CAVEATS, WALKTHROUGH, Published
 from workbench.display.benchmark.columns import COLUMNS, Column, figures_of
 from workbench.display.kit.style import styled
+from workbench.display.kit.table import html_table
 
 __all__ = ["published_grids", "published_html", "published_text"]
 

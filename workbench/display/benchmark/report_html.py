@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from workbench.base.table import html_table
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
 from workbench.display.benchmark.outcome_cell import MARKS
@@ -30,6 +29,7 @@ from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
 from workbench.display.benchmark.table import sheet_html
 from workbench.display.kit.logs import clean
 from workbench.display.kit.style import styled
+from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_grids
 from workbench.display.run.card import card_body, page
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.table import html_table, text_table
+from workbench.base.table import text_table
 from workbench.base.words import plain
 from workbench.display.cluster.table import cluster_grid
 from workbench.display.kit.live import Live, has_widgets
 from workbench.display.kit.style import framed, styled
+from workbench.display.kit.table import html_table
 from workbench.display.run.buttons import AskOnce
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths

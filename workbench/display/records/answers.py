@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from workbench.base.table import Cell, Grid, Marked, html_table, text_table
+from workbench.base.table import Cell, Grid, Marked, text_table
 from workbench.base.words import UNKNOWN, count, duration, percent, yes_no
+from workbench.display.kit.table import html_table
 from workbench.jobs.data.rows import PREFIX
 from workbench.results.answers.ask import Answer, AnsweredRow, Answers
 from workbench.results.answers.judge import Predictions

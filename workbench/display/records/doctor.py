@@ -6,9 +6,10 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.base.table import Cell, Grid, Marked, html_table, text_table
+from workbench.base.table import Cell, Grid, Marked, text_table
 from workbench.base.words import UNKNOWN, duration, plain
 from workbench.display.kit.style import styled
+from workbench.display.kit.table import html_table
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
 from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from workbench.base.table import Cell, Grid, Marked, html_table, text_table
+from workbench.base.table import Cell, Grid, Marked, text_table
 from workbench.base.words import UNKNOWN, count, number, percent
 from workbench.client.history import History
+from workbench.display.kit.table import html_table
 from workbench.rundir.store import RunRecord
 
 __all__ = ["history_grid", "history_html", "history_text"]

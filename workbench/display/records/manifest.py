@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from workbench.base.table import facts, html_table
+from workbench.base.table import facts
+from workbench.display.kit.table import html_table
 
 if TYPE_CHECKING:
     from workbench.results.kubeflow.manifest import Manifest

@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from workbench.base.table import Cell, Grid, Marked, html_table, text_table
+from workbench.base.table import Cell, Grid, Marked, text_table
 from workbench.base.words import UNKNOWN, count, plain, scaled
 from workbench.display.kit.style import styled
+from workbench.display.kit.table import html_table
 from workbench.planner.memory import Memory
 from workbench.planner.plan import Fit, PlanRow, PlanTable
 

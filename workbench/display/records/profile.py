@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from workbench.base.table import Grid, html_table, text_table
+from workbench.base.table import Grid, text_table
 from workbench.base.words import count, duration, percent, plain, scaled
+from workbench.display.kit.table import html_table
 from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile
 from workbench.results.profile.tree import ModuleProfile

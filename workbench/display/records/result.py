@@ -5,9 +5,10 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 
-from workbench.base.table import Grid, facts, html_table, text_table
+from workbench.base.table import Grid, facts, text_table
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, scaled
 from workbench.client.result import RunResult
+from workbench.display.kit.table import html_table
 
 __all__ = ["result_html", "result_text"]
 

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from workbench.base.table import facts, html_table
+from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count
 from workbench.display.kit.logs import clean
+from workbench.display.kit.table import html_table
 from workbench.display.records.profile import profile_html
 from workbench.display.records.result import result_html
 from workbench.display.run.page import run_page

@@ -1,0 +1,234 @@
+"""What a view states, as a list of blocks; text, Markdown and HTML are drawn from the same list.
+
+A record's view is a function that returns a `Doc`. Nothing in a block is escaped: each of the drawings does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.base.table import Cell, Grid, facts, text_table
+from workbench.base.words import plain
+from workbench.display.kit import markdown as md
+from workbench.display.kit.logs import clean
+from workbench.display.kit.style import framed, styled
+from workbench.display.kit.table import html_table
+from workbench.display.kit.templates import Markup, macro, render
+
+__all__ = [
+    "Beside", "Block", "Code", "Contents", "Doc", "Facts", "Figure", "Fold", "Heading", "Items", "Note", "Raw",
+    "Table", "blocks_html", "to_fragment", "to_html", "to_markdown", "to_page", "to_text",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A title; a link finds it by its anchor."""
+
+    text: str
+    level: int = 2
+    anchor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and values: a table, or in HTML a `line` of them or `figures` side by side."""
+
+    pairs: Sequence[tuple[str, Cell]]
+    title: str = ""
+    look: str = "table"
+    width: int = 60
+
+    @property
+    def grid(self) -> Grid:
+        """The same as a table."""
+        return facts(self.title, self.pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table; `width` is the most columns that a cell takes in text."""
+
+    grid: Grid
+    width: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A plot, an SVG of our own; text and Markdown state `text`, as HTML does where there is no plot."""
+
+    svg: str
+    title: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence. Its kind is `plain`, `quiet`, `good`, `hint`, `warning` or `bad`."""
+
+    text: str
+    kind: str = "quiet"
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Some lines, with a bullet each or numbered, below what they are."""
+
+    lines: Sequence[str]
+    title: str = ""
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text whose lines stay as they are, below what it is."""
+
+    text: str
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks to unfold; text shows them all."""
+
+    title: str
+    blocks: Sequence[Block]
+    open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Blocks that stand side by side where there is room."""
+
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Links to headings that have an anchor; nothing in text and Markdown."""
+
+    titles: Sequence[Heading]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """What no other block can draw: HTML from a template of its own, and text."""
+
+    html: str
+    text: str = ""
+
+
+Block = Heading | Facts | Table | Figure | Note | Items | Code | Fold | Beside | Contents | Raw
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Doc:
+    """What a view states."""
+
+    blocks: Sequence[Block]
+    state: str = ""
+    """The state of a run, which colours what stands for it."""
+    full: bool = False
+    """Whether it may be as wide as the page."""
+
+
+def to_html(doc: Doc) -> str:
+    """Draw a document as HTML for a notebook, with its style sheet."""
+    return styled(blocks_html(doc.blocks), doc.state, full=doc.full)
+
+
+def to_fragment(doc: Doc) -> str:
+    """Draw a document as HTML for a page that has the style sheet."""
+    return framed(blocks_html(doc.blocks), doc.state, full=doc.full)
+
+
+def to_page(doc: Doc, title: str, *styles: str) -> str:
+    """Draw a document as a whole page that may load nothing and run nothing; further style sheets by their names."""
+    return str(render("page.html", title=title, body=blocks_html(doc.blocks), styles=styles))
+
+
+def blocks_html(blocks: Sequence[Block]) -> Markup:
+    """Draw blocks as HTML, without a frame."""
+    return Markup("").join(macro("doc.html", type(block).__name__.lower())(block, _inside(block)) for block in blocks)
+
+
+def _inside(block: Block) -> Markup:
+    match block:
+        case Fold() | Beside():
+            return blocks_html(block.blocks)
+        case Facts() | Table():
+            return Markup(html_table(block.grid))
+        case Figure():
+            return Markup(block.svg)
+        case Raw():
+            return Markup(block.html)
+        case _:
+            return Markup("")
+
+
+def to_text(doc: Doc) -> str:
+    """Draw a document as text; an empty line stands before what is more than a line."""
+    text = ""
+    for block in doc.blocks:
+        drawn = _text(block)
+        if text and drawn:
+            text += "\n\n" if "\n" in drawn or isinstance(block, Heading) else "\n"
+        text += drawn
+    return text
+
+
+def _text(block: Block) -> str:
+    match block:
+        case Heading() | Note():
+            return plain(block.text)
+        case Facts() | Table():
+            return text_table(block.grid, block.width)
+        case Figure():
+            return "\n".join(filter(None, (plain(block.title), clean(block.text)))) if block.text else ""
+        case Items():
+            marks = (f"  {place}. " if block.numbered else "- " for place in range(1, len(block.lines) + 1))
+            lines = [mark + plain(line) for mark, line in zip(marks, block.lines, strict=True)]
+            return "\n".join([*([plain(block.title)] if block.title and lines else []), *lines])
+        case Code():
+            return "\n".join(filter(None, (plain(block.title), clean(block.text).rstrip("\n"))))
+        case Fold():
+            return "\n".join([plain(block.title), to_text(Doc(blocks=block.blocks))])
+        case Beside():
+            return to_text(Doc(blocks=block.blocks))
+        case Raw():
+            return block.text
+        case Contents():
+            return ""
+
+
+def to_markdown(doc: Doc) -> str:
+    """Draw a document as Markdown."""
+    return "\n\n".join(filter(None, map(_markdown, doc.blocks))) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Heading():
+            return f"{'#' * block.level} {md.escape(block.text)}"
+        case Facts() | Table():
+            return md.table(block.grid)
+        case Figure():
+            return md.fenced(_text(block)) if "\n" in block.text else md.escape(block.text)
+        case Note():
+            return md.escape(block.text)
+        case Items():
+            lines = [f"{'1.' if block.numbered else '-'} {md.escape(line)}" for line in block.lines]
+            title = [md.escape(block.title), ""] if block.title and lines else []
+            return "\n".join([*title, *lines])
+        case Code():
+            return "\n\n".join(filter(None, (md.escape(block.title), md.fenced(block.text))))
+        case Fold():
+            inside = to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
+            return f"<details><summary>{md.escape_html(block.title)}</summary>\n\n{inside}\n\n</details>"
+        case Beside():
+            return to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
+        case Raw():
+            return md.fenced(block.text) if block.text else ""
+        case Contents():
+            return ""

@@ -1,0 +1,63 @@
+"""Markdown in which every letter of foreign text stands for itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from markupsafe import escape as _escape_html
+
+from workbench.base.table import Cell, Grid
+from workbench.base.words import plain
+from workbench.display.kit.logs import clean
+
+__all__ = ["code", "escape", "escape_html", "fenced", "table"]
+
+
+def escape(text: str) -> str:
+    """Escape foreign text for a line of Markdown."""
+    return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", plain(text))
+
+
+def escape_html(text: str) -> str:
+    """Escape foreign text for the inside of an HTML tag, where Markdown is not obeyed."""
+    return str(_escape_html(plain(text)))
+
+
+def code(text: str) -> str:
+    """Write foreign text as code in a line."""
+    fence = "`" * (1 + _longest_fence(text))
+    return f"{fence} {plain(text)} {fence}" if "`" in text else f"`{plain(text)}`"
+
+
+def fenced(text: str) -> str:
+    """Write text between fences longer than any in it."""
+    fence = "`" * max(3, 1 + _longest_fence(text))
+    return f"{fence}\n{clean(text)}\n{fence}"
+
+
+def table(grid: Grid) -> str:
+    r"""Write a table, its caption above it.
+
+    Example:
+        >>> print(table(Grid(columns=("pod", "GiB"), rows=[("a|b", "1.5")], right={"GiB"})))
+        | pod | GiB |
+        | --- | ---: |
+        | a\|b | 1.5 |
+    """
+    sides = ["---:" if title in grid.right else "---" for title in grid.columns]
+    lines = [_line(map(_cell, grid.columns)), _line(sides), *(_line(map(_cell, row)) for row in grid.rows)]
+    caption = [f"**{escape(grid.caption)}**", ""] if grid.caption else []
+    return "\n".join([*caption, *lines])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(cell: Cell) -> str:
+    return escape(cell if isinstance(cell, str) else " ".join(text for text, _ in cell.parts)) or " "
+
+
+def _longest_fence(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
