@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.pods.conftest import PLACES
-from workbench.base.processes import with_mark
+from workbench.base.process import with_mark
 from workbench.client.run import Run
 from workbench.pods.pod import LaunchContext
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import write_json
+from workbench.base.process import process_start_time
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.state import process_start_time
 
 T0 = 1_795_269_773.0  # when the events begin, in seconds since 1970
 

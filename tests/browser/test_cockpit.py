@@ -12,7 +12,7 @@ import nbformat
 import pytest
 
 from tests.browser.conftest import notebook
-from workbench.rundir.state import is_alive
+from workbench.base.process import is_alive
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
 

@@ -13,7 +13,7 @@ import pytest
 from tests.pods.cmlplace import CMLPlace
 from tests.pods.kubeplace import KubernetesPlace
 from tests.pods.sshhosts import HostsPlace
-from workbench.base.processes import Process, find, with_mark
+from workbench.base.process import Process, find, with_mark
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Pod, PodBackend, PodSpec
 from workbench.pods.ssh.connection import SSHConnection

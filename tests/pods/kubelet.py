@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 
 from tests.pods.kubeserver import KUBELET
-from workbench.base.processes import end_all, with_mark
+from workbench.base.process import end_all, with_mark
 from workbench.pods.guest.process import session_environment
 
 _TICK_S = 0.03

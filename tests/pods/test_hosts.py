@@ -17,7 +17,7 @@ import pytest
 
 from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
-from workbench.base.processes import descendants
+from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
@@ -291,7 +291,7 @@ def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     backend, host = made[-1], there.hosts[0]
     assert [pod.phase for pod in backend.refresh()] == [Phase.RUNNING, Phase.RUNNING]
     host.process.send_signal(signal.SIGSTOP)  # its port stays taken, and nobody answers
-    for session in descendants(host.process.pid):
+    for session in live_descendants(host.process.pid):
         session.send(signal.SIGKILL)
     deadline = time.monotonic() + 60
     while backend.refresh()[0].phase is Phase.RUNNING:
@@ -312,7 +312,7 @@ def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
 
 def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch, made: list[SSHPods]) -> None:
     launch()
-    for session in descendants(there.hosts[0].process.pid):
+    for session in live_descendants(there.hosts[0].process.pid):
         session.send(signal.SIGKILL)
     deadline = time.monotonic() + 60
     while made[-1]._connections["pod-0"].is_open:

@@ -140,12 +140,12 @@ def test_no_secret_stands_in_a_pod_and_each_pod_gets_only_its_own_host_key() -> 
     assert "PRIVATE KEY" not in shown
     pod: Any = made.pod(1, OWNER)
     items = {item["key"] for item in pod["spec"]["volumes"][0]["secret"]["items"]}
-    assert items == {"start.py", "authorized_keys", "sshd_options", "pod-1", "pod-1.pub"}
+    assert items == {"start.py", "authorized_keys", "pod-1", "pod-1.pub"}
     secret: Any = made.secret(PUBLIC_KEY, KEYS, OWNER)
     data = {name: base64.b64decode(text).decode() for name, text in secret["data"].items()}
     assert items <= set(data)
     assert data["authorized_keys"] == f"restrict {PUBLIC_KEY.removesuffix(' workbench')}\n"
-    assert "PasswordAuthentication no" in data["sshd_options"]
+    assert "PasswordAuthentication no" in data["start.py"]
 
 
 @pytest.mark.parametrize("name", ["cluster-20261121-170804-ab12", "Mein Lauf!", "ä", "x" * 200, "-", ""])

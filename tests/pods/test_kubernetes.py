@@ -19,7 +19,7 @@ from poll import until
 from tests.pods.conftest import Launched, on_pods
 from tests.pods.kubeplace import KubernetesPlace, role
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
-from workbench.base.processes import find
+from workbench.base.process import find
 from workbench.client.cluster import Cluster
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi

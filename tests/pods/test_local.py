@@ -21,7 +21,7 @@ from poll import until
 
 from tests.pods.conftest import children, on_pods
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
-from workbench.base.processes import Process, find, with_mark
+from workbench.base.process import Process, find, live_descendants, with_mark
 from workbench.pods.guest.addresses import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
@@ -238,14 +238,13 @@ def test_launching_twice_and_into_a_used_directory(local: LocalPods, context: La
 
 def workers_and_daemons(pods: list[Pod]) -> dict[str, list[Process]]:
     """The worker of each pod and all its descendants, its daemon first."""
-    from workbench.base.processes import descendants
 
     found = {}
     for process in children():
         argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
         if b"workbench.pods.guest.guardian" in argv:
             log = Path(f"/proc/{process.pid}/fd/2").readlink()
-            found[log.stem] = [process, *descendants(process.pid)]
+            found[log.stem] = [process, *live_descendants(process.pid)]
     assert sorted(found) == [pod.name for pod in pods]
     return found
 

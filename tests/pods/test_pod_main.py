@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench.pods.guest import pod_main
 from workbench.pods.guest.addresses import free_port
-from workbench.pods.guest.sshd import SSHD_OPTIONS
-from workbench.pods.kubernetes import pod_main as podmain
+from workbench.pods.guest.pod_main import REPORT
 from workbench.pods.kubernetes.objects import HostKey
-from workbench.pods.kubernetes.pod_main import REPORT
 from workbench.pods.rendezvous.report import decode_report
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -34,7 +33,6 @@ def arguments(tmp_path: Path, identity: Identity) -> list[str]:
     (secret / "host_key").write_text(key.private)
     (secret / "host_key.pub").write_text(key.public + "\n")
     (secret / "authorized_keys").write_text(f"restrict {identity.public_key}\n")
-    (secret / "sshd_options").write_text(SSHD_OPTIONS)
     flags = {"--name": "pod-0", "--root": tmp_path / "work" / "pod-0", "--secret": secret, "--slots": 1}
     flags |= {"--port": free_port([ADDRESS]), "--lease-s": 1, "--wait-s": 30}
     return [str(word) for pair in flags.items() for word in pair]
@@ -48,7 +46,7 @@ def start(arguments: list[str], tmp_path: Path) -> Iterator[Callable[..., subpro
     def run(*more: str, **env: str) -> subprocess.Popen[str]:
         place = {"POD_IP": ADDRESS, "WORKBENCH_LISTEN": ADDRESS, "WORKBENCH_POD": str(tmp_path / "work" / "pod-0")}
         pod = subprocess.Popen(
-            [sys.executable, "-u", podmain.__file__, *arguments, *more],
+            [sys.executable, "-u", pod_main.__file__, *arguments, *more],
             env={**os.environ, **place, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,13 +116,13 @@ def test_an_image_without_sshd_or_with_a_nameless_user_says_so(
     try:
         with monkeypatch.context() as bare:
             bare.setattr(shutil, "which", lambda *_args, **_named: None)
-            assert podmain.main(arguments) == 1
+            assert pod_main.main(arguments) == 1
         with monkeypatch.context() as nameless:
             nameless.setattr(os, "geteuid", lambda: 3_999_999)
-            assert podmain.main(arguments) == 1
+            assert pod_main.main(arguments) == 1
     finally:
         signal.signal(signal.SIGTERM, handler)
         os.umask(mask)
     said = capfd.readouterr().out
-    assert "this image has no sshd; pods are reached over SSH: install openssh-server in it" in said
+    assert "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image" in said
     assert "user id 3999999 has no name in this image's /etc/passwd" in said

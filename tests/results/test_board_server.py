@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import BackendError
+from workbench.base.process import is_alive
 from workbench.results.tensorboard import server as boardserver
 from workbench.rundir.events import Event
 from workbench.rundir.figures.scalars import ScalarWriter
-from workbench.rundir.state import is_alive
 
 pytestmark = pytest.mark.slow
 

@@ -20,13 +20,13 @@ pytest.importorskip("torch")
 from poll import until
 
 from workbench.base.errors import RunError
+from workbench.base.process import is_alive, process_start_time
 from workbench.jobs.data.sources.dataset import Mini, prepare
 from workbench.jobs.finetune import FineTune
 from workbench.results.answers.ask import compare_predictions, predict
 from workbench.results.answers.questions import Question
 from workbench.results.answers.server import ModelServer, close_all, server_of
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import is_alive, process_start_time
 
 A = [Question(source="a")]
 MAKE = """

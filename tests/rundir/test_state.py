@@ -1,8 +1,5 @@
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +7,6 @@ import pytest
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask, listen, read_request
-from workbench.rundir.state import is_alive, process_start_time
 
 
 def test_a_state_file_is_whole_and_private_leftovers_are_none(tmp_path: Path) -> None:
@@ -34,18 +30,6 @@ def test_missing_and_broken_files_are_empty(tmp_path: Path) -> None:
     assert read_json(tmp_path / "none") == {}
     (tmp_path / "half").write_text('{"a": ')
     assert read_json(tmp_path / "half") == {}
-
-
-def test_a_process_is_known_by_id_and_start_time() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    start = process_start_time(child.pid)
-    assert start is not None
-    assert is_alive(child.pid, start)
-    assert not is_alive(child.pid, start + 1)
-    os.kill(child.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not is_alive(child.pid, start), "a zombie does not live"
-    child.wait()
 
 
 @pytest.mark.parametrize("depth", [1, 30])

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import RunError
+from workbench.base.process import process_start_time
 from workbench.client.history import history
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import RunState, process_start_time
+from workbench.rundir.state import RunState
 from workbench.rundir.store import find_runs
 
 RESULT = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.base import proc
+from workbench.base.process import Process, look_up
 from workbench.worker.agent.clients.client import Client
 from workbench.worker.agent.main import end_leftovers
 
@@ -114,9 +114,9 @@ class PodAgent:
         state = self.root / "agent.json"
         if state.exists():
             said = json.loads(state.read_text())
-            process = proc.look_up(said["pid"])
-            if process is not None and process.start == said["start_time"]:
-                proc.send(process, 9)
+            process = look_up(said["pid"])
+            if process is not None and process.start_time == said["start_time"]:
+                process.send(9)
         end_leftovers(self.root)
 
 
@@ -142,19 +142,19 @@ def agent(make_agent: Callable[..., PodAgent]) -> PodAgent:
     return made
 
 
-def gone(process: proc.Process | None) -> bool:
+def gone(process: Process | None) -> bool:
     """Tell whether this very process has ended."""
     if process is None:
         return True
-    now = proc.look_up(process.pid)
-    return now is None or now.start != process.start or now.zombie
+    now = look_up(process.pid)
+    return now is None or now != process or now.zombie
 
 
 @pytest.fixture
 def wait_gone() -> Callable[..., float]:
     """Waits until processes have ended; returns the seconds it took."""
 
-    def wait(*processes: proc.Process | None, timeout_s: float = 10.0) -> float:
+    def wait(*processes: Process | None, timeout_s: float = 10.0) -> float:
         began = time.monotonic()
         while not all(gone(process) for process in processes):
             assert time.monotonic() < began + timeout_s, processes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.base import proc
+from workbench.base.process import look_up, memory
 from workbench.worker.agent.clients.client import AgentRefused, connect
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -25,8 +25,8 @@ def test_serve_is_idempotent_private_and_leaves_nothing(agent):
     assert agent.serve_only() == agent.pid
     assert agent.root.stat().st_mode & 0o777 == 0o700
     assert (agent.root / "agent.sock").stat().st_mode & 0o777 == 0o600
-    process = proc.look_up(agent.pid)
-    assert json.loads((agent.root / "agent.json").read_text()) == {"pid": agent.pid, "start_time": process.start}
+    process = look_up(agent.pid)
+    assert json.loads((agent.root / "agent.json").read_text()) == {"pid": agent.pid, "start_time": process.start_time}
     agent.ask("shutdown")
     assert sorted(path.name for path in agent.root.iterdir()) == ["agent.lock", "agent.log"]
     second = agent.serve()
@@ -143,7 +143,7 @@ def test_noise_neither_slows_the_agent_nor_grows_it(agent):
         "import time\nend = time.time() + 3\nblock = 'a log line of fifty characters, give or take a few\\n' * 10000\n"
     )
     code += "while time.time() < end: print(block, end='', flush=True); time.sleep(0.08)"
-    before, _ = proc.memory(agent.pid)
+    before, _ = memory(agent.pid)
     agent.start("r", code)
     took = []
     while True:
@@ -156,7 +156,7 @@ def test_noise_neither_slows_the_agent_nor_grows_it(agent):
     lines = (agent.root / "runs/r/rank-0/stdout.log").stat().st_size / 51
     assert lines > 200_000
     assert sorted(took)[int(len(took) * 0.95)] < 5
-    assert proc.memory(agent.pid)[0] - before < 8 << 20
+    assert memory(agent.pid)[0] - before < 8 << 20
 
 
 def test_memory_is_of_the_rank_and_its_children(agent):
@@ -255,14 +255,14 @@ def test_garbage_on_the_socket_harms_nobody(agent):
 def test_who_never_reads_the_answers_does_not_fill_the_agent(agent):
     agent.start("r", "print('y' * 3_000_000)")
     agent.until_exited("r")
-    before, _ = proc.memory(agent.pid)
+    before, _ = memory(agent.pid)
     line = b'{"op": "poll", "run": "r", "max_bytes": 2000000}\n'
     with connect(agent.root) as end:
         end.settimeout(1)
         with pytest.raises(TimeoutError):
             for _ in range(20_000):
                 end.sendall(line)
-        assert proc.memory(agent.pid)[0] - before < 64 << 20
+        assert memory(agent.pid)[0] - before < 64 << 20
         assert agent.ask("ping")["pid"] == agent.pid
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from workbench.base import proc
+from workbench.base.process import look_up
 from workbench.worker.agent.clients.adopted import place_from
 
 CODE = """
@@ -106,7 +106,7 @@ def test_when_the_agent_is_killed_it_says_so(pods):
     prepare(pods, "r", "sys.stdout.flush(); time.sleep(60)")
     started = rank(pods, "r", RANK="0")
     started.stdout.readline()
-    proc.send(proc.look_up(pods[0].pid), signal.SIGKILL)
+    look_up(pods[0].pid).send(signal.SIGKILL)
     assert "rank 0 of run r" in started.communicate(timeout=20)[1] and started.returncode == 1
 
 

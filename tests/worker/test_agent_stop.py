@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.base import proc
+from workbench.base.process import Process, look_up, process_table
 from workbench.worker.agent.clients.client import AgentRefused, Client
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -30,16 +30,16 @@ def parent(options: str = "{}") -> str:
     return PARENT.replace("OPTIONS", options)
 
 
-def child_of(agent, run: str) -> proc.Process:
+def child_of(agent, run: str) -> Process:
     """The child of rank 0, once it is up and deaf."""
     text = agent.until_printed(run, "up").decode()
-    process = proc.look_up(int(text.split("child ")[1].split()[0]))
+    process = look_up(int(text.split("child ")[1].split()[0]))
     assert process is not None
     return process
 
 
-def rank_of(agent, run: str, rank: int = 0) -> proc.Process:
-    process = proc.look_up(agent.poll(run)["ranks"][rank]["pid"])
+def rank_of(agent, run: str, rank: int = 0) -> Process:
+    process = look_up(agent.poll(run)["ranks"][rank]["pid"])
     assert process is not None
     return process
 
@@ -106,7 +106,7 @@ if os.environ["RANK"] == "0":
 time.sleep(60)
 """
     agent.start("r", code, ranks=2)
-    child = proc.look_up(int(agent.until_printed("r", "child").split()[1]))
+    child = look_up(int(agent.until_printed("r", "child").split()[1]))
     wait_gone(child, timeout_s=3)
     answer = agent.poll("r")
     assert [rank["phase"] for rank in answer["ranks"]] == ["exited", "running"]
@@ -159,7 +159,7 @@ def test_a_decoy_with_the_same_command_line_survives(agent):
 def test_shutdown_ends_everything_before_it_answers(agent, wait_gone):
     agent.start("r", parent())
     child = child_of(agent, "r")
-    rank, process = rank_of(agent, "r"), proc.look_up(agent.pid)
+    rank, process = rank_of(agent, "r"), look_up(agent.pid)
     assert agent.ask("shutdown", grace_s=0.3)["left"] == 0
     wait_gone(rank, child, timeout_s=0)
     wait_gone(process, timeout_s=1)
@@ -168,7 +168,7 @@ def test_shutdown_ends_everything_before_it_answers(agent, wait_gone):
 def test_sigterm_is_a_shutdown(agent, wait_gone):
     agent.start("r", SLEEP)
     agent.until_printed("r", "up")
-    rank, process = rank_of(agent, "r"), proc.look_up(agent.pid)
+    rank, process = rank_of(agent, "r"), look_up(agent.pid)
     os.kill(agent.pid, signal.SIGTERM)
     wait_gone(rank, process, timeout_s=3)
     assert not (agent.root / "agent.sock").exists()
@@ -180,7 +180,7 @@ def test_when_the_agent_is_killed_its_ranks_die_and_the_next_one_cleans_up(agent
     rank, killed = rank_of(agent, "r"), agent.pid
     os.kill(agent.pid, signal.SIGKILL)
     wait_gone(rank, timeout_s=30)
-    assert not proc.look_up(child.pid).zombie and (agent.root / "agent.sock").exists()
+    assert not look_up(child.pid).zombie and (agent.root / "agent.sock").exists()
     assert agent.serve() != killed
     wait_gone(child, timeout_s=0)
     with pytest.raises(AgentRefused, match="not prepared"):
@@ -201,7 +201,7 @@ def test_sweep_ends_what_a_dead_agent_left(agent, wait_gone):
 def test_an_agent_that_hangs_is_replaced(agent, wait_gone):
     agent.start("r", SLEEP)
     agent.until_printed("r", "up")
-    rank, hung = rank_of(agent, "r"), proc.look_up(agent.pid)
+    rank, hung = rank_of(agent, "r"), look_up(agent.pid)
     os.kill(hung.pid, signal.SIGSTOP)
     assert agent.serve(timeout_s=60) != hung.pid
     wait_gone(rank, hung, timeout_s=0)
@@ -216,10 +216,10 @@ def test_the_lease_is_the_keepers_to_renew(make_agent, wait_gone):
     for _ in range(7):
         time.sleep(0.5)
         agent.ask("ping")
-    rank, process = rank_of(agent, "r"), proc.look_up(agent.pid)
+    rank, process = rank_of(agent, "r"), look_up(agent.pid)
     began = time.monotonic()
     other = Client(agent.root)
-    while proc.look_up(rank.pid) is not None:  # somebody else's words are no sign of the keeper
+    while look_up(rank.pid) is not None:  # somebody else's words are no sign of the keeper
         assert time.monotonic() < began + 60
         try:
             other.ask("ping")
@@ -234,7 +234,7 @@ def test_the_lease_is_the_keepers_to_renew(make_agent, wait_gone):
 
 def test_an_agent_that_no_keeper_ever_greeted_ends_too(make_agent, wait_gone):
     agent = make_agent()
-    process = proc.look_up(agent.serve_only("--lease-s", "0.5"))
+    process = look_up(agent.serve_only("--lease-s", "0.5"))
     wait_gone(process, timeout_s=30)
 
 
@@ -247,5 +247,5 @@ def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
         ranks = agent.until(f"r{number}", lambda a: not a["left"] and all(r["error"] for r in a["ranks"]))["ranks"]
         assert [r["exit_code"] for r in ranks] == [-9] * 5
     me = agent.pid
-    assert not [p for p in proc.process_table().values() if p.parent == me]
+    assert not [p for p in process_table().values() if p.parent == me]
     assert len(list(Path(f"/proc/{agent.pid}/fd").iterdir())) <= open_before

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench.base import proc
+from workbench.base.process import process_table
 
 TOY = """
 import atexit, json, multiprocessing, os, subprocess, sys, threading, time
@@ -181,22 +181,22 @@ def test_multiprocessing_spawn_works_inside(warm):
 
 def test_stop_and_sweep_reach_forked_ranks_and_what_hides_from_them(warm, wait_gone):
     until_ready(warm)
-    server = [p for p in proc.process_table().values() if p.parent == warm.pid]
+    server = [p for p in process_table().values() if p.parent == warm.pid]
     start(warm, "hides")
     warm.until_printed("r", "up")
     time.sleep(0.2)
-    assert len([p for p in proc.process_table().values() if p.parent == warm.pid and not p.zombie]) == 3
+    assert len([p for p in process_table().values() if p.parent == warm.pid and not p.zombie]) == 3
     warm.ask("stop", run="r", grace_s=0.3)
     warm.until_exited("r")
     time.sleep(0.3)
-    assert [p.key for p in proc.process_table().values() if p.parent == warm.pid] == [p.key for p in server]
+    assert [p for p in process_table().values() if p.parent == warm.pid] == server
 
 
 def test_killed_agent_leaves_no_forked_rank_and_no_server(warm, wait_gone):
     until_ready(warm)
     start(warm, "sleeps")
     warm.until_printed("r", "up")
-    below = [p for p in proc.process_table().values() if p.parent == warm.pid]
+    below = [p for p in process_table().values() if p.parent == warm.pid]
     assert len(below) == 2
     os.kill(warm.pid, signal.SIGKILL)
     wait_gone(*below, timeout_s=30)
@@ -230,10 +230,10 @@ def test_imports_that_fail_are_told_and_ranks_start_cold(make_agent, tmp_path):
 
 def test_when_the_server_is_killed_its_ranks_go_on_and_the_next_start_cold(warm):
     until_ready(warm)
-    (server,) = [p for p in proc.process_table().values() if p.parent == warm.pid]
+    (server,) = [p for p in process_table().values() if p.parent == warm.pid]
     start(warm, "sleeps")
     warm.until_printed("r", "up")
-    proc.send(server, signal.SIGKILL)
+    server.send(signal.SIGKILL)
     start(warm, "stamp", run="next")
     assert warm.until_exited("next")["ranks"][0]["how"] == "cold"
     answer = warm.poll("r")

@@ -1,12 +1,15 @@
-"""Where children of this process find this very package: the folder, or the zip, that it was imported from."""
+"""Start this Python again as a child, which finds this very package: the folder, or the zip, it was imported from."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["HOME", "child_environment", "import_path"]
+__all__ = ["HOME", "child_environment", "import_path", "start"]
 
 HOME = str(Path(__file__).absolute().parents[2])
 """What holds the package `workbench`."""
@@ -20,3 +23,14 @@ def import_path(rest: str | None = None) -> str:
 def child_environment(**more: str) -> Mapping[str, str]:
     """Return this process's environment with this package first on the import path, and `more` in it."""
     return {**os.environ, "PYTHONPATH": import_path(os.environ.get("PYTHONPATH")), **more}
+
+
+def start(
+    *words: str, cwd: str | Path = "/", env: Mapping[str, str] | None = None, **streams: Any
+) -> subprocess.Popen[bytes]:
+    """Start this Python with these arguments, in a session of its own: a signal meant for the notebook passes it by.
+
+    In `/`, for a file of the user's called torch.py must not be imported.
+    """
+    env = child_environment() if env is None else env
+    return subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, start_new_session=True, **streams)

@@ -1,7 +1,4 @@
-"""Requests and answers as JSON lines over a Unix socket: how the notebook speaks to the keeper.
-
-The agent speaks the same form but must not import this package, so it has its own few lines.
-"""
+"""JSON objects, each on a line of its own: how processes of ours speak to each other, many over a Unix socket."""
 
 from __future__ import annotations
 
@@ -11,12 +8,26 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from workbench.base.errors import RunError
 
-__all__ = ["ask", "listen", "read_request", "short_path"]
+__all__ = ["ask", "connect", "from_line", "listen", "read_request", "short_path", "to_line"]
 
 _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 108, macOS 104)
+
+
+def to_line(message: Mapping[str, object]) -> bytes:
+    """Write a JSON object as one line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
+    """Read a JSON object from a line; ValueError where it is something else."""
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError(f"not a JSON object: {line[:80]!r}")
+    return message
 
 
 @contextmanager
@@ -45,6 +56,19 @@ def listen(path: Path) -> socket.socket:
     return server
 
 
+def connect(path: Path, timeout_s: float) -> socket.socket:
+    """Connect to the socket at a path; `timeout_s` is the limit of every step from now on."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        with short_path(path) as name:
+            connection.connect(name)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, object]:
     """Read one JSON object that ends with a newline."""
     data = bytearray()
@@ -54,22 +78,16 @@ def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, 
             raise RunError("a message between notebook and keeper was cut off or too long")
         data += block
     try:
-        message = json.loads(data)
-    except ValueError as error:
-        raise RunError("a message between notebook and keeper is no JSON") from error
-    if not isinstance(message, dict):
-        raise RunError("a message between notebook and keeper is no JSON object")
-    return message
+        return from_line(data)
+    except (ValueError, RecursionError) as error:
+        raise RunError("a message between notebook and keeper is not a JSON object") from error
 
 
 def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, object]:
     """Send one request to the socket at `path` and return the answer."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(timeout_s)
-            with short_path(path) as name:
-                connection.connect(name)
-            connection.sendall(json.dumps(request).encode() + b"\n")
+        with connect(path, timeout_s) as connection:
+            connection.sendall(to_line(request))
             answer = read_request(connection)
     except OSError as error:
         raise RunError(f"the keeper of {path.parent} does not answer ({error})") from error

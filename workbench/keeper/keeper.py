@@ -23,7 +23,8 @@ from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_json
-from workbench.base.wire import listen, read_request
+from workbench.base.process import process_start_time
+from workbench.base.wire import listen, read_request, to_line
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import Job, job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
@@ -38,7 +39,6 @@ from workbench.pods.hostfile import Hostfile
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.state import process_start_time
 
 __all__ = ["Keeper", "main"]
 
@@ -172,7 +172,7 @@ class Keeper:
                 logger.exception("a request")
                 answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
             with suppress(OSError):
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                connection.sendall(to_line(answer))
 
     def _do(self, request: dict[str, object]) -> dict[str, object]:
         self._touched = time.monotonic()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base import entries, errors
-from workbench.base.child import child_environment
+from workbench.base import child, entries, errors
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.process import process_start_time
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.state import process_start_time
 
 __all__ = ["spawn_keeper", "start_error"]
 
@@ -23,15 +21,7 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[byt
     """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
     with paths.keeper_log.open("ab") as log:
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", entries.KEEPER, str(paths.root)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            cwd="/",
-            env=child_environment(),
-            start_new_session=True,
-        )
+        keeper = child.start("-m", entries.KEEPER, str(paths.root), stdin=subprocess.PIPE, stdout=log, stderr=log)
     assert keeper.stdin is not None
     with keeper.stdin:
         known = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}

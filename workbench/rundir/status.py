@@ -11,9 +11,10 @@ from pathlib import Path
 
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
+from workbench.base.process import is_alive
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.state import RunState, is_alive
+from workbench.rundir.state import RunState
 
 __all__ = ["ClusterStatus", "cluster_of", "cluster_status", "is_keeper_alive", "message_of", "run_at", "state_of"]
 

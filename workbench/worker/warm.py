@@ -28,7 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.base import entries, proc
+from workbench.base import entries
+from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
 
 __all__ = ["LATE_MODULES", "MODULES", "import_for_forks", "main"]
 
@@ -150,13 +151,13 @@ def _become_rank(link: socket.socket, request: Mapping[str, object]) -> None:
     deadline = time.monotonic() + _ADOPTION_S
     while os.getppid() != agent and time.monotonic() < deadline:
         time.sleep(0.0005)
-    proc.die_with_parent(agent)
-    proc.offer_to_oom_killer()
+    die_with_parent(agent)
+    offer_to_oom_killer()
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     folder = Path(str(request["folder"]))
-    proc.open_output(folder)
+    open_output(folder)
     for stream in (sys.stdout, sys.stderr):
         # Changed, not replaced: loggers made during the imports hold them.
         stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]

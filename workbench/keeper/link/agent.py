@@ -6,7 +6,6 @@ knows what a run is.
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base import entries
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
+from workbench.base.wire import from_line, to_line
 from workbench.keeper.link.files import Freight, shelved
 from workbench.keeper.link.shared import seen_by
 from workbench.pods.pod import Pod
@@ -110,7 +110,7 @@ class AgentLink(Freight):
             self._next_id += 1
             request = {"id": self._next_id, "op": op, **fields}
             try:
-                self._stream.write(json.dumps(request).encode() + b"\n")
+                self._stream.write(to_line(request))
                 answer = self._answer(self._next_id, time.monotonic() + timeout_s)
             except (WorkbenchError, OSError, EOFError, ValueError) as error:
                 # A late answer must not be taken for the next one's.
@@ -130,7 +130,7 @@ class AgentLink(Freight):
             line = self._stream.readline(max(0.01, deadline - time.monotonic()))
             if not line:
                 raise EOFError("the agent closed it")
-            answer: dict[str, object] = json.loads(line)
+            answer = from_line(line)
             if answer.get("id") == wanted:
                 return answer
 

@@ -7,19 +7,18 @@ of its warm server; where it has none, a process of the lowest priority here doe
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from workbench.base import entries
-from workbench.base.child import child_environment
+from workbench.base.child import start
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
+from workbench.base.wire import from_line, to_line
 from workbench.keeper.link.agent import AgentLink
 from workbench.planner.tracing import remember
 from workbench.rundir.paths import RunPaths
@@ -80,18 +79,11 @@ class PredictionInquiry:
 
 
 def _from_here(inquiry: Mapping[str, object]) -> Mapping[str, Any] | None:
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", entries.PREDICTION],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=child_environment(),
-        start_new_session=True,
-    ) as child:
+    command = ("-W", "ignore", "-m", entries.PREDICTION)
+    with start(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         assert child.stdin is not None and child.stdout is not None
         # The pipe stays open: its end, the keeper's own among the causes, ends the child.
-        child.stdin.write(json.dumps(inquiry).encode() + b"\n")
+        child.stdin.write(to_line(inquiry))
         child.stdin.flush()
         line = child.stdout.readline()
-    answer: Mapping[str, Any] | None = json.loads(line) if line else None
-    return answer
+    return from_line(line) if line else None

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.base.process import POD_MARK
 from workbench.pods.cml.api import WorkersApi, has_ended, words_of
 from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.guardian import WorkerConfig
@@ -196,7 +197,7 @@ class CMLPods:
             root=root,
             log=str(log),
             public_key=context.public_key,
-            environment={"WORKBENCH_POD": root},
+            environment={POD_MARK: root},
             lease_s=context.lease_s,
             timeout_s=context.timeout_s,
             rendezvous=(rendezvous.host, rendezvous.port),

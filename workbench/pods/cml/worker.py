@@ -1,4 +1,4 @@
-"""What a Cloudera ML worker runs: it holds the process that is the pod (`worker.py`) for as long as it is wanted.
+"""What a Cloudera ML worker runs: it holds the process that is the pod (`guest/guardian.py`) while that is wanted.
 
 Started as `python -m workbench.pods.cml.worker FILE`, where FILE, in the project's folder and for its owner alone, says
 what the pod is to be. Fills in what only the worker knows: its address and a free port. It ends the pod when nobody
@@ -17,14 +17,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
-from workbench.base import entries
 from workbench.base.errors import WorkbenchError
-from workbench.base.processes import descendants
+from workbench.base.process import live_descendants
 from workbench.pods.guest.addresses import check_free, free_port
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
-from workbench.pods.guest.process import session_environment
+from workbench.pods.guest.pod_main import Stop, stop
+from workbench.pods.guest.process import LocalWorker, session_environment
 
 __all__ = ["ADDRESS", "main", "own_address"]
 
@@ -36,13 +35,9 @@ _END_S = 5.0
 _PORTS_TRIED = 5  # another process may take a port between the look and the daemon's start
 
 
-class _Stop(BaseException):
-    """Unwinds from wherever SIGTERM found us."""
-
-
 def main(path: Path) -> int:
-    """Be the pod's guardian until the pod ends or nobody wants it any more; give the exit code."""
-    signal.signal(signal.SIGTERM, _stop)
+    """Be the pod's guardian until the pod ends or nobody wants it any more; return the exit code."""
+    signal.signal(signal.SIGTERM, stop)
     config = WorkerConfig.from_line(path.read_bytes())
     root = Path(config.root)
     try:
@@ -52,7 +47,7 @@ def main(path: Path) -> int:
                 break
             shutil.rmtree(root, ignore_errors=True)
         return code
-    except _Stop:
+    except Stop:
         return 0
     except (WorkbenchError, OSError) as error:
         with Path(config.log).open("a") as log_text:
@@ -65,15 +60,10 @@ def main(path: Path) -> int:
 
 
 def _hold(config: WorkerConfig) -> int:
-    """Run the process that is the pod until it ends or nobody wants it any more; give its exit code."""
-    with Path(config.log).open("ab") as log:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", entries.GUARDIAN], stdin=subprocess.PIPE, stdout=log, stderr=log
-        )
+    """Run the process that is the pod until it ends or nobody wants it any more; return its exit code."""
+    worker = LocalWorker.start(config).process
     assert worker.stdin is not None
     try:
-        worker.stdin.write(config.to_line())
-        worker.stdin.flush()
         return _guard(worker, config)
     finally:
         worker.terminate()
@@ -104,7 +94,7 @@ def _guard(worker: subprocess.Popen[bytes], config: WorkerConfig) -> int:
     """Wait until the pod ends, or nobody was logged in for the lease."""
     deadline = time.monotonic() + config.timeout_s + config.lease_s
     while worker.poll() is None:
-        if len(descendants(worker.pid)) > 1:  # the daemon, and a child of its for each login
+        if len(live_descendants(worker.pid)) > 1:  # the daemon, and a child of its for each login
             deadline = time.monotonic() + config.lease_s
         elif time.monotonic() > deadline:
             with Path(config.log).open("a") as log:
@@ -112,10 +102,6 @@ def _guard(worker: subprocess.Popen[bytes], config: WorkerConfig) -> int:
             return 0
         time.sleep(_LOOK_S)
     return worker.returncode
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise _Stop
 
 
 if __name__ == "__main__":

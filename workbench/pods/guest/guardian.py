@@ -12,7 +12,6 @@ It starts no training and knows nothing of runs.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -23,12 +22,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from workbench.base.errors import PodError, WorkbenchError
-from workbench.base.processes import Process, adopt_orphans, descendants, die_with_parent, end_all
+from workbench.base.process import Process, become_subreaper, die_with_parent, end_all, live_descendants
 from workbench.base.versions import installed_versions
+from workbench.base.wire import from_line, to_line
+from workbench.pods.guest.pod_main import Stop, reap, stop
 from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
@@ -79,17 +80,13 @@ class WorkerConfig:
 
     def to_line(self) -> bytes:
         """Write it as one line of JSON."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return to_line(asdict(self))
 
     @classmethod
     def from_line(cls, line: bytes) -> WorkerConfig:
         """Read what `to_line` wrote."""
-        data = json.loads(line)
+        data = from_line(line)
         return cls(**{**data, "rendezvous": (data["rendezvous"][0], data["rendezvous"][1])})
-
-
-class _Stop(BaseException):
-    """Unwinds from wherever SIGTERM found us."""
 
 
 class _PortInUse(Exception):
@@ -97,16 +94,16 @@ class _PortInUse(Exception):
 
 
 def main() -> int:
-    """Be the pod until told to stop; give the exit code."""
+    """Be the pod until told to stop; return the exit code."""
     os.umask(0o077)
     config = WorkerConfig.from_line(sys.stdin.buffer.readline())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _stop)
-    adopt_orphans()
+        signal.signal(number, stop)
+    become_subreaper()
     try:
         sshd = _start(config)
         _supervise(sshd, config.lease_s)
-    except _Stop:
+    except Stop:
         return 0
     except _PortInUse:
         return PORT_IN_USE
@@ -133,7 +130,8 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     )
     daemon.prepare(sshd)
     seen = Path(config.log).stat().st_size
-    process = subprocess.Popen(daemon.command(sshd), stdin=subprocess.DEVNULL, preexec_fn=die_with_parent())
+    tied = partial(die_with_parent, os.getpid())
+    process = subprocess.Popen(daemon.command(sshd), stdin=subprocess.DEVNULL, preexec_fn=tied)
     _await_listening(process, Path(config.log), seen)
     pod = Pod(
         name=config.name,
@@ -181,7 +179,7 @@ def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
     watched = [stdin, wakened.fileno()]
     deadline: float | None = None
     while deadline is None or time.monotonic() < deadline:
-        ended = _reap().get(sshd.pid)
+        ended = reap().get(sshd.pid)
         if ended is not None:
             raise PodError(f"sshd of this pod ended with {ended}")
         ready = select.select(watched, [], [], 1.0)[0]
@@ -199,30 +197,12 @@ def _end(config: WorkerConfig) -> None:
         signal.signal(number, signal.SIG_IGN)
 
     def left() -> list[Process]:
-        _reap()
-        return descendants(os.getpid())
+        reap()
+        return live_descendants(os.getpid())
 
     for process in end_all(left, grace_s=_GRACE_S):
         _log(f"process {process.pid} could not be ended")
     shutil.rmtree(Path(config.root) / "sshd", ignore_errors=True)
-
-
-def _reap() -> dict[int, int]:
-    """Collect children that ended; give their exit codes (a signal as a negative number)."""
-    ended: dict[int, int] = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended[pid] = os.waitstatus_to_exitcode(status)
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    """Unwind."""
-    raise _Stop
 
 
 def _log(line: str) -> None:

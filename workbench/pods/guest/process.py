@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base import entries
-from workbench.base.child import HOME
+from workbench.base.child import HOME, start
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.pod_main import can_be_set
 
 __all__ = ["LocalWorker", "session_environment", "tail_of"]
 
@@ -43,15 +44,15 @@ class LocalWorker:
     def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
         """Start the process, under a limit if there is one, and hand it its configuration on stdin, token and all."""
         with open(config.log, "ab", opener=_private) as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", entries.GUARDIAN],
+            process = start(
+                "-m",
+                entries.GUARDIAN,
                 stdin=subprocess.PIPE,
                 bufsize=0,  # else closing the pipe to a dead worker would try to write once more
                 stdout=log,
                 stderr=log,
                 cwd=Path(config.root).parent,
                 env=_worker_environment(),
-                start_new_session=True,  # Ctrl-C is for the notebook
             )
         assert process.stdin is not None
         if limit is not None:
@@ -77,9 +78,9 @@ class LocalWorker:
 
 def session_environment() -> dict[str, str]:
     """Return the sessions of a pod what a terminal on this machine has: search path, caches, proxies."""
-    found = _pick(_SESSION_VARIABLES)
-    found["PATH"] = str(Path(sys.executable).parent) + os.pathsep + found.get("PATH", os.defpath)
-    usable = {name: value for name, value in found.items() if value.isprintable() and not set(value) & set('"\\')}
+    own = _pick(_SESSION_VARIABLES)
+    own["PATH"] = str(Path(sys.executable).parent) + os.pathsep + own.get("PATH", os.defpath)
+    usable = {name: value for name, value in own.items() if can_be_set(value)}
     return {**usable, "SHLVL": "1"}
 
 

@@ -9,51 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.pods.guest import pod_main
+from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set, version_options
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, write_private
 
-__all__ = ["SSHD_OPTIONS", "Daemon", "find_sshd", "login_user"]
-
-_PRIVILEGE_SEPARATION = Path("/run/sshd")  # where Debian's sshd, started as root, wants an empty folder
+__all__ = ["Daemon", "find_sshd", "login_user"]
 
 _SHADOW = Path("/etc/shadow")
-
-SSHD_OPTIONS = """\
-PidFile none
-PermitRootLogin prohibit-password
-AuthenticationMethods publickey
-PubkeyAuthentication yes
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-HostbasedAuthentication no
-UsePAM no
-StrictModes no
-PermitUserEnvironment no
-PermitUserRC no
-AllowTcpForwarding no
-AllowStreamLocalForwarding no
-AllowAgentForwarding no
-GatewayPorts no
-PermitTunnel no
-X11Forwarding no
-PrintMotd no
-PrintLastLog no
-UseDNS no
-LoginGraceTime 30
-MaxStartups 100
-MaxSessions 100
-LogLevel VERBOSE
-Subsystem sftp internal-sftp
-"""
-"""What every daemon of ours is told, wherever it runs: this key or nothing, and no way through it to elsewhere."""
 
 _CONFIG = """\
 ListenAddress {listen}
@@ -94,7 +62,7 @@ class Daemon:
         generate_key(self.folder / "host_key", comment=self.folder.parent.name)
         allowed = f'restrict,from="{self.allowed_from}" {check_key_line(self.public_key)}\n'
         write_private(self.folder / "authorized_keys", allowed)
-        write_private(self.folder / "sshd_config", self.config() + _quirks(sshd))
+        write_private(self.folder / "sshd_config", self.config() + version_options(sshd))
 
     def config(self) -> str:
         """Return the text of sshd_config."""
@@ -115,12 +83,10 @@ class Daemon:
 
 def find_sshd() -> str:
     """Return the absolute path of sshd; as root, also see to its privilege separation folder."""
-    path = shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin")
-    if path is None:
-        raise ConfigError(f"sshd is not installed, and local pods are OpenSSH daemons; run: {APT_LINE}")
-    if os.geteuid() == 0:
-        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
-    return str(Path(path).absolute())
+    try:
+        return pod_main.find_sshd()
+    except FileNotFoundError as error:
+        raise ConfigError(f"sshd is not installed, and local pods are OpenSSH daemons; run: {APT_LINE}") from error
 
 
 def login_user() -> str:
@@ -140,15 +106,8 @@ def login_user() -> str:
     return name
 
 
-def _quirks(sshd: str) -> str:
-    """Give configuration lines that only newer versions of sshd know."""
-    done = subprocess.run([sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    version = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
-    return "" if version is None or (int(version[1]), int(version[2])) < (9, 8) else "PerSourcePenalties no\n"
-
-
 def _quoted(text: str) -> str:
     """Quote a word for sshd_config."""
-    if not text.isprintable() or '"' in text or "\\" in text:
+    if not can_be_set(text):
         raise ConfigError(f"sshd cannot be given {text[:80]!r}: no quotes, backslashes or line breaks can stand there")
     return f'"{text}"'

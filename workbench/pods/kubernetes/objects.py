@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.pods.guest.sshd import SSHD_OPTIONS
-from workbench.pods.kubernetes import pod_main as podmain
+from workbench.base.process import POD_MARK
+from workbench.pods.guest import pod_main
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.podspec import (
     CONTAINER_SECURITY,
@@ -26,7 +26,7 @@ from workbench.pods.kubernetes.podspec import (
 from workbench.pods.pod import PodSpec
 from workbench.pods.ssh.identity import check_key_line
 
-__all__ = ["CLUSTER_LABEL", "MANAGED_BY", "MARK", "ClusterObjects", "HostKey", "Manifest", "Owner", "base_name"]
+__all__ = ["CLUSTER_LABEL", "MANAGED_BY", "ClusterObjects", "HostKey", "Manifest", "Owner", "base_name"]
 
 Manifest = dict[str, object]
 
@@ -34,9 +34,6 @@ CLUSTER_LABEL = "deepspeed-workbench/cluster"
 """The label that all objects of one cluster carry; its value is their common name."""
 MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
 """The label that all objects of ours carry."""
-MARK = "WORKBENCH_POD"
-"""The variable, in every process of a pod, that holds the pod's folder."""
-
 _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
 _GRACE_S = 2
@@ -143,9 +140,8 @@ class ClusterObjects:
     def secret(self, public_key: str, host_keys: Sequence[HostKey], owner: Owner) -> Manifest:
         """Return the Secret: the key that may log in, a host key for each pod, and the program they start."""
         files = {
-            "start.py": Path(podmain.__file__).read_text(encoding="utf-8"),
+            "start.py": Path(pod_main.__file__).read_text(encoding="utf-8"),
             "authorized_keys": f"restrict {check_key_line(public_key)}\n",
-            "sshd_options": SSHD_OPTIONS,
         }
         for index, key in enumerate(host_keys):
             files |= {f"pod-{index}": key.private, f"pod-{index}.pub": key.public + "\n"}
@@ -231,14 +227,14 @@ class ClusterObjects:
 
     def _env(self, root: str) -> list[Manifest]:
         env: list[Manifest] = [
-            {"name": MARK, "value": root},
+            {"name": POD_MARK, "value": root},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ]
         return [*env, *secret_env(self.options)]
 
     def _volumes(self, index: int) -> list[Manifest]:
         own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
-        same = {name: name for name in ("start.py", "authorized_keys", "sshd_options")}
+        same = {name: name for name in ("start.py", "authorized_keys")}
         items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
         claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
         mode = (

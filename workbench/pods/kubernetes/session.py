@@ -17,9 +17,9 @@ from typing import Any
 
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.versions import VERSION
+from workbench.pods.guest.pod_main import REPORT
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest, Owner
-from workbench.pods.kubernetes.pod_main import REPORT
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.remove import delete
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError, PodError
-from workbench.base.processes import end_all, with_mark
+from workbench.base.process import POD_MARK, end_all, with_mark
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
@@ -31,10 +31,7 @@ from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 
-__all__ = ["MARK", "LocalPods"]
-
-MARK = "WORKBENCH_POD"
-"""The variable, in every process of a pod, that holds the pod's folder."""
+__all__ = ["LocalPods"]
 
 _ATTEMPTS = 5
 _STOP_S = 4.0
@@ -230,7 +227,7 @@ def _configure(
         root=str(root),
         log=str(root.with_name(f"{name}.log")),
         public_key=context.public_key,
-        environment={**session_environment(), MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+        environment={**session_environment(), POD_MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
         lease_s=context.lease_s,
         timeout_s=context.timeout_s,
         rendezvous=(rendezvous.host, rendezvous.port),
@@ -241,4 +238,4 @@ def _configure(
 def _sweep(roots: Sequence[str]) -> None:
     """Kill what a worker that was killed itself has left of its pod."""
     if roots:
-        end_all(lambda: with_mark(MARK, roots), grace_s=0.0)
+        end_all(lambda: with_mark(POD_MARK, roots), grace_s=0.0)

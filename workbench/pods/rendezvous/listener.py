@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import logging
 import secrets
 import selectors
@@ -20,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
+from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, decode_report, proof
 
@@ -137,7 +137,7 @@ class Rendezvous:
     def _judge(self, guest: _Guest, line: bytes, report: Callable[[str], None]) -> None:
         """Check the proof, then the report; answer with a proof of our own and part."""
         try:
-            message = json.loads(line)
+            message = from_line(line)
             text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
             expected = proof(self.token, "worker", guest.nonce, nonce, text)
             proven = hmac.compare_digest(given.encode(), expected.encode())
@@ -184,7 +184,7 @@ class Rendezvous:
     def _say(self, guest: _Guest, message: dict[str, str]) -> None:
         """Send one line; it is far smaller than an empty socket buffer, so it goes out whole or the peer is gone."""
         with contextlib.suppress(OSError):
-            guest.connection.send(json.dumps(message).encode() + b"\n")
+            guest.connection.send(to_line(message))
 
     def _drop_idle(self) -> None:
         """Part with connections that did not send a whole line in time; the oldest stand first."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
+from workbench.base.wire import from_line, to_line
 from workbench.pods.hostfile import HostEntry, check_address, check_port, check_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.ssh.identity import check_key_line
@@ -84,7 +85,7 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
         lines = connection.makefile("rb")
         nonce = str(_read(lines.readline(MAX_MESSAGE_BYTES))["nonce"])
         sent = {"report": report, "nonce": own_nonce, "proof": proof(token, "worker", nonce, own_nonce, report)}
-        connection.sendall(json.dumps(sent).encode() + b"\n")
+        connection.sendall(to_line(sent))
         answer = _read(lines.readline(MAX_MESSAGE_BYTES))
     error = str(answer.get("error", ""))
     if not hmac.compare_digest(str(answer.get("proof")), proof(token, "rendezvous", nonce, own_nonce, report, error)):
@@ -97,10 +98,7 @@ def _read(line: bytes) -> Mapping[str, object]:
     """Read one line of the rendezvous."""
     if not line.endswith(b"\n"):
         raise ValueError("the connection was cut")
-    data = json.loads(line)
-    if not isinstance(data, dict):
-        raise ValueError("the answer is no JSON object")
-    return data
+    return from_line(line)
 
 
 def _check_report(name: str, data: Mapping[str, object]) -> None:

@@ -6,11 +6,9 @@ Starting, asking and ending it; what is asked and how answers are judged is `ans
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,8 +19,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from workbench.base import entries
-from workbench.base.child import child_environment
+from workbench.base.child import child_environment, start
 from workbench.base.errors import RunError
+from workbench.base.wire import from_line, to_line
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 
@@ -80,15 +79,8 @@ class ModelServer:
         command = ["-c", _START, str(self._paths.model)]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         self._words, self._pending = tempfile.TemporaryFile(), b""  # noqa: SIM115 - closed in close()
-        self._process = subprocess.Popen(
-            [sys.executable, *command, *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._words,
-            cwd="/",  # a file of the user's called torch.py must not be imported
-            env=_environment(),
-            start_new_session=True,  # the notebook's stop button sends a signal to the kernel's whole group
-        )
+        pipe = subprocess.PIPE
+        self._process = start(*command, *options, env=_environment(), stdin=pipe, stdout=pipe, stderr=self._words)
 
     def answer(self, questions: Sequence[Question], *, before: bool = False, timeout_s: float = _ANSWER_S) -> Answered:
         """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question."""
@@ -138,14 +130,14 @@ class ModelServer:
     def _send(self, request: Mapping[str, object]) -> None:
         assert self._process is not None and self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(to_line(request))
             self._process.stdin.flush()
         except OSError as error:
             raise self._ended() from error
 
     def _reply(self, deadline: float) -> dict[str, Any]:
         while True:
-            reply: dict[str, Any] = json.loads(self._line(deadline))
+            reply: dict[str, Any] = from_line(self._line(deadline))
             if reply.get("id") == self._number:
                 return reply
             # The answer to a question whose asker was interrupted.

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -24,10 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from workbench.base import entries
-from workbench.base.child import child_environment
+from workbench.base.child import start
 from workbench.base.errors import BackendError
 from workbench.base.files import read_json, write_json
-from workbench.rundir.state import is_alive, process_start_time
+from workbench.base.process import is_alive, process_start_time
 
 __all__ = ["HOST", "BoardServer", "find", "is_free", "serve"]
 
@@ -110,17 +109,9 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 def _start(folder: Path, port: int, record: Path, timeout_s: float) -> BoardServer:
     record.unlink(missing_ok=True)
     log = record.with_suffix(".log")
-    argv = [sys.executable, "-m", entries.BOARD, str(folder), str(record)]
+    argv = ["-m", entries.BOARD, str(folder), str(record), "--port", str(port), "--owner", str(os.getpid())]
     with log.open("wb") as out:
-        child = subprocess.Popen(
-            [*argv, "--port", str(port), "--owner", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            cwd="/",
-            env=child_environment(),
-            start_new_session=True,  # the notebook's stop button must not reach it
-        )
+        child = start(*argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     if not _children:
         atexit.register(_stop_children, os.getpid())
     _children[child.pid] = child

@@ -5,7 +5,6 @@ What the requests mean is in `core`.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import selectors
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from workbench.base.wire import from_line, to_line
 from workbench.worker.agent.supervisor import Agent, Later, Reply
 
 __all__ = ["serve_until_ended"]
@@ -120,7 +120,7 @@ class _Server:
     def _answer(self, connection: _Connection, line: bytes) -> None:
         number: object = None
         try:
-            message = json.loads(line)
+            message = from_line(line)
             number = message.get("id")
             connection.keeper = connection.keeper or (message.get("op") == "hello" and message.get("keeper") is True)
             if connection.keeper:
@@ -138,7 +138,7 @@ class _Server:
                 self._reply(connection, number, {"ok": True, **reply})
 
     def _reply(self, connection: _Connection, number: object, reply: Reply) -> None:
-        connection.unsent += json.dumps({"id": number, **reply}).encode() + b"\n"
+        connection.unsent += to_line({"id": number, **reply})
 
     def _answer_pending(self, connection: _Connection) -> None:
         for number, later in list(connection.pending):

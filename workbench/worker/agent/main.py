@@ -15,8 +15,18 @@ import sys
 import time
 from pathlib import Path
 
-from workbench.base import proc
 from workbench.base.child import HOME
+from workbench.base.process import (
+    POD_MARK,
+    Process,
+    ancestors,
+    become_subreaper,
+    descendants,
+    look_up,
+    marks,
+    process_start_time,
+    process_table,
+)
 from workbench.base.wire import listen
 from workbench.worker.agent.clients.client import AgentRefused, Client
 from workbench.worker.agent.listener import serve_until_ended
@@ -48,18 +58,18 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
 
 def end_leftovers(root: Path) -> int:
     """Kill every process that was started for this root, and wait until they have gone."""
-    ended: set[tuple[int, int]] = set()
+    ended: set[Process] = set()
     deadline = time.monotonic() + _LEFTOVERS_S
     while time.monotonic() < deadline:
-        table = proc.process_table()
-        marked = {pid for pid in table if proc.marks(pid).get("WORKBENCH_POD") == str(root)}
-        spared = proc.ancestors(table, os.getpid())
-        left = [table[pid] for pid in proc.descendants(table, marked) - spared if not table[pid].zombie]
+        table = process_table()
+        marked = {pid for pid in table if marks(pid).get(POD_MARK) == str(root)}
+        spared = ancestors(table, os.getpid())
+        left = [table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie]
         if not left:
             break
         for process in left:
-            proc.send(process, signal.SIGKILL)
-            ended.add(process.key)
+            process.send(signal.SIGKILL)
+            ended.add(process)
         time.sleep(0.02)
     return len(ended)
 
@@ -93,11 +103,11 @@ def _take_lock(root: Path, lock: int) -> int | None:
 def _kill_hung(root: Path) -> None:
     try:
         said = json.loads((root / "agent.json").read_text())
-        process = proc.look_up(int(said["pid"]))
+        process = look_up(int(said["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if process is not None and process.start == said.get("start_time"):
-        proc.send(process, signal.SIGKILL)
+    if process is not None and process.start_time == said.get("start_time"):
+        process.send(signal.SIGKILL)
 
 
 def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
@@ -137,7 +147,7 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
     os.chdir(root)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True)
-    proc.become_subreaper()
+    become_subreaper()
 
 
 def _find_this_package() -> None:
@@ -147,8 +157,7 @@ def _find_this_package() -> None:
 
 
 def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
-    me = proc.look_up(os.getpid())
-    state = {"pid": os.getpid(), "start_time": me.start if me else 0}
+    state = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()) or 0}
     (root / "agent.json").write_text(json.dumps(state) + "\n")
     listener = listen(root / "agent.sock")
     agent = Agent(root, lease_s)

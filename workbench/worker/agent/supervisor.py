@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base import proc
+from workbench.base.process import Process, descendants, process_table
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.ranks.chunks import size_of
@@ -60,7 +60,7 @@ class Agent:
         self._runs: dict[str, PodRun] = {}
         self._gpus = GpuWatch()
         self._sampled = 0.0
-        self._table: tuple[float, dict[int, proc.Process]] = (-1.0, {})
+        self._table: tuple[float, dict[int, Process]] = (-1.0, {})
         self._end_by: float | None = None
         self._strays = False
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
@@ -144,7 +144,7 @@ class Agent:
         request = RunRequest.from_dict({"run": message.get("run"), **raw})
         known = self._runs.get(request.run)
         if known is not None and not known.settled:
-            known.tick(proc.process_table())
+            known.tick(process_table())
         if known is not None and not known.settled:
             raise ValueError(f"run {request.run} has live processes on {self.root.name}; stop it first")
         if self._end_by is not None:
@@ -259,15 +259,15 @@ class Agent:
     def _end_strays(self) -> bool:
         """End whoever fell to the agent when a run was over, without marks, session or parent."""
         table = self._processes(fresh=True)
-        spared = {os.getpid()} | proc.descendants(table, {self.warm.pid} if self.warm.pid else ()) | self.helpers.pids
-        strays = [table[pid] for pid in proc.descendants(table, {os.getpid()}) - spared if not table[pid].zombie]
+        spared = {os.getpid()} | descendants(table, {self.warm.pid} if self.warm.pid else ()) | self.helpers.pids
+        strays = [table[pid] for pid in descendants(table, {os.getpid()}) - spared if not table[pid].zombie]
         for process in strays:
-            proc.send(process, signal.SIGKILL)
+            process.send(signal.SIGKILL)
         return bool(strays)
 
-    def _processes(self, *, fresh: bool = False) -> dict[int, proc.Process]:
+    def _processes(self, *, fresh: bool = False) -> dict[int, Process]:
         taken, _ = self._table
         now = time.monotonic()
         if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
-            self._table = (now, proc.process_table())
+            self._table = (now, process_table())
         return self._table[1]

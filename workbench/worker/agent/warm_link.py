@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base import entries, proc
+from workbench.base import entries
+from workbench.base.process import POD_MARK, die_with_parent, look_up
 
 __all__ = ["WarmLink"]
 
@@ -55,7 +56,7 @@ class WarmLink:
         ours.setblocking(False)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        self._env = {**_QUIET, **os.environ, "WORKBENCH_POD": str(root)}
+        self._env = {**_QUIET, **os.environ, POD_MARK: str(root)}
         agent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -64,7 +65,7 @@ class WarmLink:
                 for signum in (signal.SIGTERM, signal.SIGCHLD):
                     signal.signal(signum, signal.SIG_DFL)
                 os.setsid()
-                proc.die_with_parent(agent)
+                die_with_parent(agent)
                 os.set_inheritable(theirs.fileno(), True)
                 argv = [sys.executable, "-m", entries.WARM_SERVER, str(theirs.fileno())]
                 os.execve(sys.executable, argv, self._env)
@@ -132,8 +133,8 @@ class WarmLink:
     def kill(self, why: str) -> None:
         """End the server, if there is one. Idempotent; ranks it has forked go on."""
         self._why = why
-        if self.pid is not None and (process := proc.look_up(self.pid)) is not None:
-            proc.send(process, signal.SIGKILL)
+        if self.pid is not None and (process := look_up(self.pid)) is not None:
+            process.send(signal.SIGKILL)
 
     def reaped(self, status: int) -> None:
         """Take note that the server's process is gone; its last words may still be on the line."""

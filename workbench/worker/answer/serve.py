@@ -23,6 +23,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from workbench.base.wire import from_line
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.model import ModelKind, model_kind
@@ -170,7 +171,7 @@ def _end_with(parent: int) -> None:
 def _reply(answerer: Answerer, line: str) -> dict[str, object]:
     number = None
     try:
-        request = json.loads(line)
+        request = from_line(line)
         number = request["id"]
         return {"id": number, "ok": True, **_result(answerer, request)}
     except Exception as error:  # the border of the process: the caller is told, the traceback is on stderr

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from workbench.base import proc
 from workbench.base.files import write_json
+from workbench.base.process import die_with_parent
 from workbench.rundir.collect import LineSplitter
 from workbench.rundir.events import MARK
 from workbench.worker.agent.ranks.records import failure_from, read_record
@@ -93,7 +93,7 @@ def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        proc.die_with_parent(parent)
+        die_with_parent(parent)
         os.setpgid(0, 0)
         os.dup2(ends["stdout"], 1)
         os.dup2(ends["stderr"], 2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import shlex
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RemoteError
+from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import far_end as porter
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
@@ -128,7 +128,7 @@ def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda
             if digest.hexdigest() != header["prefix"]:
                 file.seek(0)
                 digest, have = hashlib.sha256(), 0
-            _pass(pipe, json.dumps({"offset": have, "size": tries.size}).encode() + b"\n", way)
+            _pass(pipe, to_line({"offset": have, "size": tries.size}), way)
             tries.see(have, tell)
             while tries.done < tries.size:
                 piece = file.read(min(_PIECE, tries.size - tries.done))
@@ -137,7 +137,7 @@ def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda
                 digest.update(piece)
                 _pass(pipe, piece, way)
                 tries.see(tries.done + len(piece), tell)
-            _pass(pipe, json.dumps({"sha256": digest.hexdigest()}).encode() + b"\n", way)
+            _pass(pipe, to_line({"sha256": digest.hexdigest()}), way)
             if _heard(pipe, way)["sha256"] != digest.hexdigest():
                 tries.damaged()
                 return None
@@ -205,7 +205,7 @@ def _porter_text() -> str:
 
 
 def _heard(pipe: Pipe, way: Way) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(pipe.readline())
+    facts = from_line(pipe.readline())
     if "error" in facts:
         raise RemoteError(f"{way.name} ({way.host}) says: {facts['error']}", host=way.host)
     return facts

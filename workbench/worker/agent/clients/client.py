@@ -5,11 +5,11 @@ The keeper, which comes over SSH, has its own client.
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
-from workbench.base.wire import short_path
+from workbench.base import wire
+from workbench.base.wire import from_line, to_line
 
 __all__ = ["AgentRefused", "Client", "connect"]
 
@@ -20,15 +20,7 @@ class AgentRefused(Exception):
 
 def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
     """Connect to the agent that serves `root`."""
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end.settimeout(timeout_s)
-    try:
-        with short_path(root / "agent.sock") as address:
-            end.connect(address)
-    except BaseException:
-        end.close()
-        raise
-    return end
+    return wire.connect(root / "agent.sock", timeout_s)
 
 
 class Client:
@@ -43,11 +35,11 @@ class Client:
     def ask(self, op: str, **message: object) -> dict[str, object]:
         """Ask for one thing and wait for the answer."""
         self._number += 1
-        self._socket.sendall(json.dumps({"id": self._number, "op": op, **message}).encode() + b"\n")
+        self._socket.sendall(to_line({"id": self._number, "op": op, **message}))
         line = self._file.readline()
         if not line:
             raise ConnectionResetError("the agent closed the connection")
-        reply: dict[str, object] = json.loads(line)
+        reply = from_line(line)
         if not reply.pop("ok"):
             raise AgentRefused(str(reply.get("error")))
         return reply

@@ -13,7 +13,8 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base import entries, proc
+from workbench.base import entries
+from workbench.base.process import look_up
 from workbench.worker.agent.warm_link import WarmLink
 
 __all__ = ["ENTRY", "Helpers"]
@@ -93,6 +94,6 @@ class Helpers:
         """End all of them. Idempotent."""
         self._closed = True
         for pid in self._pids:
-            if (process := proc.look_up(pid)) is not None:
+            if (process := look_up(pid)) is not None:
                 with contextlib.suppress(OSError):
-                    proc.send(process, signal.SIGKILL)
+                    process.send(signal.SIGKILL)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from workbench.base import proc
+from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks.chunks import read_chunks
 from workbench.worker.agent.ranks.rank import Rank
@@ -72,7 +72,7 @@ class PodRun:
         rank.group = self._oom.see(pid)
         self._settled = False
         if self.stopping and rank.process is not None:
-            proc.send(rank.process, signal.SIGTERM)
+            rank.process.send(signal.SIGTERM)
 
     def ended(self, rank: Rank, exit_code: int) -> None:
         """Take note of the end of a rank whose zombie still stands."""
@@ -97,16 +97,16 @@ class PodRun:
         if self.stopping:
             return
         self.stopping = True
-        table = proc.process_table()
+        table = process_table()
         for rank in self.ranks.values():
             if rank.phase == "waiting":
                 rank.stopped = True
                 rank.end(None)
             for pid in rank.members(table):
-                proc.send(table[pid], signal.SIGTERM)
-                proc.send(table[pid], signal.SIGCONT)  # a stopped process would not hear the first
+                table[pid].send(signal.SIGTERM)
+                table[pid].send(signal.SIGCONT)  # a stopped process would not hear the first
 
-    def tick(self, table: Mapping[int, proc.Process]) -> None:
+    def tick(self, table: Mapping[int, Process]) -> None:
         """Do what is due: sweep after ranks that ended, kill what outlived the grace."""
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
@@ -123,31 +123,29 @@ class PodRun:
         if not self.live and not any(rank.sweep_at for rank in self.ranks.values()):
             self._settled = not self._kill(table, self.family(table))
 
-    def sample(self, table: Mapping[int, proc.Process]) -> None:
+    def sample(self, table: Mapping[int, Process]) -> None:
         """Measure the memory of every rank that runs."""
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
                 rank.sample(rank.members(table))
                 rank.group = self._oom.see(rank.process.pid) or rank.group
 
-    def family(self, table: Mapping[int, proc.Process]) -> set[int]:
+    def family(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of all living processes of this run on this pod."""
         found: set[int] = set()
-        starts = [rank.process.start for rank in self.ranks.values() if rank.process is not None]
+        starts = [rank.process.start_time for rank in self.ranks.values() if rank.process is not None]
         for rank in self.ranks.values():
             found |= rank.members(table)
-        ours = {"WORKBENCH_RUN": self.request.run, "WORKBENCH_POD": str(self.root)}
+        ours = {RUN_MARK: self.request.run, POD_MARK: str(self.root)}
         marked = {
             pid
             for pid, process in table.items()
             # Who started before the run cannot be of it: this saves reading nearly every environment.
-            if starts and pid not in found and process.start >= min(starts) and ours.items() <= proc.marks(pid).items()
+            if starts and pid not in found and process.start_time >= min(starts) and ours.items() <= marks(pid).items()
         }
-        return found | {pid for pid in proc.descendants(table, marked) if not table[pid].zombie}
+        return found | {pid for pid in descendants(table, marked) if not table[pid].zombie}
 
-    def poll(
-        self, table: Mapping[int, proc.Process], offsets: Mapping[str, object], max_bytes: int
-    ) -> dict[str, object]:
+    def poll(self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int) -> dict[str, object]:
         """Return the state of every rank, and what they wrote since."""
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
@@ -166,7 +164,7 @@ class PodRun:
             # Without the file there is no handler, and the signal would end the process.
             with contextlib.suppress(OSError):
                 size = (rank.folder / "stacks.txt").stat().st_size
-                if rank.phase == "running" and rank.process and proc.send(rank.process, signal.SIGUSR2):
+                if rank.phase == "running" and rank.process and rank.process.send(signal.SIGUSR2):
                     sizes[number] = size
         return sizes
 
@@ -185,7 +183,7 @@ class PodRun:
             if rank.phase == "running" and rank.process is not None:
                 yield rank.process.pid, rank
 
-    def _kill(self, table: Mapping[int, proc.Process], pids: set[int]) -> bool:
+    def _kill(self, table: Mapping[int, Process], pids: set[int]) -> bool:
         for pid in pids:
-            proc.send(table[pid], signal.SIGKILL)
+            table[pid].send(signal.SIGKILL)
         return bool(pids)

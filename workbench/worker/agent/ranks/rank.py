@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.base import proc
+from workbench.base.process import (
+    Process,
+    descendants,
+    die_with_parent,
+    look_up,
+    memory,
+    offer_to_oom_killer,
+    open_output,
+)
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
 from workbench.worker.agent.ranks.request import RankPlace
@@ -29,7 +37,7 @@ class Rank:
     kind: str
     phase: str = "waiting"
     how: str = ""
-    process: proc.Process | None = None
+    process: Process | None = None
     exit_code: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
@@ -42,7 +50,7 @@ class Rank:
     group: Path | None = None
     sweep_at: float | None = None
     swept: bool = False
-    _known: set[tuple[int, int]] = field(default_factory=set)
+    _known: set[Process] = field(default_factory=set)
 
     @property
     def live(self) -> bool:
@@ -51,9 +59,9 @@ class Rank:
 
     def begin(self, pid: int, how: str) -> None:
         """Take note of the process that is this rank."""
-        self.process = proc.look_up(pid) or proc.Process(pid, os.getpid(), pid, 0, True)
+        self.process = look_up(pid) or Process(pid, 0, os.getpid(), pid, True)
         self.phase, self.how, self.started_s = "running", how, time.time()
-        self._known.add(self.process.key)
+        self._known.add(self.process)
 
     def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
         """Take note of its end, and leave the record that says why."""
@@ -82,22 +90,22 @@ class Rank:
         }
         _keep(self.folder / "error.json", self.error)
 
-    def members(self, table: Mapping[int, proc.Process]) -> set[int]:
+    def members(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of this rank and of all that it started and that still stand under it or in its session."""
         if self.process is None or self.swept:
             return set()
         own = self.process
-        roots = {pid for pid, start in self._known if pid in table and table[pid].start == start}
+        roots = {process.pid for process in self._known if table.get(process.pid) == process}
         # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
-        if (leader := table.get(own.pid)) is None or leader.start == own.start:
-            roots |= {p.pid for p in table.values() if p.session == own.pid and p.start >= own.start > 0}
-        found = {pid for pid in proc.descendants(table, roots) if not table[pid].zombie}
-        self._known = {table[pid].key for pid in found} | {self.process.key}
+        if (leader := table.get(own.pid)) is None or leader == own:
+            roots |= {p.pid for p in table.values() if p.session == own.pid and p.start_time >= own.start_time > 0}
+        found = {pid for pid in descendants(table, roots) if not table[pid].zombie}
+        self._known = {table[pid] for pid in found} | {own}
         return found
 
     def sample(self, members: set[int]) -> None:
         """Measure the resident memory of its processes."""
-        sizes = {pid: proc.memory(pid) for pid in members}
+        sizes = {pid: memory(pid) for pid in members}
         self.rss_bytes = sum(now for now, _ in sizes.values())
         own_peak = sizes.get(self.process.pid, (0, 0))[1] if self.process else 0
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
@@ -143,9 +151,9 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGHUP):
             signal.signal(signum, signal.SIG_DFL)
         os.setsid()
-        proc.open_output(folder)
-        proc.die_with_parent(agent)
-        proc.offer_to_oom_killer()
+        open_output(folder)
+        die_with_parent(agent)
+        offer_to_oom_killer()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK
+
 __all__ = ["RankPlace", "RunRequest", "check_run_id", "rank_environment"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -105,10 +107,10 @@ def rank_environment(
         "MASTER_ADDR": request.master_addr,
         "MASTER_PORT": str(request.master_port),
         **overrides,
-        "WORKBENCH_RUN": request.run,
-        "WORKBENCH_POD": str(root),
+        RUN_MARK: request.run,
+        POD_MARK: str(root),
         "WORKBENCH_RUN_DIR": str(folder),
-        "WORKBENCH_RANK_DIR": str(folder / f"rank-{place.rank}"),
+        RANK_MARK: str(folder / f"rank-{place.rank}"),
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base import proc
+from workbench.base.process import look_up
 from workbench.worker.agent.ranks.helper import Helpers
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.rank import Rank, start_cold
@@ -76,8 +76,8 @@ class Launcher:
         for token, pid in forked.items():
             if (launch := self._asked.pop(token, None)) is not None:
                 launch.run.begun(launch.rank, pid, "warm")
-            elif not self.helpers.forked(token, pid) and (stranger := proc.look_up(pid)) is not None:
-                proc.send(stranger, signal.SIGKILL)
+            elif not self.helpers.forked(token, pid) and (stranger := look_up(pid)) is not None:
+                stranger.send(signal.SIGKILL)
         for token in refused:
             if (launch := self._asked.pop(token, None)) is None:
                 self.helpers.refused(token)

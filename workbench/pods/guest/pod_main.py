@@ -1,7 +1,7 @@
 """The first process of a Kubernetes pod: it runs the pod's SSH daemon, says who the pod is, and ends the pod.
 
 Its text travels to the pod in a Secret and runs under the image's Python: standard library only, and nothing of this
-package. It ends, and the pod with it:
+package. What the guardian of other pods needs too, it imports from here. It ends, and the pod with it:
 
 - on SIGTERM, which is how Kubernetes stops a pod;
 - when its SSH daemon ends;
@@ -27,35 +27,64 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["REPORT", "main"]
+__all__ = ["REPORT", "SSHD_OPTIONS", "Stop", "can_be_set", "find_sshd", "main", "reap", "stop", "version_options"]
 
 REPORT = "@pod "
 """Begins the one line of the pod's log that says who it is."""
 
+SSHD_OPTIONS = """\
+PidFile none
+PermitRootLogin prohibit-password
+AuthenticationMethods publickey
+PubkeyAuthentication yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+HostbasedAuthentication no
+UsePAM no
+StrictModes no
+PermitUserEnvironment no
+PermitUserRC no
+AllowTcpForwarding no
+AllowStreamLocalForwarding no
+AllowAgentForwarding no
+GatewayPorts no
+PermitTunnel no
+X11Forwarding no
+PrintMotd no
+PrintLastLog no
+UseDNS no
+LoginGraceTime 30
+MaxStartups 100
+MaxSessions 100
+LogLevel VERBOSE
+Subsystem sftp internal-sftp
+"""
+"""What every daemon of ours is told, wherever it runs: this key or nothing, and no way through it to elsewhere."""
+
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 _HIDDEN = re.compile(r"KUBERNETES_|HOSTNAME$|HOME$|PWD$|OLDPWD$|SHLVL$|TERM$|_$|USER$|LOGNAME$|SHELL$|MAIL$")
-_WORDS = Path("/dev/termination-log")  # where Kubernetes looks for a container's last words
+_MESSAGE = Path("/dev/termination-log")  # where Kubernetes looks for a container's message
 _LISTEN_S = 10.0
 _LOOK_S = 1.0
 
 
-class _Stop(BaseException):
+class Stop(BaseException):
     """Unwinds from wherever SIGTERM found us."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Be the pod until told to stop; give the exit code."""
+    """Be the pod until told to stop; return the exit code."""
     options = _options(argv)
     os.umask(0o077)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     daemon = None
     try:
         daemon = _start(options)
         return _supervise(daemon, options)
-    except _Stop:
+    except Stop:
         return 0
     except (OSError, RuntimeError) as error:
-        return _last_words(str(error), 1)
+        return _exit_message(str(error), 1)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if daemon is not None:
@@ -66,7 +95,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", required=True, help="the pod's name within its cluster")
     parser.add_argument("--root", type=Path, required=True, help="the folder that becomes the pod's own")
-    parser.add_argument("--secret", type=Path, required=True, help="the folder with host_key, authorized_keys, options")
+    parser.add_argument("--secret", type=Path, required=True, help="the folder with host_key, authorized_keys")
     parser.add_argument("--port", type=int, required=True, help="port of the SSH daemon")
     parser.add_argument("--slots", type=int, required=True, help="ranks that the pod carries")
     parser.add_argument("--lease-s", type=float, required=True, help="seconds to live on with nobody logged in")
@@ -76,7 +105,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     """Make the pod's folder, start the daemon in it and report."""
-    user, sshd = _user(), _sshd()
+    user, sshd = _user(), find_sshd()
     options.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.root.chmod(0o700)  # a volume's group bit would stay
     folder = options.root / "sshd"
@@ -84,8 +113,7 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder.mkdir(mode=0o700)
     for name in ("host_key", "authorized_keys"):  # the Secret's own files belong to root and a group
         (folder / name).write_bytes((options.secret / name).read_bytes())
-    common = (options.secret / "sshd_options").read_text()
-    (folder / "sshd_config").write_text(_config(options, folder, user) + common + _quirks(sshd))
+    (folder / "sshd_config").write_text(_config(options, folder, user) + SSHD_OPTIONS + version_options(sshd))
     daemon = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stdin=subprocess.DEVNULL)
     _await_listening(daemon, options.port)
     _report(options, user)
@@ -110,13 +138,13 @@ def _report(options: argparse.Namespace, user: str) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _user() -> str:
@@ -129,12 +157,15 @@ def _user() -> str:
         ) from None
 
 
-def _sshd() -> str:
+def find_sshd() -> str:
+    """Return the absolute path of sshd; as root, also make its privilege separation folder."""
     path = shutil.which("sshd", path=os.environ.get("PATH", os.defpath) + ":/usr/sbin:/usr/local/sbin")
     if path is None:
-        raise RuntimeError("this image has no sshd; pods are reached over SSH: install openssh-server in it")
+        raise FileNotFoundError(
+            "sshd is not installed here, and pods are reached over SSH: install openssh-server in the image"
+        )
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where Debian's sshd, started as root, wants it
     return str(Path(path).absolute())
 
 
@@ -156,17 +187,22 @@ def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
 def _session() -> str:
     """Return every login what the container was given: the image's variables, and those of the user's Secrets."""
     path = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
-    found = {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
+    given = {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
     words = []
-    for name, value in {**found, "PATH": path, "SHLVL": "1"}.items():
-        if value.isprintable() and not set(value) & set('"\\'):
+    for name, value in {**given, "PATH": path, "SHLVL": "1"}.items():
+        if can_be_set(value):
             words.append(f'"{name}={value}"')
         else:
             _say(f"variable {name} is left out: sshd takes no quotes, backslashes or line breaks")
     return " ".join(words)
 
 
-def _quirks(sshd: str) -> str:
+def can_be_set(value: str) -> bool:
+    """Whether sshd_config can hold this text between quotes."""
+    return value.isprintable() and not set(value) & set('"\\')
+
+
+def version_options(sshd: str) -> str:
     """Keep sshd 9.8 and later from shutting an address out after a failed login: a port-forward has but one."""
     done = subprocess.run([sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)
@@ -192,27 +228,27 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
     """Reap until the daemon ends or nobody has been logged in for too long."""
     limit_s, deadline = options.wait_s, time.monotonic() + options.wait_s
     while True:
-        code = _reap(daemon.pid)
+        code = reap().get(daemon.pid)
         if code is not None:
-            return _last_words(f"sshd of this pod ended with {code}", 1)
+            return _exit_message(f"sshd of this pod ended with {code}", 1)
         if _has_sessions(daemon.pid):
             limit_s, deadline = options.lease_s, time.monotonic() + options.lease_s
         elif time.monotonic() > deadline:
-            return _last_words(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
+            return _exit_message(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
         time.sleep(_LOOK_S)
 
 
-def _reap(daemon: int) -> int | None:
-    """Collect children that ended; give the daemon's exit code if it is among them."""
+def reap() -> dict[int, int]:
+    """Collect children that ended; return their exit codes (a signal as a negative number)."""
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return 0
+            return ended
         if pid == 0:
-            return None
-        if pid == daemon:
-            return os.waitstatus_to_exitcode(status)
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
 
 
 def _has_sessions(daemon: int) -> bool:
@@ -226,10 +262,10 @@ def _has_sessions(daemon: int) -> bool:
     return False
 
 
-def _last_words(text: str, code: int) -> int:
+def _exit_message(text: str, code: int) -> int:
     _say(text)
     try:
-        with _WORDS.open("r+") as file:  # never makes the file where there is none
+        with _MESSAGE.open("r+") as file:  # never makes the file where there is none
             file.write(text)
     except OSError:
         pass  # not in a container
@@ -246,8 +282,9 @@ def _write(line: str) -> None:
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
-def _stop(*_: object) -> None:
-    raise _Stop
+def stop(*_: object) -> None:
+    """Handle a signal by unwinding."""
+    raise Stop
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""Small pieces of the agent: interfaces, run ids, requests, chunks of files."""
+
+from __future__ import annotations
+
+import pytest
+from workbench.worker.agent.chunks import read_chunks
+from workbench.worker.agent.request import RunRequest, check_run_id
+
+from workbench.worker.agent import network
+
+
+def test_interfaces():
+    assert network.interface_of("127.0.0.9") == "lo"
+    assert network.interface_of("-oProxyCommand=x") == ""
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", "x" * 200, "a\nb", None, 3])
+def test_a_run_id_is_one_plain_name(name):
+    with pytest.raises(ValueError, match="run id"):
+        check_run_id(name)
+
+
+def test_a_request_never_shows_its_environment():
+    raw = {"run": "r", "ranks": [{"rank": 0, "pod": "p"}], "argv": ["x"], "env": {"A": "canary"}, "later": 1}
+    assert "canary" not in repr(RunRequest.from_dict(raw))
+
+
+def test_chunks_of_files_that_are_not_there_or_grew_shorter(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert read_chunks(tmp_path, ["a", "b"], {"a": 5}, 100) == {}
+    assert read_chunks(tmp_path, ["a"], {"a": 1}, 1) == {"a": {"offset": 1, "data": "b"}}
+    with pytest.raises(ValueError, match="offset"):
+        read_chunks(tmp_path, ["a"], {"a": -1}, 1)
