@@ -133,7 +133,7 @@ def padding(_root: Path) -> Iterator[Pair]:
 
 def transfers(root: Path) -> Iterator[Pair]:
     """Compare the speed of one large file over a loopback sshd, verified as ours is, with scp's, which is not."""
-    from workbench.pods.ssh.bulk.transfer import fetch_file, send_file, way_to
+    from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
     from workbench.pods.ssh.identity import Identity
 
     size = 256
@@ -143,7 +143,7 @@ def transfers(root: Path) -> Iterator[Pair]:
             file.write(os.urandom(1 << 20))
     with Cluster(LocalPods(), path=root / "transfers", warm=False) as cluster:
         pod, identity = cluster.pods[0], Identity(cluster.path / "identity")
-        way = way_to(pod, identity, 60.0)
+        route = route_to(pod, identity, 60.0)
         scp = ["scp", "-q", "-F", str(identity.ssh_config)]
 
         def rate(act: Callable[[], object]) -> float:
@@ -160,14 +160,14 @@ def transfers(root: Path) -> Iterator[Pair]:
 
         yield Pair(
             what="MiB/s from a pod, 256 MiB, loopback",
-            ours=lambda: rate(lambda: fetch_file(way, str(source), target)),
+            ours=lambda: rate(lambda: fetch_file(route, str(source), target)),
             plain=plain(f"{pod.address}:{source}", str(target)),
             plain_is="scp, which verifies nothing",
             more_is_better=True,
         )
         yield Pair(
             what="MiB/s to a pod, 256 MiB, loopback",
-            ours=lambda: rate(lambda: send_file(way, source, str(target), f"{target}.part")),
+            ours=lambda: rate(lambda: send_file(route, source, str(target), f"{target}.part")),
             plain=plain(str(source), f"{pod.address}:{target}"),
             plain_is="scp, which verifies nothing",
             more_is_better=True,

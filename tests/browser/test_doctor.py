@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 
 EXAMINED = """
 import json
-from workbench.pods.doctor.examination import Diagnosis, judge_visit
+from workbench.pods.doctor.examination import Diagnosis, judge_result
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.pod import Pod, PodSpec
-from workbench.pods.ssh.command import Visit
+from workbench.pods.ssh.command import CommandResult
 
 here = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "transformers": "5.23.0",
         "workbench": "0.1.0"}
@@ -26,9 +26,9 @@ def host(number, words="", **changes):
               python="/opt/python")
     facts = {"time_s": 0.5, "interface": "eth0", "versions": here, "gpus": [], "memory_gib": 60.0, "locks": [],
              "disk": {"free_gib": 200.0, "total_gib": 500.0}, "shm": {"free_gib": 8.0, "total_gib": 8.0}, **changes}
-    seen = Visit(reached=not words, exit_code=255 if words else 0, out="" if words else json.dumps(facts),
+    seen = CommandResult(reached=not words, exit_code=255 if words else 0, out="" if words else json.dumps(facts),
                  words=words, began_s=0.0, ended_s=0.8)
-    return judge_visit(seen, pod, PodSpec(), here)
+    return judge_result(seen, pod, PodSpec(), here)
 
 hosts = [host(0), host(1, words="ssh: connect to host 10.0.0.2 port 2222: Connection refused <img src=x>")]
 hosts += [host(n, versions={**here, "torch": "2.12.1"}, disk={"free_gib": 5.0, "total_gib": 10.0}) for n in (2, 3)]

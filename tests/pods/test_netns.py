@@ -22,7 +22,7 @@ import pytest
 from tests.pods.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk.transfer import fetch_file, send_file, way_to
+from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
 from workbench.pods.ssh.identity import Identity
 
 pytestmark = pytest.mark.slow
@@ -82,10 +82,10 @@ def test_a_file_goes_on_after_the_network_was_away(namespaces: list[str], tmp_pa
                 away.wait(60)  # both are under way when it goes
 
         def carry(verb: str) -> str:
-            way, target = way_to(pod, identity, 120.0), tmp_path / verb
+            route, target = route_to(pod, identity, 120.0), tmp_path / verb
             if verb == "fetch":
-                return fetch_file(way, str(source), target, lambda done, _: tell(verb, done))
-            return send_file(way, source, str(target), f"{target}.part", lambda done, _: tell(verb, done))
+                return fetch_file(route, str(source), target, lambda done, _: tell(verb, done))
+            return send_file(route, source, str(target), f"{target}.part", lambda done, _: tell(verb, done))
 
         with ThreadPoolExecutor(2) as pool:
             digests = [pool.submit(carry, verb) for verb in heard]

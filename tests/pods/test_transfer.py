@@ -16,7 +16,7 @@ import pytest
 
 from tests.pods.conftest import Launched
 from workbench.base.errors import RemoteError
-from workbench.pods.ssh.bulk.transfer import Way, fetch_file, send_file, way_to
+from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, route_to, send_file
 
 MIB = 1 << 20
 SIZE = 20 * MIB + 12_345
@@ -57,8 +57,10 @@ class Line:
     breaks: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     """Bytes after which the line is cut, and what is done then."""
 
-    def way(self, patience_s: float = 30.0) -> Way:
-        return Way(name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command, patience_s=patience_s)
+    def route(self, patience_s: float = 30.0) -> SshRoute:
+        return SshRoute(
+            name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command, patience_s=patience_s
+        )
 
     def command(self, argv: Sequence[str]) -> list[str]:
         self.begun += 1
@@ -73,10 +75,10 @@ class Line:
             act()
 
     def carry(self, verb: str, source: Path, target: Path, patience_s: float = 30.0) -> str:
-        way = self.way(patience_s)
+        route = self.route(patience_s)
         if verb == "fetch":
-            return fetch_file(way, str(source), target, self.tell)
-        return send_file(way, source, str(target), f"{target}.pod-0.part", self.tell)
+            return fetch_file(route, str(source), target, self.tell)
+        return send_file(route, source, str(target), f"{target}.pod-0.part", self.tell)
 
     def part(self, verb: str, target: Path) -> Path:
         return target.with_name(f".{target.name}.part" if verb == "fetch" else f"{target.name}.pod-0.part")
@@ -210,8 +212,8 @@ def test_the_real_ssh_is_killed_and_the_file_arrives(
     launched: Launched, tmp_path: Path, file: Path, content: bytes
 ) -> None:
     pod = launched.pods[0]
-    way = way_to(pod, launched.identity, 60.0)
-    assert way.by_hand("/x").startswith(f"scp -F {launched.identity.ssh_config} ")
+    route = route_to(pod, launched.identity, 60.0)
+    assert route.by_hand("/x").startswith(f"scp -F {launched.identity.ssh_config} ")
     killed: list[int] = []
 
     def cut(done: int, _size: int) -> None:
@@ -221,10 +223,10 @@ def test_the_real_ssh_is_killed_and_the_file_arrives(
                 os.kill(pid, signal.SIGKILL)
 
     there = f"{pod.root}/in/model.safetensors"
-    digest = send_file(way, file, there, f"{there}.part", cut)
+    digest = send_file(route, file, there, f"{there}.part", cut)
     assert len(killed) == 1
     killed.clear()
-    assert fetch_file(way, there, tmp_path / "back", cut) == digest == hashlib.sha256(content).hexdigest()
+    assert fetch_file(route, there, tmp_path / "back", cut) == digest == hashlib.sha256(content).hexdigest()
     assert len(killed) == 1
     assert (tmp_path / "back").read_bytes() == content
 

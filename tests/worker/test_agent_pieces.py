@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from workbench.worker.agent.chunks import read_chunks
-from workbench.worker.agent.request import RunRequest, check_run_id
 
-from workbench.worker.agent import network
+from workbench.worker.agent.machine import network
+from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 
 
 def test_interfaces():

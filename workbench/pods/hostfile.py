@@ -149,12 +149,6 @@ class Hostfile:
         """Return the hash of the file's text, so that a launch can tell whether it was edited since."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
-    def first(self, count: int) -> Hostfile:
-        """Return the hostfile of the first hosts."""
-        if not 1 <= count <= len(self.entries):
-            raise ConfigError(f"{count} hosts were asked for; the hostfile has {len(self.entries)}")
-        return Hostfile(entries=self.entries[:count])
-
     def format(self, form: Literal["deepspeed", "openmpi"] = "deepspeed") -> str:
         """Return the text of the file; OpenMPI's also forbids more ranks on a host than its slots."""
         limit = "" if form == "deepspeed" else " max_slots={0}"

@@ -1,6 +1,6 @@
 """The nouns of a place to run: `PodSpec`, `Pod`, and `PodBackend`, the protocol of four verbs.
 
-Nothing here starts anything; `local.py` and its siblings do.
+Nothing here starts anything; `local/pods.py` and its siblings do.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from workbench.base.package import file_digest
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.link.transfers import TransferStatus
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk.transfer import LARGE, Tell, Way, fetch_file, send_file, way_to
+from workbench.pods.ssh.bulk.transfer import LARGE, Progress, SshRoute, fetch_file, route_to, send_file
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
@@ -39,7 +39,7 @@ class Freight:
         self.shared: Sequence[Path] = ()
         """Those of the folders that the pod sees."""
         self.moving: TransferStatus | None = None
-        """The large file that is on its way, where there is one."""
+        """The large file that travels now, where there is one."""
         self._identity = identity
         self._lease_s = lease_s
         self._folders = folders
@@ -69,7 +69,7 @@ class Freight:
             return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
         path = str(self.store / digest[:32])
         if not self._lasting(lambda ssh: ssh.exists(path)):
-            told = self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
+            told = self._carry(local.name, lambda route, tell: send_file(route, local, path, self._part(path), tell))
             if told != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
@@ -80,14 +80,14 @@ class Freight:
         if local.stat().st_size < LARGE:
             self._lasting(lambda ssh: ssh.put(local, path))
         else:
-            self._carry(local.name, lambda way, tell: send_file(way, local, path, self._part(path), tell))
+            self._carry(local.name, lambda route, tell: send_file(route, local, path, self._part(path), tell))
 
     def get(self, remote: str, local: Path) -> str:
         """Fetch a file of any size from the pod."""
         if self._lasting(lambda ssh: ssh.size(remote)) < LARGE:
             self._lasting(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
-        return self._carry(local.name, lambda way, tell: fetch_file(way, remote, local, tell))
+        return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
 
     def _shelf(self) -> Path | None:
         """Return the folder of this machine that stands for the pod's store, where the pod sees the first folder."""
@@ -108,7 +108,7 @@ class Freight:
     def _part(self, path: str) -> str:
         return f"{path}.{self.pod.name}.part"  # pods may share the folder
 
-    def _carry(self, name: str, carry: Callable[[Way, Tell], str]) -> str:
+    def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
         """Move a large file over a connection of its own, and say how far it is meanwhile."""
         began_at, begun = time.monotonic(), -1
 
@@ -118,7 +118,7 @@ class Freight:
             self.moving = TransferStatus(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
 
         try:
-            return carry(way_to(self.pod, self._identity, self._lease_s), tell)
+            return carry(route_to(self.pod, self._identity, self._lease_s), tell)
         finally:
             self.moving = None
 

@@ -25,7 +25,7 @@ class WorkersApi:
         except (ImportError, KeyError) as error:
             why = f"{ADDRESS} is not set" if isinstance(error, KeyError) else "there is no module cml.workers_v1"
             raise ConfigError(
-                f"CMLPods works only inside a session of Cloudera ML, and this is none ({why}); open the notebook"
+                f"CMLPods works only inside a session of Cloudera ML, and this is not one ({why}); open the notebook"
                 " there, or take LocalPods, SSHPods or KubernetesPods"
             ) from error
         return workers_v1
@@ -51,5 +51,5 @@ def words_of(worker: Mapping[str, object]) -> str:
         >>> words_of({"id": 7, "status": "failed", "reason": "no such image", "env": {"TOKEN": "x"}})
         'status failed, reason no such image'
     """
-    told = {key: value for key, value in worker.items() if key not in ("id", "app_url", "env", "code") and value}
-    return ", ".join(f"{key} {value}" for key, value in told.items()) or "it gives no reason"
+    shown = {key: value for key, value in worker.items() if key not in ("id", "app_url", "env", "code") and value}
+    return ", ".join(f"{key} {value}" for key, value in shown.items()) or "it gives no reason"

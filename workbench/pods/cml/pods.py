@@ -121,7 +121,7 @@ class CMLPods:
                 context.report(f"asked Cloudera ML for {count} workers")
                 threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
                 came = rendezvous.wait(
-                    context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
+                    context.timeout_s, watch=self._watch, status_of=self._status_of, report=context.report
                 )
             self._watch()
             self._pods = self._placed(came)
@@ -134,8 +134,8 @@ class CMLPods:
     def refresh(self) -> list[Pod]:
         """Ask the platform; a worker that it no longer runs has failed."""
         if self._pods:
-            known = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
-            self._pods = [self._seen(pod, known.get(str(self._ids[pod.name]))) for pod in self._pods]
+            listed = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
+            self._pods = [self._seen(pod, listed.get(str(self._ids[pod.name]))) for pod in self._pods]
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
@@ -233,11 +233,11 @@ class CMLPods:
         ids = list(self._ids.values())
         names = {str(worker): name for name, worker in self._ids.items()}
         try:
-            said = self._api.call("await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
+            answer = self._api.call("await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
         except BackendError as error:  # the workers' own reports decide
             logger.warning("%s", error)
             return
-        for worker in said.get("failures", []):
+        for worker in answer.get("failures", []):
             name = names.get(str(worker.get("id")), "a worker")
             self._failed.append(f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}")
 
@@ -248,16 +248,18 @@ class CMLPods:
         if self._failed:
             raise PodError("; ".join(self._failed))
 
-    def _last_words(self, name: str) -> str:
+    def _status_of(self, name: str) -> str:
         """Return which worker it is and what it last wrote."""
         line = tail_of(self._logs[name], 1) or "none"
         return f"worker {self._ids.get(name)}, last log line: {line}"
 
     def _placed(self, came: Sequence[Pod]) -> list[Pod]:
         """Compare what workers say of their address with what the platform says; it need not say anything."""
-        told = {str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._api.call("list_workers")}
+        addresses = {
+            str(worker.get("id")): str(worker.get("ip_address") or "") for worker in self._api.call("list_workers")
+        }
         for pod in came:
-            address = told.get(str(self._ids[pod.name]), "")
+            address = addresses.get(str(self._ids[pod.name]), "")
             if address not in ("", pod.address):
                 raise PodError(
                     f"{pod.name} reports the address {pod.address}, and Cloudera ML says that worker"

@@ -18,10 +18,10 @@ from workbench.base.versions import installed_versions
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, judge_facts
 from workbench.pods.pod import Pod, PodSpec
-from workbench.pods.ssh.command import NO_CLIENT, Visit, visit
+from workbench.pods.ssh.command import NO_CLIENT, CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import Identity, fingerprint
 
-__all__ = ["Diagnosis", "HostReport", "examine_pods", "judge_visit"]
+__all__ = ["Diagnosis", "HostReport", "examine_pods", "judge_result"]
 
 _HOST_S = 4.5
 _AT_ONCE = 32
@@ -82,7 +82,7 @@ class Diagnosis(Shown):
         return [(host, finding) for host in self.hosts for finding in host.findings if finding.verdict in wrong]
 
     def __repr__(self) -> str:
-        """Say in a line how the cluster is."""
+        """Tell in a line how the cluster is."""
         return f"Diagnosis({len(self.hosts)} hosts, {'well' if self.ok else f'{len(self.problems)} to look at'})"
 
 
@@ -92,17 +92,17 @@ def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: Po
 
     def examine(pod: Pod) -> HostReport:
         command = ["env", f"PYTHONPATH={package}", pod.python, "-m", entries.EXAMINE, pod.address, pod.root]
-        seen = visit(pod, identity, command, timeout_s=_HOST_S)
-        return judge_visit(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
+        seen = run_over_openssh(pod, identity, command, timeout_s=_HOST_S)
+        return judge_result(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
 
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(pods)))) as pool:
         return tuple(pool.map(examine, pods))
 
 
-def judge_visit(
-    seen: Visit, pod: Pod, spec: PodSpec, here: Mapping[str, str], pinned: Sequence[str] = ()
+def judge_result(
+    seen: CommandResult, pod: Pod, spec: PodSpec, here: Mapping[str, str], pinned: Sequence[str] = ()
 ) -> HostReport:
-    """Judge a visit. Pure."""
+    """Judge what came of the command that looks around on a pod. Pure."""
     facts = _facts(seen.out)
     if facts is None:
         findings = [*_unreached(seen, pod, pinned)]
@@ -148,7 +148,7 @@ def _skew(there_s: float, began_s: float, ended_s: float) -> float:
     return max(0.0, there_s - ended_s) - max(0.0, began_s - there_s)
 
 
-def _unreached(seen: Visit, pod: Pod, pinned: Sequence[str]) -> Sequence[Finding]:
+def _unreached(seen: CommandResult, pod: Pod, pinned: Sequence[str]) -> Sequence[Finding]:
     words = " ".join(seen.words.split()) or f"it ended with {seen.exit_code}"
     changed = _CHANGED.search(seen.words) is not None
     ssh, fix = Verdict.BAD, _ssh_fix(seen, pod)
@@ -171,10 +171,10 @@ def _keys(words: str, pinned: Sequence[str]) -> str:
     return f"expected {expected}, got {shown[0] if shown else 'another one'}"
 
 
-def _ssh_fix(seen: Visit, pod: Pod) -> str:
+def _ssh_fix(seen: CommandResult, pod: Pod) -> str:
     """Return what mends a login that failed, by ssh's own words."""
-    for said, fix in _SSH_FIXES.items():
-        if said in seen.words:
+    for words, fix in _SSH_FIXES.items():
+        if words in seen.words:
             return fix.format(pod=pod.name, address=pod.address, port=pod.ssh_port, python=pod.python)
     if seen.reached:
         return f"ssh works, but {pod.python} there cannot look around: run it by hand on {pod.name}"

@@ -1,6 +1,6 @@
 """How fast the pods speak to each other: an all-reduce over torch's own backend, one process a pod, over SSH.
 
-What runs on the pods is `jobs/allreduce.py`. Every process there ends with its stdin, so nothing stays behind.
+What runs on the pods is `worker/probe/allreduce.py`. Every process there ends with its stdin, so nothing stays behind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from subprocess import Popen, TimeoutExpired
 
 from workbench.base import entries
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.command import NO_CLIENT, knock
+from workbench.pods.ssh.command import NO_CLIENT, start_ssh
 from workbench.pods.ssh.identity import Identity
 
 __all__ = ["Exchange", "bus_bytes_per_s", "measure_exchange"]
@@ -60,12 +60,12 @@ def measure_exchange(
     command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-m", entries.ALLREDUCE]
     processes: list[Popen[str]] = []
     try:
-        processes += [knock(pod, identity, [*command[:3], pod.python, *command[4:]]) for pod in pods]
+        processes += [start_ssh(pod, identity, [*command[:3], pod.python, *command[4:]]) for pod in pods]
     except FileNotFoundError:
         return Exchange(pods=len(pods), problem=NO_CLIENT)
     alarm = threading.Timer(_LIMIT_S, _kill, [processes])
     alarm.start()
-    said = [_LastWords(process) for process in processes]
+    last_lines = [_LastLine(process) for process in processes]
     try:
         lines = _converse(pods, processes, interfaces, env)
     except (OSError, ValueError, KeyError) as error:
@@ -75,8 +75,10 @@ def measure_exchange(
         _end(processes)
     exchange = _read(lines, len(pods))
     if exchange.problem:
-        told = "; ".join(f"{pod.name}: {line}" for pod, words in zip(pods, said, strict=True) if (line := words.last))
-        return replace(exchange, problem=told or exchange.problem)
+        problem = "; ".join(
+            f"{pod.name}: {text}" for pod, line in zip(pods, last_lines, strict=True) if (text := line.last)
+        )
+        return replace(exchange, problem=problem or exchange.problem)
     return exchange
 
 
@@ -95,12 +97,12 @@ def _converse(
         return [{"problem": f"{pods[0].name} did not open a store"}]
     for process in processes[1:]:
         _tell(process, opened)
-    found: list[Mapping[str, object]] = []
+    lines: list[Mapping[str, object]] = []
     for line in first:
-        found.append(json.loads(line))
-        if found[-1].get("over"):
+        lines.append(json.loads(line))
+        if lines[-1].get("over"):
             break
-    return found
+    return lines
 
 
 def _tell(process: Popen[str], message: Mapping[str, object]) -> None:
@@ -147,7 +149,7 @@ def _end(processes: Sequence[Popen[str]]) -> None:
             process.stdout.close()
 
 
-class _LastWords:
+class _LastLine:
     """Read what a process writes to standard error, so that it never waits for us, and keep the last line."""
 
     def __init__(self, process: Popen[str]):

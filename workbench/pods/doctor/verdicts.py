@@ -55,7 +55,7 @@ class Finding:
 def judge_facts(
     facts: Mapping[str, object], pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
 ) -> Iterator[Finding]:
-    """Judge what `jobs/examine.py` printed on a pod."""
+    """Judge what `worker/probe/examine.py` printed on a pod."""
     yield _clock(skew_s)
     versions = _table(facts.get("versions"))
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):

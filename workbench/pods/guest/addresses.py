@@ -20,7 +20,7 @@ _LISTENING = "0A"
 
 
 def loopback_addresses(count: int) -> list[str]:
-    """Give 127.0.0.2 and its successors; 127.0.0.1 stays the notebook's."""
+    """Return 127.0.0.2 and its successors; 127.0.0.1 stays the notebook's."""
     first = ipaddress.IPv4Address("127.0.0.2")
     return [str(first + i) for i in range(count)]
 

@@ -16,12 +16,12 @@ def visible_gpus(count: int) -> list[str]:
     if count == 0:
         return []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = _installed() if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
-    if len(found) < count:
+    gpus = _installed() if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
+    if len(gpus) < count:
         raise ConfigError(
-            f"the local pods need {count} GPUs together and this machine offers {len(found)}; ask for fewer"
+            f"the local pods need {count} GPUs together and this machine offers {len(gpus)}; ask for fewer"
         )
-    return found[:count]
+    return gpus[:count]
 
 
 def _installed() -> list[str]:

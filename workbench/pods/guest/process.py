@@ -20,7 +20,7 @@ from workbench.pods.guest.pod_main import can_be_set
 
 __all__ = ["LocalWorker", "session_environment", "tail_of"]
 
-_OBITUARY_LINES = 20
+_LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _SESSION_VARIABLES = (
     *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TORCH_HOME"),
@@ -62,16 +62,16 @@ class LocalWorker:
             process.stdin.write(config.to_line())
         return cls(config, process, time.monotonic())
 
-    def last_words(self) -> str:
-        """Say since when it runs and what it last wrote."""
+    def status(self) -> str:
+        """Return since when it runs and what it last wrote."""
         line = tail_of(Path(self.config.log), 1) or "none"
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 
-    def obituary(self) -> str:
+    def exit_message(self) -> str:
         """Return how it ended, with its last lines."""
         code, lived_s = self.process.returncode, time.monotonic() - self.started_s
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        lines = tail_of(Path(self.config.log), _OBITUARY_LINES) or "(nothing)"
+        lines = tail_of(Path(self.config.log), _LINES_SHOWN) or "(nothing)"
         where = f"Last lines of {self.config.log}:"
         return f"{self.config.name} {how}, {lived_s:.1f} s after its start. {where}\n{lines}"
 

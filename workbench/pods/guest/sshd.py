@@ -1,6 +1,6 @@
 """One OpenSSH daemon for one pod: its folder, host key and configuration, run as the calling user.
 
-The machine's own sshd, its keys and its configuration are not touched. Nothing here waits or supervises; `worker.py`
+The machine's own sshd, its keys and its configuration are not touched. Nothing here waits or supervises; `guardian.py`
 does.
 """
 

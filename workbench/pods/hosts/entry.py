@@ -1,7 +1,7 @@
 """What happens between this machine and existing hosts: all met at once, entered, judged, and left again.
 
 Nothing is made on any host before all have let us in. Every trouble is said with the host's name, those of all hosts
-together. `hosts.py` keeps what comes of it.
+together. `pods.py` keeps what comes of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.versions import PACKAGES
-from workbench.pods.hosts import far_end as hostscript
+from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host
 from workbench.pods.pod import Pod, PodSpec
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
-__all__ = ["Arrival", "check_arrivals", "enter_host", "everywhere", "leave_host", "meet_all"]
+__all__ = ["HostFacts", "check_hosts", "connect_all", "create_pod_folder", "on_all_hosts", "remove_pod_folder"]
 
 _MEET_S = 4.5  # one step of meeting a host
 _NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Arrival:
+class HostFacts:
     """What a host said of itself when its pod's folder was made."""
 
     root: str
@@ -58,15 +58,15 @@ class Arrival:
     """Address and port of its SSH daemon and the boot id of its machine: two names of one host give the same."""
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return it as one line."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
             f"{self.cores} cores, {self.memory_gib:.0f} GiB, {self.gpus} GPUs; {self.python}: {versions}; {self.root}"
         )
 
 
-def meet_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Meet all hosts at once; see `hostkeys.meet`."""
+def connect_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Meet all hosts at once; see `keys.meet`."""
     from workbench.pods.hosts.keys import meet
 
     pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
@@ -83,7 +83,7 @@ def meet_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str,
         pool.shutdown(wait=False, cancel_futures=True)  # a silent host's thread ends by its own limits
 
 
-def everywhere(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
+def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
     """Do something for each item at once; the items stand for these pods."""
     with ThreadPoolExecutor(max_workers=_at_once([pod.jump for pod in pods])) as pool:
         futures = [pool.submit(action, item) for item in items]
@@ -92,13 +92,13 @@ def everywhere(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]
     return [future.result() for future in futures]
 
 
-def enter_host(connection: SSHConnection, *, root: str, folder: str, python: str) -> Arrival:
+def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> HostFacts:
     """Make the pod's folder on a host and ask what the host is."""
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
     request = {"root": root, "folder": folder, "pod": pod.name, "packages": list(PACKAGES)}
     try:
-        said = _ask(connection.open(), python, {"enter": request}, _ENTER_S)
+        answer = _ask(connection.open(), python, {"enter": request}, _ENTER_S)
     except _NoAnswer as error:
         raise ConfigError(
             f"{where}: {python} does not run there as it should; give python=PATH of the one that has torch and"
@@ -106,36 +106,36 @@ def enter_host(connection: SSHConnection, *, root: str, folder: str, python: str
         ) from error
     except RemoteError as error:
         raise PodError(f"{where}: {error}") from error
-    if "error" in said:
-        raise ConfigError(f"{where}: no folder for the pod below {root}: {said['error']}; give another root=")
-    found = Arrival(**said)  # type: ignore[arg-type]
-    if tuple(int(part) for part in found.versions["python"].split(".")[:2]) < _OLDEST_PYTHON:
+    if "error" in answer:
+        raise ConfigError(f"{where}: no folder for the pod below {root}: {answer['error']}; give another root=")
+    facts = HostFacts(**answer)  # type: ignore[arg-type]
+    if tuple(int(part) for part in facts.versions["python"].split(".")[:2]) < _OLDEST_PYTHON:
         raise ConfigError(
-            f"{where}: {found.python} is {found.versions['python']}; 3.11 or newer is needed, see python="
+            f"{where}: {facts.python} is {facts.versions['python']}; 3.11 or newer is needed, see python="
         )
-    if "torch" not in found.versions:
+    if "torch" not in facts.versions:
         raise ConfigError(
-            f"{where}: torch is not installed for {found.python}; a login that is no terminal's activates no"
+            f"{where}: torch is not installed for {facts.python}; a login that is no terminal's activates no"
             " environment: give python=PATH, such as python='~/venv/bin/python'"
         )
-    return found
+    return facts
 
 
-def leave_host(connection: SSHConnection, *, root: str, folder: str, python: str) -> list[str]:
+def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> list[str]:
     """End what bears the pod's mark there and remove its folder."""
     pod = connection.pod
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
-        said = _ask(connection.open(), python, {"leave": request}, _LEAVE_S)
+        answer = _ask(connection.open(), python, {"leave": request}, _LEAVE_S)
     except _NoAnswer as error:
         raise PodError(f"{pod.name}: {python} on {pod.address} said: {error}") from error
-    if said.get("left") or said.get("there") or "error" in said:
-        raise PodError(f"{pod.name} on {pod.address} is not quite gone: {json.dumps(said)[:500]}")
-    log = said.get("log")
+    if answer.get("left") or answer.get("there") or "error" in answer:
+        raise PodError(f"{pod.name} on {pod.address} is not quite gone: {json.dumps(answer)[:500]}")
+    log = answer.get("log")
     return [str(line) for line in log] if isinstance(log, list) else []
 
 
-def check_arrivals(pods: Sequence[Pod], arrivals: Sequence[Arrival], spec: PodSpec) -> None:
+def check_hosts(pods: Sequence[Pod], arrivals: Sequence[HostFacts], spec: PodSpec) -> None:
     """Refuse hosts that are not what is asked for, or not as many as they have names."""
     troubles = [
         f"{pod.address}: {lack}"
@@ -158,7 +158,7 @@ def check_arrivals(pods: Sequence[Pod], arrivals: Sequence[Arrival], spec: PodSp
         )
 
 
-def _lacks(pod: Pod, arrival: Arrival, spec: PodSpec) -> list[str]:
+def _lacks(pod: Pod, arrival: HostFacts, spec: PodSpec) -> list[str]:
     lacks = []
     wanted = max(spec.gpus, pod.slots if spec.gpus else 0)
     if arrival.gpus < wanted:
@@ -179,11 +179,11 @@ def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], 
     # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
     start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
     argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
-    script = Path(hostscript.__file__).read_bytes()
+    script = Path(far_end.__file__).read_bytes()
     done = connection.run(argv, stdin=script, timeout_s=timeout_s)
     for line in done.stdout.splitlines():
-        if line.startswith(hostscript.ANSWER):
-            answer: dict[str, object] = json.loads(line.removeprefix(hostscript.ANSWER))
+        if line.startswith(far_end.ANSWER):
+            answer: dict[str, object] = json.loads(line.removeprefix(far_end.ANSWER))
             return answer
     words = (done.stderr or done.stdout).strip()[-500:]
     raise _NoAnswer(words or f"nothing, and ended with exit code {done.exit_code} ({shlex.quote(python)})")
@@ -208,5 +208,5 @@ def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
     kind = kinds.pop() if len(kinds) == 1 else PodError
     kind = kind if kind in (ConfigError, PodTimeout) else PodError
     lines = [str(error) for error in errors]
-    head = "" if len(lines) == 1 else f"{len(lines)} of {len(futures)} hosts will not do:\n"
+    head = "" if len(lines) == 1 else f"{len(lines)} of {len(futures)} hosts are not usable:\n"
     raise kind(head + "\n".join(lines)) from errors[0]

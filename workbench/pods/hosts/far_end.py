@@ -31,7 +31,7 @@ _LOG_LINES = 200
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked; give the answer, with the key `error` where it cannot be done."""
+    """Do what is asked; return the answer, with the key `error` where it cannot be done."""
     os.umask(0o077)
     try:
         return enter(**request["enter"]) if "enter" in request else leave(**request["leave"])
@@ -48,8 +48,8 @@ def enter(root: str, folder: str, pod: str, packages: list[str]) -> dict[str, An
     try:
         own.mkdir(0o700)
     except FileExistsError:  # made for another pod of this cluster: hosts may share their home folders
-        found = os.lstat(own)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        there = os.lstat(own)
+        if not stat.S_ISDIR(there.st_mode) or there.st_uid != os.geteuid() or stat.S_IMODE(there.st_mode) & 0o077:
             raise ValueError(f"{own} is there already and is not ours alone") from None
     place = own / pod
     place.mkdir(0o700)
@@ -69,19 +69,19 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
     own = Path(root).expanduser().resolve() / folder
     place = own / pod
     deadline = time.monotonic() + _GRACE_S
-    told: set[int] = set()
+    asked: set[int] = set()
     while (left := _ours(str(place))) and time.monotonic() < deadline + _KILL_S:
         forced = time.monotonic() >= deadline
         for pid in left:
-            if forced or pid not in told:
+            if forced or pid not in asked:
                 _send(pid, signal.SIGKILL if forced else signal.SIGTERM)
-                told.add(pid)
+                asked.add(pid)
         time.sleep(0.05)
     log = _read(place / "agent.log").splitlines()[-_LOG_LINES:]
     shutil.rmtree(place, ignore_errors=True)
     if not list(own.glob("pod-*")):
         shutil.rmtree(own, ignore_errors=True)
-    return {"ended": len(told), "left": sorted(left), "log": log, "there": place.exists()}
+    return {"ended": len(asked), "left": sorted(left), "log": log, "there": place.exists()}
 
 
 def _ours(root: str) -> set[int]:
@@ -123,11 +123,11 @@ def _versions(packages: list[str]) -> dict[str, str]:
     """Look up what is installed beside this Python, without importing it."""
     from importlib import metadata
 
-    found = {}
+    versions = {}
     for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def _gpus() -> int:

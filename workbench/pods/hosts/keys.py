@@ -44,7 +44,7 @@ def meet(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, s
 def known_keys(host: Host) -> list[str]:
     """Return the keys (`type base64`) that the host's known_hosts files hold for it; ssh-keygen reads them."""
     name = host.known_as or known_hosts_name(host.reached or host.address, host.port)
-    found = []
+    keys = []
     for file in host.known_hosts:
         if not Path(file).is_file():
             continue
@@ -54,8 +54,8 @@ def known_keys(host: Host) -> list[str]:
             if words[0] == "@revoked":
                 raise ConfigError(f"{file} marks a host key of {host} as revoked; nothing was sent there")
             if not words[0].startswith("@") and words[1] in _KINDS:
-                found.append(check_key_line(" ".join(words[1:3])))
-    return found
+                keys.append(check_key_line(" ".join(words[1:3])))
+    return keys
 
 
 def vouched(host: Host, trust: Mapping[str, str]) -> str:
@@ -65,7 +65,7 @@ def vouched(host: Host, trust: Mapping[str, str]) -> str:
 
 
 def _enter(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transport | None) -> str:
-    """Hear and judge a host's key, log in, part; give the key."""
+    """Hear and judge a host's key, log in, part; return the key."""
     check_key_file(Path(host.key))
     expected = vouched(host, trust)
     pinned = [] if expected else known_keys(host)

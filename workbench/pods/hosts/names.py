@@ -47,7 +47,7 @@ class Host:
 
     @property
     def where(self) -> str:
-        """Give address and port as people write them."""
+        """Return address and port as people write them."""
         return f"{self.reached or self.address}:{self.port}"
 
     def to_dict(self) -> dict[str, object]:
@@ -57,8 +57,8 @@ class Host:
 
     @property
     def written(self) -> str | dict[str, object]:
-        """Give it as a person would write it for `read_host`."""
-        return self.address if len(said := self.to_dict()) == 1 else said
+        """Return it as a person would write it for `read_host`."""
+        return self.address if len(given := self.to_dict()) == 1 else given
 
     def __str__(self) -> str:
         """Return the name, and where it leads if that is another one."""
@@ -77,7 +77,7 @@ def read_host(given: object) -> Host:
     if isinstance(given, str):
         return _read_text(given)
     if not isinstance(given, Mapping):
-        raise ConfigError(f'{given!r} is no host; write "name", "user@name:port" or {{"address": …, "port": …}}')
+        raise ConfigError(f'{given!r} is not a host; write "name", "user@name:port" or {{"address": …, "port": …}}')
     allowed = ("address", "user", "port", "key", "slots")
     for key in given:
         if key not in allowed:
@@ -107,9 +107,9 @@ def from_hostfile(path: Path) -> list[Host]:
 
 def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
     """Fill in what an OpenSSH configuration says of a host; what was given beside it stands."""
-    said = _ask_ssh(host.address, config)
-    jump = said.get("proxyjump", ["none"])[0]
-    command = said.get("proxycommand", ["none"])[0]
+    options = _ask_ssh(host.address, config)
+    jump = options.get("proxyjump", ["none"])[0]
+    command = options.get("proxycommand", ["none"])[0]
     if command != "none":
         raise ConfigError(
             f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only ProxyJump is supported"
@@ -117,17 +117,17 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
     if "," in jump or (on_the_way and jump != "none" and read_host(jump).address != host.address):
         raise ConfigError(f"the ssh configuration reaches {host.address} through several hosts ({jump}); one at most")
     via = host.jump or (None if jump == "none" or on_the_way else read_host(jump))
-    reached = said["hostname"][0]
+    reached = options["hostname"][0]
     files = [
-        word for name in ("userknownhostsfile", "globalknownhostsfile") for word in said.get(name, [""])[0].split()
+        word for name in ("userknownhostsfile", "globalknownhostsfile") for word in options.get(name, [""])[0].split()
     ]
     return replace(
         host,
-        user=host.user or check_user(said["user"][0]),
-        port=host.port or int(said["port"][0]),
-        key=host.key or _first_there(said.get("identityfile", [])),
+        user=host.user or check_user(options["user"][0]),
+        port=host.port or int(options["port"][0]),
+        key=host.key or _first_there(options.get("identityfile", [])),
         reached="" if reached == host.address else check_address(reached),
-        known_as=said.get("hostkeyalias", [""])[0],
+        known_as=options.get("hostkeyalias", [""])[0],
         known_hosts=tuple(str(Path(file).expanduser()) for file in files if file != "none"),
         jump=via and configured(via, config, on_the_way=True),
     )
@@ -154,7 +154,7 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
 def _read_text(text: str) -> Host:
     match = _FORM.fullmatch(text)
     if match is None:
-        raise ConfigError(f'{text!r} is no host; write "name" or "user@name:port", an IPv6 address as "[::1]:22"')
+        raise ConfigError(f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as "[::1]:22"')
     port = match["port"]
     host = Host(
         address=match["address"].removeprefix("[").removesuffix("]"),

@@ -1,8 +1,8 @@
 """`SSHPods`: pods on machines that exist, reached through their own SSH daemons with the user's own key.
 
 Owns nothing there but the folders that it makes and the agents that are started in them, and stops nothing else.
-`~/.ssh` is read only when asked, and never written; a host key that nobody vouches for is refused. `hostlist.py` reads
-how hosts are named, `hostkeys.py` judges who answers, `hostscript.py` is what runs there.
+`~/.ssh` is read only when asked, and never written; a host key that nobody vouches for is refused. `names.py` reads
+how hosts are named, `keys.py` judges who answers, `far_end.py` is what runs there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.versions import VERSION
 from workbench.pods.hostfile import check_port, check_user
-from workbench.pods.hosts.entry import Arrival, check_arrivals, enter_host, everywhere, leave_host, meet_all
+from workbench.pods.hosts.entry import (
+    HostFacts,
+    check_hosts,
+    connect_all,
+    create_pod_folder,
+    on_all_hosts,
+    remove_pod_folder,
+)
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.pod import Jump, LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.ssh.identity import Identity, write_private
@@ -108,8 +115,8 @@ class SSHPods:
 
     def __repr__(self) -> str:
         """Show it as it is written."""
-        said = {**self.to_dict(), "hosts": [host.written for host in self.hosts]}
-        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in said.items() if key != 'kind')})"
+        options = {**self.to_dict(), "hosts": [host.written for host in self.hosts]}
+        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in options.items() if key != 'kind')})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; a hostfile's hosts and slots stand in it, not its path."""
@@ -133,7 +140,7 @@ class SSHPods:
         hosts = [self._complete(host) for host in self.hosts[:count]]
         try:
             with self._working:
-                keys = meet_all(hosts, self.trust)
+                keys = connect_all(hosts, self.trust)
                 self._pods = [_pod(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))]
             context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
             with self._working:
@@ -160,8 +167,8 @@ class SSHPods:
         connection, pod = self._connections.get(name), next((pod for pod in self._pods if pod.name == name), None)
         if connection is not None and pod is not None and connection.is_open:
             with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
-                said = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
-                lines += said.stdout.splitlines()
+                tail_output = connection.run(["tail", "-n", str(tail), f"{pod.root}/agent.log"], timeout_s=_LOG_S)
+                lines += tail_output.stdout.splitlines()
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
@@ -174,7 +181,7 @@ class SSHPods:
             for connection in list(self._connections.values()):
                 connection.close()
         with self._working:
-            everywhere(self._leave, self._pods, self._pods)
+            on_all_hosts(self._leave, self._pods, self._pods)
             for connection in self._connections.values():
                 connection.close()
             self._pods, self._connections, self._folder = [], {}, ""
@@ -188,14 +195,14 @@ class SSHPods:
         note = directory / "hosts" / _NOTE
         if not note.is_file():
             return
-        said = json.loads(note.read_text())
-        self._folder, self._identity = str(said["folder"]), Identity(note.parent)
-        self._pods = [Pod.from_dict(pod) for pod in said["pods"]]
+        note_data = json.loads(note.read_text())
+        self._folder, self._identity = str(note_data["folder"]), Identity(note.parent)
+        self._pods = [Pod.from_dict(pod) for pod in note_data["pods"]]
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         self.stop()
 
     def _check(self) -> None:
-        """Refuse what cannot be."""
+        """Validate the options."""
         if self.known_hosts and not Path(self.known_hosts).is_file():
             raise ConfigError(f"the known_hosts file {self.known_hosts} is not there")
         for host, mark in self.trust.items():
@@ -236,17 +243,17 @@ class SSHPods:
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
         noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
         write_private(folder / _NOTE, json.dumps(noted))
-        enter = partial(enter_host, root=self.root, folder=self._folder, python=self.python)
+        enter = partial(create_pod_folder, root=self.root, folder=self._folder, python=self.python)
 
-        def arrive(number: int) -> Arrival:
+        def arrive(number: int) -> HostFacts:
             arrival = enter(self._connections[self._pods[number].name])
             self._pods[number] = _arrived(self._pods[number], arrival)
             self._connections[self._pods[number].name].pod = self._pods[number]
             self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {arrival}"]
             return arrival
 
-        arrivals = everywhere(arrive, range(len(self._pods)), self._pods)
-        check_arrivals(self._pods, arrivals, spec)
+        arrivals = on_all_hosts(arrive, range(len(self._pods)), self._pods)
+        check_hosts(self._pods, arrivals, spec)
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:
@@ -272,7 +279,7 @@ class SSHPods:
         connection.timeout_s = _AGAIN_TAKES_S
         log = self._logs.setdefault(pod.name, [])
         try:
-            log += leave_host(connection, root=self.root, folder=self._folder, python=self.python)
+            log += remove_pod_folder(connection, root=self.root, folder=self._folder, python=self.python)
         except WorkbenchError as error:
             words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
             logger.warning("%s", words)
@@ -296,7 +303,7 @@ def _pod(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -
     )
 
 
-def _arrived(pod: Pod, arrival: Arrival) -> Pod:
+def _arrived(pod: Pod, arrival: HostFacts) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
     versions = {**arrival.versions, "workbench": VERSION}
     return replace(pod, root=arrival.root, python=arrival.python, versions=versions)

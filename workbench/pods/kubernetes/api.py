@@ -1,6 +1,6 @@
 """The calls to a Kubernetes API server, through the official client: made again where that can help.
 
-What is refused is refused in the server's own words. It knows no cluster of ours; `kubernetes.py` says what is made
+What is refused is refused in the server's own words. It knows no cluster of ours; `session.py` says what is made
 and watched.
 """
 
@@ -122,8 +122,8 @@ class KubeApi:
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch goes on."""
-        found: Any = self._call("list", kind, self._verbs[kind].list, self.namespace, **selector)
-        return list(found["items"]), str(found.get("metadata", {}).get("resourceVersion", ""))
+        listed: Any = self._call("list", kind, self._verbs[kind].list, self.namespace, **selector)
+        return list(listed["items"]), str(listed.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, kind: Kind, version: str, **selector: str) -> EventStream:
         """Open a watch that goes on from a version."""
@@ -261,8 +261,8 @@ def _message(error: Any) -> str:
 
 def _mistakes(error: ValueError) -> str:
     """Return where a manifest is wrong, without its values."""
-    found: list[Any] = getattr(error, "errors", list)()
-    return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in found[:5]) or str(error)[:500]
+    mistakes: list[Any] = getattr(error, "errors", list)()
+    return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in mistakes[:5]) or str(error)[:500]
 
 
 def _name(manifest: Manifest) -> str:

@@ -79,7 +79,7 @@ def _is_in_cluster() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and (_ACCOUNT / "token").is_file()
 
 
-def _context_namespace(found: tuple[list[dict[str, Any]], dict[str, Any]], wanted: str) -> str:
-    contexts, active = found
+def _context_namespace(listed: tuple[list[dict[str, Any]], dict[str, Any]], wanted: str) -> str:
+    contexts, active = listed
     named = next((entry for entry in contexts if entry["name"] == wanted), active)
     return str(named["context"].get("namespace") or "")

@@ -1,6 +1,6 @@
 """The Kubernetes objects of one cluster, as plain manifests: a Secret, a headless Service and the pods.
 
-Pure: the same inputs give the same manifests; `kubeapi.py` sends them.
+Pure: the same inputs give the same manifests; `api.py` sends them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class PortForward:
                     channel.close(timeout=1)
         except WorkbenchError as error:
             _LOG.warning("port-forward to port %d: %s", self._remote_port, error)
-        except Exception as error:  # the border of a thread; websocket-client has a tree of errors of its own
+        except Exception as error:  # thread boundary: websocket-client has a tree of errors of its own
             _LOG.info("port-forward to port %d ended: %s", self._remote_port, error)
         finally:
             with self._lock:

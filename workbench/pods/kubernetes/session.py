@@ -61,7 +61,7 @@ class Session:
         self._changed = threading.Condition()
         self._pods: dict[int, Pod] = {}
         self._forwards: list[PortForward] = []
-        self._said = ""
+        self._reported = ""
         self._logs: dict[str, str] = {}
         self._picture: Picture | None = None
         self._events: Picture | None = None
@@ -151,7 +151,7 @@ class Session:
                 lost = self._lost(looks)
                 waits = self._waits(looks)
             if lost:
-                raise PodError(self._obituary(*lost))
+                raise PodError(self._exit_message(*lost))
             up = [i for i, look in enumerate(looks) if look.seen and is_ready(look.seen) and i not in self._pods]
             for index in up:
                 self._meet(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
@@ -188,9 +188,9 @@ class Session:
         return None
 
     def _waits(self, looks: Sequence[_Look]) -> dict[int, str]:
-        """Say of each pod that has not come what it waits for."""
-        words = {i: why(look.seen, self._warnings()) if look.seen else "" for i, look in enumerate(looks)}
-        return {i: f"pod-{i}" + (f" ({said})" if said else "") for i, said in words.items() if i not in self._pods}
+        """Return, of each pod that has not come, what it waits for."""
+        reasons = {i: why(look.seen, self._warnings()) if look.seen else "" for i, look in enumerate(looks)}
+        return {i: f"pod-{i}" + (f" ({text})" if text else "") for i, text in reasons.items() if i not in self._pods}
 
     def _warnings(self) -> list[Mapping[str, Any]]:
         return list(self._events.objects.values()) if self._events is not None else []
@@ -198,8 +198,8 @@ class Session:
     def _tell(self, waits: Sequence[str]) -> None:
         line = f"{len(self._pods)} of {self._objects.count} pods are up"
         line += f"; waiting for {', '.join(waits)}" if waits else ""
-        if line != self._said:
-            self._said = line
+        if line != self._reported:
+            self._reported = line
             self._context.report(line)
 
     def _meet(self, index: int, address: str) -> None:
@@ -226,9 +226,9 @@ class Session:
                 text = self._api.log(self._objects.names[index], _LOG_LINES)
             except ApiRefusal as error:
                 trouble = error
-            found = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
-            if found:
-                return found[-1]
+            reports = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
+            if reports:
+                return reports[-1]
             self._check_open()
             if trouble is not None and (trouble.status in (401, 403) or time.monotonic() > deadline):
                 raise trouble
@@ -237,7 +237,7 @@ class Session:
                 raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{lines}")
             self._closed.wait(0.1)
 
-    def _obituary(self, index: int, words: str) -> str:
+    def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
         last = f"\nLast lines of its log:\n{_tail(lines)}" if any(line not in words for line in lines) else ""
         return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"

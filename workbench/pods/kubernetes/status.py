@@ -57,38 +57,38 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
         'Evicted: The node was low on memory.'
     """
     status = _status(pod)
-    said = [_join(status)]
-    said += [_join(end) for container in _containers(pod) if (end := _ended(container))]
-    said.append(_join(_condition(pod, "DisruptionTarget", "True")))
+    reasons = [_join(status)]
+    reasons += [_join(end) for container in _containers(pod) if (end := _ended(container))]
+    reasons.append(_join(_condition(pod, "DisruptionTarget", "True")))
     if phase_of(pod) is Phase.UNKNOWN:
-        said.append(_join(_condition(pod, "Ready")))
-    if not any(said):
-        said += [_join(waiting) for container in _containers(pod) if (waiting := _waiting(container))]
-        said.append(_join(_condition(pod, "PodScheduled", "False")))
-        said += _warnings(pod, events)
-    return "; ".join(dict.fromkeys(words for words in said if words))
+        reasons.append(_join(_condition(pod, "Ready")))
+    if not any(reasons):
+        reasons += [_join(waiting) for container in _containers(pod) if (waiting := _waiting(container))]
+        reasons.append(_join(_condition(pod, "PodScheduled", "False")))
+        reasons += _warnings(pod, events)
+    return "; ".join(dict.fromkeys(words for words in reasons if words))
 
 
 def as_gone(pod: Mapping[str, Any], when: str) -> str:
-    """Say that a pod was deleted by somebody else, and why where that is known."""
+    """Return words for a pod that somebody else deleted, with the reason where that is known."""
     words = why(pod)
     return f"it was deleted at {when}, not by this cluster" + (f"; {words}" if words else "")
 
 
 def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str, str]]:
-    """Give name and uid of pods that nobody looks after: ended for ten minutes, and all of their cluster with them."""
+    """Return name and uid of pods that nobody looks after: they and all of their cluster ended ten minutes ago."""
     clusters: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
         clusters.setdefault(_metadata(pod).get("labels", {}).get(CLUSTER_LABEL, ""), []).append(pod)
-    found = []
+    forgotten = []
     for members in clusters.values():
         if all(phase_of(pod).is_terminal and _ended_s(pod) < now_s - _FORGOTTEN_S for pod in members):
-            found += [(str(_metadata(pod)["name"]), str(_metadata(pod)["uid"])) for pod in members]
-    return found
+            forgotten += [(str(_metadata(pod)["name"]), str(_metadata(pod)["uid"])) for pod in members]
+    return forgotten
 
 
 def _ended_s(pod: Mapping[str, Any]) -> float:
-    """Give when the last container ended, in seconds since the epoch; when the pod was made where none started."""
+    """Return when the last container ended, in seconds since the epoch; when the pod was made where none started."""
     ends = [container.get("state", {}).get("terminated", {}).get("finishedAt") for container in _containers(pod)]
     times = [end for end in ends if end] or [_metadata(pod).get("creationTimestamp")]
     return max(datetime.fromisoformat(str(text)).timestamp() for text in times)
@@ -96,12 +96,14 @@ def _ended_s(pod: Mapping[str, Any]) -> float:
 
 def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
     uid = _metadata(pod).get("uid")
-    found = [_join(e) for e in events if e.get("involvedObject", {}).get("uid") == uid and e.get("type") == "Warning"]
-    return list(dict.fromkeys(found))[-_WARNINGS_SHOWN:]
+    warnings = [
+        _join(e) for e in events if e.get("involvedObject", {}).get("uid") == uid and e.get("type") == "Warning"
+    ]
+    return list(dict.fromkeys(warnings))[-_WARNINGS_SHOWN:]
 
 
 def _ended(container: Mapping[str, Any]) -> dict[str, str]:
-    """Give why a container ended, unless it is that it was done."""
+    """Return why a container ended, unless it is that it was done."""
     ended = container.get("state", {}).get("terminated")
     if not ended or (ended.get("reason") == "Completed" and not ended.get("message")):
         return {}
@@ -120,8 +122,8 @@ def _join(words: Mapping[str, Any]) -> str:
 
 
 def _condition(pod: Mapping[str, Any], kind: str, value: str = "") -> Mapping[str, Any]:
-    found: Iterable[Mapping[str, Any]] = _status(pod).get("conditions") or ()
-    return next((c for c in found if c.get("type") == kind and value in ("", c.get("status"))), {})
+    conditions: Iterable[Mapping[str, Any]] = _status(pod).get("conditions") or ()
+    return next((c for c in conditions if c.get("type") == kind and value in ("", c.get("status"))), {})
 
 
 def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -62,7 +62,7 @@ class Picture:
                     version = self._follow(version)
             except _Stale:
                 continue
-            except Exception as error:  # the border of a thread that must not end before it is closed
+            except Exception as error:  # thread boundary: it must not end before it is closed
                 if self._closed.is_set():
                     return
                 _LOG.info("the watch of %ss broke: %s", self._kind, error)
@@ -75,17 +75,17 @@ class Picture:
     def _list(self) -> str:
         """Take stock."""
         items, version = self._api.list(self._kind, **self._selector)
-        found = {_uid(item): item for item in items}
+        listed = {_uid(item): item for item in items}
         with self._changed:
-            for uid in [uid for uid in self.objects if uid not in found]:
+            for uid in [uid for uid in self.objects if uid not in listed]:
                 self._forget(uid)
-            self.objects.update(found)
+            self.objects.update(listed)
             self.error = None
             self._notify()
         return version
 
     def _follow(self, version: str) -> str:
-        """Apply changes until the server ends the watch; give the version to go on from."""
+        """Apply changes until the server ends the watch; return the version to go on from."""
         try:
             stream = self._stream = self._api.watch(self._kind, version, **self._selector)
         except ApiRefusal as error:

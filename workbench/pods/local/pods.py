@@ -1,6 +1,6 @@
 """`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own.
 
-All run as the calling user, without root, on one port that is free on all the addresses. Each is one `worker.py`
+All run as the calling user, without root, on one port that is free on all the addresses. Each is one `guardian.py`
 process that reports to a rendezvous as any other pod would. CPU is shared with all else that runs here: `PodSpec.cpus`
 says how many threads a rank gets. `memory_gib` is held to by a memory cgroup where this user may make one
 (`can_limit_memory`), elsewhere only the planner heeds it; `image` means nothing here.
@@ -53,7 +53,7 @@ class LocalPods:
             port: The port of all daemons; None picks a free one at launch.
 
         Raises:
-            ConfigError: It is no port.
+            ConfigError: It is not a port.
         """
         self.port = None if port is None else check_port(port)
         self._workers: list[LocalWorker] = []
@@ -98,7 +98,7 @@ class LocalPods:
         for worker, pod in zip(self._workers, self._pods, strict=False):
             if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
                 _sweep([worker.config.root])
-                pod = replace(pod, phase=Phase.FAILED, message=worker.obituary())
+                pod = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
             pods.append(pod)
         self._pods = pods
         return list(pods)
@@ -164,7 +164,7 @@ class LocalPods:
                         config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
                     )
                 self._pods = rendezvous.wait(
-                    context.timeout_s, watch=self._watch, last_words=self._last_words, report=context.report
+                    context.timeout_s, watch=self._watch, status_of=self._status_of, report=context.report
                 )
             self._watch()
             return list(self._pods)
@@ -200,12 +200,12 @@ class LocalPods:
                     raise _PortTaken
                 check_free([worker.config.address], self.port)
             if code is not None:
-                raise PodError(worker.obituary())
+                raise PodError(worker.exit_message())
 
-    def _last_words(self, name: str) -> str:
-        """Say of a worker that has not come since when it runs and what it last wrote."""
+    def _status_of(self, name: str) -> str:
+        """Return, of a worker that has not come, since when it runs and what it last wrote."""
         worker = next(worker for worker in self._workers if worker.config.name == name)
-        return worker.last_words()
+        return worker.status()
 
 
 def _configure(

@@ -1,7 +1,7 @@
 """Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else.
 
 For places that do not tell addresses themselves, local pods among them. Listens on one interface, runs in the thread
-that waits, and is closed when the pods have come. `registration.py` is the worker's half and says how the exchange
+that waits, and is closed when the pods have come. `report.py` is the worker's half and says how the exchange
 goes. Garbage, half messages, idle connections and wrong tokens are counted and logged, never raised.
 """
 
@@ -67,7 +67,7 @@ class Rendezvous:
         return f"Rendezvous({self.host}:{self.port}, {len(self._came)} of {len(self.names)} workers reported)"
 
     def __enter__(self) -> Rendezvous:
-        """Give itself."""
+        """Return itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -79,7 +79,7 @@ class Rendezvous:
         timeout_s: float,
         *,
         watch: Callable[[], None] = lambda: None,
-        last_words: Callable[[str], str] = lambda _name: "",
+        status_of: Callable[[str], str] = lambda _name: "",
         report: Callable[[str], None] = lambda _line: None,
     ) -> list[Pod]:
         """Block until every worker has reported."""
@@ -87,7 +87,7 @@ class Rendezvous:
         while len(self._came) < len(self.names):
             watch()
             if time.monotonic() - started_s > timeout_s:
-                raise PodTimeout(self._absence(timeout_s, last_words))
+                raise PodTimeout(self._absence(timeout_s, status_of))
             for key, _ in self._selector.select(_TICK_S):
                 if key.fileobj is self._listener:
                     self._welcome()
@@ -153,7 +153,7 @@ class Rendezvous:
         return self._answer(guest, nonce, text, error)
 
     def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
-        """Take a proven worker in; give the reason if it is none of ours."""
+        """Take a proven worker in; return the reason if it is not one of ours."""
         if pod.name not in self.names:
             self.refused["unknown worker"] += 1
             _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
@@ -177,8 +177,8 @@ class Rendezvous:
 
     def _answer(self, guest: _Guest, nonce: str, text: str, error: str) -> None:
         """Tell a proven worker how it went, proving that it is we who say so."""
-        said = error[:500]
-        self._say(guest, {"error": said, "proof": proof(self.token, "rendezvous", guest.nonce, nonce, text, said)})
+        reason = error[:500]
+        self._say(guest, {"error": reason, "proof": proof(self.token, "rendezvous", guest.nonce, nonce, text, reason)})
         self._part(guest)
 
     def _say(self, guest: _Guest, message: dict[str, str]) -> None:
@@ -204,17 +204,17 @@ class Rendezvous:
             self._selector.unregister(guest.connection)
             guest.connection.close()
 
-    def _absence(self, timeout_s: float, last_words: Callable[[str], str]) -> str:
+    def _absence(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
         """Return which workers did not come."""
         missing = [name for name in self.names if name not in self._came]
-        known = [f"{name} ({words})" if (words := last_words(name)) else name for name in missing]
+        waits = [f"{name} ({words})" if (words := status_of(name)) else name for name in missing]
         text = (
-            f"{len(self._came)} of {len(self.names)} workers reported in {timeout_s:.0f} s; missing: {', '.join(known)}"
+            f"{len(self._came)} of {len(self.names)} workers reported in {timeout_s:.0f} s; missing: {', '.join(waits)}"
         )
         wrong = self.refused["wrong token"]
         return text + (f"; {wrong} reports came with a wrong token" if wrong and not self._came else "")
 
 
 def _where(pod: Pod) -> str:
-    """Give address and port as people write them."""
+    """Return address and port as people write them."""
     return f"{pod.address}:{pod.ssh_port}"

@@ -2,7 +2,7 @@
 
 One exchange of JSON lines over TCP. The rendezvous sends a nonce; the worker answers with its report and an HMAC over
 both nonces and the report; the rendezvous answers with an HMAC of its own. The token itself never travels. This
-module is the worker's half and the format; `rendezvous.py` is the other half. Standard library only.
+module is the worker's half and the format; `listener.py` is the other half. Standard library only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decode_report(text: str) -> Pod:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the report is no JSON: {error}") from None
+        raise ConfigError(f"the report is not JSON: {error}") from None
     if not isinstance(data, dict) or set(data) != set(_FIELDS):
         raise ConfigError("the report has not the fields of a worker's report")
     name = data["name"]
@@ -59,7 +59,7 @@ def decode_report(text: str) -> Pod:
         raise ConfigError("the report has no valid worker name")
     for field in ("address", "user", "host_key", "root", "python"):
         if not isinstance(data[field], str):
-            raise ConfigError(f"worker {name} sent an invalid {field}: it is no text")
+            raise ConfigError(f"worker {name} sent an invalid {field}: it is not text")
     _check_report(name, data)
     return Pod(**data, phase=Phase.RUNNING)
 

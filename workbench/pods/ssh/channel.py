@@ -27,7 +27,7 @@ class Completed:
     exit_code: int
     """What it returned; -1 if it was killed by a signal."""
     stdout: str
-    """All it wrote; bytes that are no UTF-8 as backslash escapes."""
+    """All it wrote; bytes that are not UTF-8 as backslash escapes."""
     stderr: str
     """All it wrote to the other stream, likewise."""
 
@@ -62,10 +62,6 @@ class RemoteStream:
         line = bytes(self._received[: end + 1])
         del self._received[: end + 1]
         return line
-
-    def end_input(self) -> None:
-        """Close its stdin."""
-        self.channel.shutdown_write()
 
     @property
     def stderr(self) -> str:

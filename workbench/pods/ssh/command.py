@@ -1,7 +1,8 @@
 """Run a command on a pod through the OpenSSH client, as pdsh and mpirun do, and keep ssh's own words.
 
-For looking at pods from outside: it goes past the agent, so it works where the agent does not. Nothing stays behind:
-what was started reads its stdin to the end, and that ends with the visit.
+For the doctor, which is to meet the same refusals as the launchers, and to work where the agent and the keeper's own
+connections (`connection.py`) do not. Nothing stays behind: what was started reads its stdin to the end, and that ends
+with the connection.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 
-__all__ = ["NO_CLIENT", "Visit", "knock", "visit"]
+__all__ = ["NO_CLIENT", "CommandResult", "run_over_openssh", "start_ssh"]
 
 NO_CLIENT = "no ssh program here"
 _SSH_FAILED = 255
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Visit:
+class CommandResult:
     """What came of a command on a pod."""
 
     reached: bool
@@ -39,7 +40,7 @@ class Visit:
     """When its end was seen."""
 
 
-def knock(
+def start_ssh(
     pod: Pod, identity: Identity, command: Sequence[str], *, connect_s: float | None = None
 ) -> subprocess.Popen[str]:
     """Start a command on a pod, with pipes on all three of its streams."""
@@ -56,21 +57,21 @@ def knock(
     )
 
 
-def visit(pod: Pod, identity: Identity, command: Sequence[str], *, timeout_s: float) -> Visit:
+def run_over_openssh(pod: Pod, identity: Identity, command: Sequence[str], *, timeout_s: float) -> CommandResult:
     """Run a command on a pod to its end."""
     began_s = time.time()
     try:
-        process = knock(pod, identity, command, connect_s=timeout_s - 1)
+        process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)
     except FileNotFoundError:
-        return Visit(reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s)
+        return CommandResult(reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s)
     try:
         out, words = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         out, words = process.communicate()
         words = words or f"no answer in {timeout_s:g} s"
-        return Visit(reached=False, exit_code=None, out=out, words=words, began_s=began_s, ended_s=time.time())
+        return CommandResult(reached=False, exit_code=None, out=out, words=words, began_s=began_s, ended_s=time.time())
     code = process.returncode
-    return Visit(
+    return CommandResult(
         reached=code != _SSH_FAILED, exit_code=code, out=out, words=words.strip(), began_s=began_s, ended_s=time.time()
     )

@@ -1,4 +1,7 @@
-"""One SSH connection to one pod, over paramiko: commands, byte streams and files.
+"""One SSH connection to one pod, over paramiko: commands, byte streams and small files.
+
+The keeper's way to every pod: one login carries many commands at a time, and it stays open. The doctor runs single
+commands through OpenSSH (`command.py`), and large files have an `ssh` of their own (`bulk/transfer.py`).
 
 The host key must be the pinned one before anything is sent; the cluster's key, or the one that the pod names, is the
 only one that is offered (`transport.py`). Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a

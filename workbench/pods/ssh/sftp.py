@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -57,14 +56,6 @@ class Files:
         """Send bytes as a file; otherwise like `put`."""
         self._put(io.BytesIO(data), PurePosixPath(remote), mode)
 
-    def put_tree(self, local: Path, remote: str | PurePosixPath) -> int:
-        """Send a folder with all that is in it, keeping what is executable so; give the number of files."""
-        files = sorted(path for path in local.rglob("*") if path.is_file())
-        for path in files:
-            mode = 0o700 if path.stat().st_mode & 0o100 else 0o600
-            self.put(path, PurePosixPath(remote, *path.relative_to(local).parts), mode)
-        return len(files)
-
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
         """Fetch a file, replacing what is there; missing folders are made."""
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -79,20 +70,6 @@ class Files:
             part.replace(local)
         finally:
             part.unlink(missing_ok=True)
-
-    def get_bytes(self, remote: str | PurePosixPath, max_bytes: int = 1 << 24) -> bytes:
-        """Fetch a small file, at most its first `max_bytes`."""
-        with self._client("read", remote) as client, client.open(str(remote), "rb") as file:
-            return bytes(file.read(max_bytes))
-
-    def get_tree(self, remote: str | PurePosixPath, local: Path) -> list[Path]:
-        """Fetch a folder with all that is in it; give the files' places on this side, sorted."""
-        found = list(self._walk(PurePosixPath(remote)))
-        local.mkdir(parents=True, exist_ok=True)
-        targets = [local.joinpath(*path.relative_to(remote).parts) for path in found]
-        for path, target in zip(found, targets, strict=True):
-            self.get(path, target)
-        return sorted(targets)
 
     def _open_sftp(self) -> paramiko.SFTPClient:
         """Open a file channel."""
@@ -135,21 +112,6 @@ class Files:
                 with contextlib.suppress(Exception):
                     client.remove(part)
                 raise
-
-    def _walk(self, folder: PurePosixPath) -> Iterator[PurePosixPath]:
-        """Walk over the files below a folder, refusing what could lead out of it."""
-        with self._client("list", folder) as client:
-            entries = client.listdir_attr(str(folder))
-        for entry in entries:
-            path, kind = folder / entry.filename, stat.S_IFMT(entry.st_mode or 0)
-            if path.parent != folder or path.name in ("", ".."):
-                raise RemoteError(f"{self._host} sent the file name {entry.filename!r}", host=self._host)
-            if kind == stat.S_IFDIR:
-                yield from self._walk(path)
-            elif kind == stat.S_IFREG:
-                yield path
-            else:
-                raise RemoteError(f"{path} on {self._host} is neither a file nor a folder", host=self._host)
 
 
 def _pull(source: paramiko.SFTPFile, target: IO[bytes]) -> None:

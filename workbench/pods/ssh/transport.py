@@ -49,7 +49,7 @@ class Destination:
 
     @property
     def where(self) -> str:
-        """Give address and port as people write them."""
+        """Return address and port as people write them."""
         return f"{self.address}:{self.port}"
 
 
@@ -110,8 +110,8 @@ def handshake(
     transport.channel_timeout = timeout_s
     options = transport.get_security_options()
     wanted = {signature for kind in kinds for signature in _signature_kinds(kind)}
-    known = [kind for kind in options.key_types if kind in wanted or not only]
-    options.key_types = sorted(known, key=lambda kind: kind not in wanted)
+    offered = [kind for kind in options.key_types if kind in wanted or not only]
+    options.key_types = sorted(offered, key=lambda kind: kind not in wanted)
     began_s = time.monotonic()
     try:
         transport.start_client(timeout=limit_s + timeout_s)

@@ -37,7 +37,7 @@ def _send(path: str, offset: int) -> int:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # pathlib takes longer to import than to do this
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
-            raise OSError(f"{path} is no regular file")
+            raise OSError(f"{path} is not a regular file")
         size = facts.st_size
         offset = offset if offset <= size else 0
         digest = hashlib.sha256()

@@ -22,7 +22,7 @@ _WORDS = 400
 
 
 class Broken(Exception):  # none of the tree's: it never leaves this room
-    """Say that the process ended or fell silent before it was to."""
+    """The process ended or fell silent before it was to."""
 
 
 class Pipe:

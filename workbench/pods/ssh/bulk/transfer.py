@@ -1,6 +1,6 @@
 """Large files between this machine and a pod: at the speed of the link, on from where a break left them, verified.
 
-Each file is one `ssh` with the pod's end of it (`porter.py`) at its other side. The bytes that have come lie in a part
+Each file is one `ssh` with the pod's end of it (`far_end.py`) at its other side. The bytes that have come lie in a part
 file beside the place; a line that breaks is opened again and goes on from there, and the file gets its name only when
 the SHA-256 that one side read is that of what the other wrote. Paramiko's ciphers cost two to three times the
 processor time of OpenSSH's. Small files are `sftp.py`'s.
@@ -22,12 +22,12 @@ from typing import Any
 from workbench.base.errors import RemoteError
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk import far_end as porter
+from workbench.pods.ssh.bulk import far_end
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 
-__all__ = ["LARGE", "Way", "fetch_file", "send_file", "way_to"]
+__all__ = ["LARGE", "SshRoute", "fetch_file", "route_to", "send_file"]
 
 logger = logging.getLogger(__name__)
 LARGE = 8 << 20
@@ -41,12 +41,12 @@ _CIPHERS = (
     *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com"),
     *("aes128-ctr", "aes192-ctr", "aes256-ctr"),
 )
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """Takes the bytes that are over and the bytes in all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class SshRoute:
     """How a pod is reached for one command with its input and output as pipes."""
 
     name: str
@@ -63,7 +63,7 @@ class Way:
     """Seconds without a new byte after which it is given up; a line that breaks is opened again until then."""
 
 
-def way_to(pod: Pod, identity: Identity, patience_s: float) -> Way:
+def route_to(pod: Pod, identity: Identity, patience_s: float) -> SshRoute:
     """Return the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
     options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
 
@@ -75,18 +75,20 @@ def way_to(pod: Pod, identity: Identity, patience_s: float) -> Way:
         return shlex.join(["scp", "-F", str(identity.ssh_config), f"{pod.address}:{path}", "."])
 
     python = pod.python or "python3"
-    return Way(name=pod.name, host=pod.address, python=python, command=command, by_hand=by_hand, patience_s=patience_s)
+    return SshRoute(
+        name=pod.name, host=pod.address, python=python, command=command, by_hand=by_hand, patience_s=patience_s
+    )
 
 
-def fetch_file(way: Way, remote: str, local: Path, tell: Tell = lambda _done, _size: None) -> str:
+def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambda _done, _size: None) -> str:
     """Fetch a file of any size; what an earlier try left of it does not travel again."""
     local.parent.mkdir(parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
-    tries = _Tries(way, f"{remote} on {way.name}", f"what has come is in {part}")
+    tries = _Tries(route, f"{remote} on {route.name}", f"what has come is in {part}")
 
     def once() -> str | None:
-        with Pipe(_porter(way, "send", remote, str(_size(part)))) as pipe, part.open("ab", buffering=0) as file:
-            header = _heard(pipe, way)
+        with Pipe(_far_end(route, "send", remote, str(_size(part)))) as pipe, part.open("ab", buffering=0) as file:
+            header = _heard(pipe, route)
             digest = _digest_of(part)
             if header["offset"] != _size(part) or header["prefix"] != digest.hexdigest():
                 tries.damaged()
@@ -99,7 +101,7 @@ def fetch_file(way: Way, remote: str, local: Path, tell: Tell = lambda _done, _s
                 file.write(piece)
                 digest.update(piece)
                 tries.see(tries.done + len(piece), tell)
-            if _heard(pipe, way)["sha256"] != digest.hexdigest():
+            if _heard(pipe, route)["sha256"] != digest.hexdigest():
                 tries.damaged()
                 file.truncate(0)
                 return None
@@ -111,16 +113,16 @@ def fetch_file(way: Way, remote: str, local: Path, tell: Tell = lambda _done, _s
     except OSError as error:
         if error.errno == errno.ENOSPC:
             part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
-        raise RemoteError(f"cannot write {local}: {error.strerror or error}", host=way.host) from error
+        raise RemoteError(f"cannot write {local}: {error.strerror or error}", host=route.host) from error
 
 
-def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda _done, _size: None) -> str:
+def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None) -> str:
     """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again."""
-    tries = _Tries(way, f"{remote} on {way.name}", f"what has arrived is in {part} there")
+    tries = _Tries(route, f"{remote} on {route.name}", f"what has arrived is in {part} there")
 
     def once() -> str | None:
-        with Pipe(_porter(way, "receive", remote, part)) as pipe, local.open("rb", buffering=0) as file:
-            header = _heard(pipe, way)
+        with Pipe(_far_end(route, "receive", remote, part)) as pipe, local.open("rb", buffering=0) as file:
+            header = _heard(pipe, route)
             tries.size = _size(local)
             digest, have = hashlib.sha256(), int(header["have"])
             if have <= tries.size:
@@ -128,17 +130,19 @@ def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda
             if digest.hexdigest() != header["prefix"]:
                 file.seek(0)
                 digest, have = hashlib.sha256(), 0
-            _pass(pipe, to_line({"offset": have, "size": tries.size}), way)
+            _pass(pipe, to_line({"offset": have, "size": tries.size}), route)
             tries.see(have, tell)
             while tries.done < tries.size:
                 piece = file.read(min(_PIECE, tries.size - tries.done))
                 if not piece:
-                    raise RemoteError(f"{local} became shorter while it was sent; submit the run again", host=way.host)
+                    raise RemoteError(
+                        f"{local} became shorter while it was sent; submit the run again", host=route.host
+                    )
                 digest.update(piece)
-                _pass(pipe, piece, way)
+                _pass(pipe, piece, route)
                 tries.see(tries.done + len(piece), tell)
-            _pass(pipe, to_line({"sha256": digest.hexdigest()}), way)
-            if _heard(pipe, way)["sha256"] != digest.hexdigest():
+            _pass(pipe, to_line({"sha256": digest.hexdigest()}), route)
+            if _heard(pipe, route)["sha256"] != digest.hexdigest():
                 tries.damaged()
                 return None
         return digest.hexdigest()
@@ -150,7 +154,7 @@ def send_file(way: Way, local: Path, remote: str, part: str, tell: Tell = lambda
 class _Tries:
     """How often, how far, and when it is enough."""
 
-    way: Way
+    route: SshRoute
     what: str
     where: str
     size: int = 0
@@ -159,7 +163,7 @@ class _Tries:
     spoilt: int = 0
     moved_at: float = field(default_factory=time.monotonic)
 
-    def see(self, done: int, tell: Tell) -> None:
+    def see(self, done: int, tell: Progress) -> None:
         if done > self.done:
             self.moved_at = time.monotonic()
         self.done = done
@@ -169,8 +173,8 @@ class _Tries:
         self.spoilt += 1
         logger.warning("%s arrived as another file; once more", self.what)
         if self.spoilt > _AGAIN:
-            said = f"{self.what} arrived {self.spoilt} times with another SHA-256 than it has there"
-            raise RemoteError(f"{said}; look for a failing disk or memory on either side", host=self.way.host)
+            message = f"{self.what} arrived {self.spoilt} times with another SHA-256 than it has there"
+            raise RemoteError(f"{message}; look for a failing disk or memory on either side", host=self.route.host)
         self.done = 0
 
     def until_whole(self, once: Callable[[], str | None]) -> str:
@@ -181,41 +185,42 @@ class _Tries:
                     return digest
             except Broken as error:
                 logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
-                if time.monotonic() - self.moved_at > self.way.patience_s:
+                if time.monotonic() - self.moved_at > self.route.patience_s:
                     raise self._given_up(error) from error
                 time.sleep(_PAUSE_S)
 
     def _given_up(self, error: Broken) -> RemoteError:
         path = self.what.partition(" on ")[0]
-        hand = f", or by hand while the pod is up: {line}" if (line := self.way.by_hand(path)) else ""
+        hand = f", or by hand while the pod is up: {line}" if (line := self.route.by_hand(path)) else ""
         return RemoteError(
-            f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after {self.count} tries, and none "
-            f"came for {self.way.patience_s:.0f} s ({error}); {self.where}, and the next try goes on from there{hand}",
-            host=self.way.host,
+            f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after {self.count} tries, and none"
+            f" came for {self.route.patience_s:.0f} s ({error}); {self.where}, and the next try goes on from there"
+            f"{hand}",
+            host=self.route.host,
         )
 
 
-def _porter(way: Way, *words: str) -> list[str]:
-    return way.command([way.python, "-IS", "-c", _porter_text(), *words])
+def _far_end(route: SshRoute, *words: str) -> list[str]:
+    return route.command([route.python, "-IS", "-c", _far_end_script(), *words])
 
 
 @cache
-def _porter_text() -> str:
-    return Path(porter.__file__).read_text(encoding="utf-8")
+def _far_end_script() -> str:
+    return Path(far_end.__file__).read_text(encoding="utf-8")
 
 
-def _heard(pipe: Pipe, way: Way) -> dict[str, Any]:
+def _heard(pipe: Pipe, route: SshRoute) -> dict[str, Any]:
     facts = from_line(pipe.readline())
     if "error" in facts:
-        raise RemoteError(f"{way.name} ({way.host}) says: {facts['error']}", host=way.host)
+        raise RemoteError(f"{route.name} ({route.host}) says: {facts['error']}", host=route.host)
     return facts
 
 
-def _pass(pipe: Pipe, data: bytes, way: Way) -> None:
+def _pass(pipe: Pipe, data: bytes, route: SshRoute) -> None:
     try:
         pipe.write(data)
     except Broken:
-        _heard(pipe, way)  # why the far side ended, where it said so
+        _heard(pipe, route)  # why the far side ended, where it said so
         raise
 
 
