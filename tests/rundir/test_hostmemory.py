@@ -3,6 +3,7 @@ from __future__ import annotations
 from workbench.keeper.watch.pod import PodReport
 from workbench.keeper.watch.samples import Sampler
 from workbench.pods.pod import Pod
+from workbench.rundir.events import Event
 from workbench.rundir.figures.memory import MemoryBook
 from workbench.rundir.outcome import RankStatus
 
@@ -11,25 +12,29 @@ POD = Pod(name="pod-0", address="127.0.0.2")
 
 def test_samples_replace_what_ranks_told_and_gpus_replace_both() -> None:
     book = MemoryBook(lambda _rank: ("127.0.0.2", 1))
-    book.rank(0, 1.0, {"rss_gib": 0.5, "peak_rss_gib": 0.75})
+    book.take(Event(time_s=1.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 0.75}))
     assert list(book.hosts["127.0.0.2"].gib) == [(1.0, 0.5)]
-    book.sample(2.0, {"host": "127.0.0.2", "rss_gib": 0.6})
-    book.rank(0, 3.0, {"rss_gib": 0.5, "peak_rss_gib": 1.0})
+    book.take(Event(time_s=2.0, rank=None, kind="sample", data={"host": "127.0.0.2", "rss_gib": 0.6}))
+    book.take(Event(time_s=3.0, rank=0, kind="memory", data={"rss_gib": 0.5, "peak_rss_gib": 1.0}))
     assert list(book.hosts["127.0.0.2"].gib) == [(2.0, 0.6)]
     assert (book.hosts["127.0.0.2"].peak_gib, book.kind) == (1.0, "resident")
 
-    book.rank(0, 4.0, {"rss_gib": 9.0, "cuda_reserved_gib": 20.0})
+    book.take(Event(time_s=4.0, rank=0, kind="memory", data={"rss_gib": 9.0, "cuda_reserved_gib": 20.0}))
     assert list(book.hosts["127.0.0.2"].gib) == [(4.0, 20.0)]
     gpus = [{"index": 0, "percent": 80.0, "used_gib": 21.0}, {"index": 1, "percent": 60.0, "used_gib": 22.0}]
-    book.sample(5.0, {"host": "127.0.0.2", "rss_gib": 9.0, "gpus": gpus})
-    book.rank(0, 6.0, {"cuda_reserved_gib": 20.0})
+    book.take(Event(time_s=5.0, rank=None, kind="sample", data={"host": "127.0.0.2", "rss_gib": 9.0, "gpus": gpus}))
+    book.take(Event(time_s=6.0, rank=0, kind="memory", data={"cuda_reserved_gib": 20.0}))
     assert list(book.hosts["127.0.0.2"].gib) == [(5.0, 43.0)]
     assert (book.hosts["127.0.0.2"].gpu_percent, book.kind) == (70.0, "cuda")
 
 
 def test_a_sample_that_is_broken_or_of_a_slice_tells_what_it_can() -> None:
     book = MemoryBook(lambda rank: (f"rank {rank}", 1))
-    book.sample(1.0, {"host": "a", "rss_gib": None, "gpus": [{"used_gib": 3.0}, "x"]})
+    book.take(
+        Event(
+            time_s=1.0, rank=None, kind="sample", data={"host": "a", "rss_gib": None, "gpus": [{"used_gib": 3.0}, "x"]}
+        )
+    )
     assert list(book.hosts["a"].gib) == [(1.0, 3.0)]
     assert book.hosts["a"].gpu_percent is None
 

@@ -4,7 +4,8 @@ import pytest
 
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
-from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, measured, only_echoes, rank_statuses
+from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, only_echoes, rank_statuses
+from workbench.rundir.totals import RunTotals
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
 
@@ -16,7 +17,8 @@ def status(rank: int, pod: Pod, **more: Any) -> RankStatus:
 def test_perplexity_is_a_causal_model_s_also_of_a_run_that_was_cut_short() -> None:
     def facts(family: str, loss: float) -> dict[str, object]:
         start = Event(time_s=0.0, rank=0, kind="start", data={"family": family})
-        return measured([start, Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss})], 0.0)
+        events = [start, Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss})]
+        return RunTotals.of(events).facts(0.0)
 
     assert facts("causal", 2.0)["perplexity"] == pytest.approx(7.389, abs=1e-3)
     assert "perplexity" not in facts("encoder-decoder", 2.0)
@@ -84,7 +86,7 @@ def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
         Event(time_s=12.5, rank=0, kind="first_step"),
         Event(time_s=13, rank=0, kind="step", data={"step": 7, "epoch": 0.5, "loss": 3.0}),
     ]
-    facts = measured(events, started_s=10)
+    facts = RunTotals.of(events).facts(10)
     assert facts == {
         "global_batch_size": 24,
         "eval_loss": 5.0,
@@ -102,19 +104,19 @@ def traffic(rank: int, **told: object) -> list[Event]:
 
 
 def test_bytes_sent_are_a_mean_over_pods_and_steps() -> None:
-    facts = measured([*traffic(0), *traffic(1, sent_bytes=1200)], 0.0)
+    facts = RunTotals.of([*traffic(0), *traffic(1, sent_bytes=1200)]).facts(0.0)
     assert (facts["sent_bytes_per_step"], facts["device"], facts["devices"]) == (300.0, "AMD EPYC", 2)
     of_one_pod = [*traffic(0, ranks_on_pod=2), *traffic(1, ranks_on_pod=2)]
-    assert measured(of_one_pod, 0.0)["sent_bytes_per_step"] == 400.0
+    assert RunTotals.of(of_one_pod).facts(0.0)["sent_bytes_per_step"] == 400.0
 
 
 @pytest.mark.parametrize("told", [{"sent_bytes": None}, {"steps": 0}, {"ranks_on_pod": "1"}])
 def test_where_one_rank_does_not_know_what_it_sent_nobody_does(told: dict[str, object]) -> None:
-    assert measured([*traffic(0), *traffic(1, **told)], 0.0)["sent_bytes_per_step"] is None
+    assert "sent_bytes_per_step" not in RunTotals.of([*traffic(0), *traffic(1, **told)]).facts(0.0)
 
 
 def test_bytes_of_a_rank_that_has_not_told_are_not_taken_for_none() -> None:
-    assert measured([*traffic(0), traffic(1)[0]], 0.0)["sent_bytes_per_step"] is None
+    assert "sent_bytes_per_step" not in RunTotals.of([*traffic(0), traffic(1)[0]]).facts(0.0)
 
 
 def test_resident_memory_is_kept_where_gpus_are_used_too() -> None:

@@ -6,22 +6,32 @@ from pathlib import Path
 from workbench.rundir.tail import EventTail, LogTail
 
 
+def line(number: int, **data: object) -> str:
+    return json.dumps({"time_s": number, "rank": 0, "kind": "step", **data}) + "\n"
+
+
+def times(tail: EventTail) -> list[float]:
+    return [event.time_s for event in tail.read()]
+
+
 def test_events_are_read_once_and_only_when_whole(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     tail = EventTail(path)
     assert tail.read() == []
-    path.write_text('{"a": 1}\nbroken\n[1]\n{"a": 2}\n{"a"')
-    assert tail.read() == [{"a": 1}, {"a": 2}]
+    path.write_text(line(1) + 'broken\n[1]\n{"kind": 1}\n' + line(2) + line(3)[:5])
+    assert times(tail) == [1, 2]
     assert tail.read() == []
     with path.open("a") as out:
-        out.write(': 3}\n{"a": 4}\n')
-    assert tail.read() == [{"a": 3}, {"a": 4}]
+        out.write(line(3)[5:] + line(4))
+    assert times(tail) == [3, 4]
 
 
 def test_events_across_blocks(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps({"n": n, "x": "ä" * 100}) + "\n" for n in range(15_000)))  # some 3 MiB
-    assert [event["n"] for event in EventTail(path).read()] == list(range(15_000))
+    path.write_text("".join(line(n, x="ä" * 100) for n in range(15_000)))  # some 3 MiB
+    assert times(EventTail(path)) == list(range(15_000))
+    last = times(EventTail(path, last_bytes=1 << 15))
+    assert 0 < len(last) < 200 and last == list(range(15_000))[-len(last) :]
 
 
 def test_a_short_log_is_shown_whole_without_events(tmp_path: Path) -> None:

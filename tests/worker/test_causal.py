@@ -15,7 +15,7 @@ from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.jobs.prompts import fill
-from workbench.rundir.outcome import measured
+from workbench.rundir.totals import RunTotals
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -84,7 +84,7 @@ def test_it_learns_and_its_perplexity_is_the_loss_s(ran: dict[str, Ran]) -> None
     losses = run.curve("loss")
     assert losses[0] == pytest.approx(math.log(400), rel=0.3)  # a guess among all tokens
     assert losses[-1] < 0.7 * losses[0]
-    facts = measured(run.events(), 0.0)
+    facts = RunTotals.of(run.events()).facts(0.0)
     assert facts["perplexity"] == pytest.approx(math.exp(float(str(facts["eval_loss"]))))
     assert run.data("start")[0]["family"] == "causal"
 

@@ -24,11 +24,11 @@ from workbench.pods.pod import PodSpec
 from workbench.results.advice.shortage import shortage_of
 from workbench.results.speed import forward_flops, mfu, tflops_per_device
 from workbench.rundir.events import read_events
-from workbench.rundir.outcome import measured
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 
 __all__ = ["key_of", "row_of", "skipped_row"]
 
@@ -205,11 +205,9 @@ def _measured_columns(facts: Json) -> dict[str, object]:
 def _facts_so_far(paths: RunPaths) -> Json:
     """Return what a run without a result has reported; nothing says when it was started."""
     try:
-        facts = measured(read_events(paths.events), 0.0)
-    except (OSError, ValueError, TypeError):
+        return RunTotals.of(read_events(paths.events)).facts(None)
+    except OSError:
         return {}
-    facts.pop("time_to_first_step_s", None)
-    return facts
 
 
 def _end_of(paths: RunPaths, result: Json) -> tuple[Outcome, str, RunFault | None]:

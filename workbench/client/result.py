@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic.dataclasses import dataclass
+
 from workbench.base.errors import RunFailed
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Peft
@@ -17,10 +19,9 @@ from workbench.rundir.state import RunState
 __all__ = ["RunResult"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunResult(Shown, ResultRecord):
     """The frozen facts of a run, its profile and its answers. A figure that was not measured is None."""
-
-    __slots__ = ()
 
     def raise_for_status(self) -> RunResult:
         """Return this result if the run succeeded.

@@ -19,11 +19,12 @@ from workbench.base.wire import ask
 from workbench.client.result import RunResult
 from workbench.jobs.finetune import Script
 from workbench.rundir.events import MARK, Event, read_events
-from workbench.rundir.figures.progress import Progress, progress_of
+from workbench.rundir.figures.progress import Progress
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, message_of, run_at, state_of
+from workbench.rundir.totals import RunTotals
 
 if TYPE_CHECKING:
     from workbench.results.answers.ask import Answers
@@ -97,7 +98,7 @@ class Run(ShownLive):
     @property
     def progress(self) -> Progress:
         """How far it is: step, loss, speed, time left."""
-        return progress_of(self.state, self.message, self.events())
+        return RunTotals.of(self.events()).progress(self.state, self.message)
 
     def events(self) -> Iterator[Event]:
         """Iterate over all events so far, in the order in which the keeper read them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import read_json
-from workbench.rundir.events import read_events
+from workbench.rundir.events import Event, EventKind, read_events
 from workbench.rundir.paths import RunPaths
 
 __all__ = ["LossPoint", "Losses", "read_losses"]
@@ -44,13 +44,14 @@ def read_losses(run_dir: Path) -> Losses:
     evaluation: list[LossPoint] = []
     for event in read_events(paths.events):
         began_s = event.time_s if began_s is None else began_s
-        if event.kind == "step":
-            _add(train, event.data.get("step"), event.time_s - began_s, event.data.get("loss"))
-        elif event.kind == "eval":
-            _add(evaluation, event.data.get("step"), event.time_s - began_s, event.data.get("eval_loss"))
+        if event.kind == EventKind.STEP:
+            _add(train, event, "loss", began_s)
+        elif event.kind == EventKind.EVAL:
+            _add(evaluation, event, "eval_loss", began_s)
     return Losses(train=tuple(train), evaluation=tuple(evaluation))
 
 
-def _add(points: list[LossPoint], step: object, seconds: float, loss: object) -> None:
-    if isinstance(step, int) and isinstance(loss, int | float) and math.isfinite(loss) and math.isfinite(seconds):
-        points.append(LossPoint(step, max(0.0, seconds), float(loss)))
+def _add(points: list[LossPoint], event: Event, name: str, began_s: float) -> None:
+    step, loss = event.whole("step"), event.number(name)
+    if step is not None and loss is not None and math.isfinite(loss):
+        points.append(LossPoint(step, max(0.0, event.time_s - began_s), loss))

@@ -1,7 +1,7 @@
 """The lines by which a rank speaks: `@workbench ` and one JSON object.
 
-Ranks print them among their own output; whoever reads a rank's stdout tells them from log text here. Nothing in
-this module knows what the kinds mean.
+Ranks print them among their own output; whoever reads a rank's stdout tells them from log text here. What the kinds
+come to over a run is added up in `totals.py`. Standard library only: ranks import this.
 """
 
 from __future__ import annotations
@@ -11,30 +11,80 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["MARK", "Event", "emit", "format_event", "parse_event", "read_events"]
+__all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "parse_event", "read_events"]
 
 MARK = "@workbench "
 
 
+class EventKind(StrEnum):
+    """What an event is about; of each kind, the names of its data."""
+
+    PHASE = "phase"
+    """A rank begins with something: name."""
+    DEVICE = "device"
+    """What a rank computes on: name."""
+    START = "start"
+    """Training begins: model, family, parameters, trainable_parameters, world_size, global_batch_size, max_steps, …"""
+    RESUMED = "resumed"
+    """It went on from a checkpoint: step."""
+    FIRST_STEP = "first_step"
+    """A rank did its first optimizer step."""
+    STEP = "step"
+    """Optimizer steps so far: step, max_steps, epoch, loss, grad_norm, learning_rate, samples_per_s."""
+    EVAL = "eval"
+    """An evaluation: step, eval_loss."""
+    MEMORY = "memory"
+    """A rank's memory now and at its peak: step, rss_gib, peak_rss_gib, cuda_reserved_gib, cuda_allocated_gib."""
+    SAMPLE = "sample"
+    """A pod's memory, by its agent: pod, host, rss_gib, gpus (a list of index, percent, used_gib, total_gib)."""
+    CHECKPOINT = "checkpoint"
+    """All ranks wrote one: step, bytes, took_s."""
+    CHECKPOINT_FAILED = "checkpoint_failed"
+    """A rank could not: step, message."""
+    STOPPED = "stopped"
+    """The trainer stopped because it was asked to: step."""
+    TRAFFIC = "traffic"
+    """What a rank's pod sent: sent_bytes, steps, ranks_on_pod."""
+    END = "end"
+    """Figures of the whole training: those of `ResultRecord`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One thing that a rank, or the keeper, said."""
+    """One thing that a rank, or the keeper, reported."""
 
     time_s: float
-    """Seconds since 1970, by the clock of whoever said it."""
+    """Seconds since 1970, by the clock of who reported it."""
     rank: int | None
     """The rank; None for the keeper."""
     kind: str
-    """What sort of thing: phase, start, step, eval, memory, end, …"""
+    """An `EventKind`, or what a later version adds."""
     data: Mapping[str, object] = field(default_factory=dict)
     """The rest of the object."""
 
     def to_json(self) -> str:
         """Return the JSON object, without the mark."""
         return json.dumps({"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data})
+
+    def number(self, name: str) -> float | None:
+        """Return a number of its data; None where there is none of that name."""
+        value = self.data.get(name)
+        return value if isinstance(value, int | float) else None
+
+    def whole(self, name: str) -> int | None:
+        """Return a whole number of its data; None where there is none of that name."""
+        value = self.data.get(name)
+        return value if isinstance(value, int) else None
+
+    def text(self, name: str) -> str:
+        """Return a text of its data; empty where there is none of that name."""
+        value = self.data.get(name)
+        return value if isinstance(value, str) else ""
 
 
 def format_event(kind: str, *, rank: int | None, **data: object) -> str:
@@ -62,9 +112,8 @@ def parse_event(line: str) -> Event | None:
     if not line.startswith(MARK):
         return None
     try:
-        raw = json.loads(line[len(MARK) :])
-        return _from_dict(raw)
-    except (ValueError, KeyError, TypeError):
+        return event_of(json.loads(line[len(MARK) :]))
+    except ValueError:
         return None
 
 
@@ -76,18 +125,14 @@ def read_events(path: Path) -> Iterator[Event]:
         for line in lines:
             if not line.endswith("\n"):
                 return
-            try:
-                yield _from_dict(json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                continue
+            with suppress(ValueError):
+                if event := event_of(json.loads(line)):
+                    yield event
 
 
-def _from_dict(raw: dict[str, object]) -> Event:
-    rest = {k: v for k, v in raw.items() if k not in ("time_s", "rank", "kind")}
-    rank = raw["rank"]
-    return Event(
-        time_s=float(str(raw["time_s"])),
-        rank=None if rank is None else int(str(rank)),
-        kind=str(raw["kind"]),
-        data=rest,
-    )
+def event_of(raw: object) -> Event | None:
+    """Read the JSON form; None where it is not an event."""
+    match raw:
+        case {"time_s": int() | float() as time_s, "kind": str() as kind, "rank": int() | None as rank, **data}:
+            return Event(time_s=time_s, rank=rank, kind=kind, data={str(name): value for name, value in data.items()})
+    return None

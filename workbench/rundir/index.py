@@ -11,12 +11,13 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.base.files import read_json
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
@@ -27,15 +28,13 @@ __all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
 INDEX_FILE = ".runs.sqlite"
 """Its name, in the folder whose runs it lists."""
 
-_FORM = 1  # of the table; another number makes it anew
+_FORM = 2  # of the table; another number makes it anew
 _BUSY_S = 30.0
-_COLUMNS = tuple(f.name for f in fields(RunRecord))
 _FILTERS = ("state", "model", "technique", "pods", "key")
+_SOUGHT = ("path", *_FILTERS, "submitted_s", "id")  # beside the record itself, in columns of their own
+_RECORD = TypeAdapter(RunRecord)
 _TABLE = f"""
-CREATE TABLE IF NOT EXISTS runs (
-  path TEXT PRIMARY KEY, stamp TEXT NOT NULL, key TEXT NOT NULL,
-  {", ".join(name for name in _COLUMNS if name != "path")}
-);
+CREATE TABLE IF NOT EXISTS runs (stamp, record, {", ".join(_SOUGHT)}, PRIMARY KEY (path));
 CREATE INDEX IF NOT EXISTS by_time ON runs (submitted_s DESC);
 CREATE INDEX IF NOT EXISTS by_key ON runs (key);
 CREATE INDEX IF NOT EXISTS by_kind ON runs (model, technique, state);
@@ -84,11 +83,9 @@ class RunIndex:
         stale = [(p, s) for path, (p, s) in there.items() if listed.get(path) != s or path in live]
         rows = [_row(paths, stamp, is_alive) for paths, stamp in stale]
         gone = [path for path in listed if path not in there]
-        marks = ", ".join("?" * (len(_COLUMNS) + 2))
+        marks = ", ".join("?" * (len(_SOUGHT) + 2))
         with self._writing():
-            self._db.executemany(
-                f"INSERT OR REPLACE INTO runs (stamp, key, {', '.join(_COLUMNS)}) VALUES ({marks})", rows
-            )
+            self._db.executemany(f"INSERT OR REPLACE INTO runs VALUES ({marks})", rows)
             self._db.executemany("DELETE FROM runs WHERE path = ?", [(path,) for path in gone])
         return Refreshed(runs=len(there), read=len(rows), forgotten=len(gone))
 
@@ -122,10 +119,11 @@ class RunIndex:
             values.append(since_s)
         if limit is not None and (isinstance(limit, bool) or limit < 0):
             raise ConfigError(f"limit is {limit!r}; it must be a whole number, 0 or more, or None")
-        text = f"SELECT {', '.join(_COLUMNS)} FROM runs"
+        text = "SELECT record FROM runs"
         text += f" WHERE {' AND '.join(where)}" if where else ""
         text += " ORDER BY submitted_s IS NULL, submitted_s DESC, id LIMIT ?"
-        return [_record(row) for row in self._db.execute(text, (*values, -1 if limit is None else limit))]
+        rows = self._db.execute(text, (*values, -1 if limit is None else limit))
+        return [_RECORD.validate_json(record) for (record,) in rows]
 
     def __len__(self) -> int:
         """Return the number of runs as of the last refresh."""
@@ -203,12 +201,5 @@ def _stamp(paths: RunPaths) -> str:
 
 def _row(paths: RunPaths, stamp: str, is_alive: Callable[[Path], bool]) -> tuple[object, ...]:
     record = record_of(paths, is_alive)
-    note = read_json(paths.info).get("benchmark")
-    key = str(note.get("key", "")) if isinstance(note, dict) else ""
-    values = (getattr(record, name) for name in _COLUMNS)
-    return stamp, key, *(str(value) if isinstance(value, Path | RunState) else value for value in values)
-
-
-def _record(row: tuple[object, ...]) -> RunRecord:
-    raw = dict(zip(_COLUMNS, row, strict=True))
-    return RunRecord(**{**raw, "path": Path(str(raw["path"])), "state": RunState(str(raw["state"]))})  # type: ignore[arg-type]
+    values = (getattr(record, name) for name in _SOUGHT)
+    return stamp, _RECORD.dump_json(record), *(str(v) if isinstance(v, Path | RunState) else v for v in values)

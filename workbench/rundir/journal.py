@@ -15,11 +15,11 @@ from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
-from workbench.rundir.outcome import measured
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 
 __all__ = ["Journal", "fail_unstarted", "result_of"]
 
@@ -153,21 +153,21 @@ def result_of(
     asked: dict[str, object] = {"technique": "script", "model": ""}
     if isinstance(job, FineTune):
         asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
-    fields = {
-        "launcher": job.launcher,
-        **asked,
-        "versions": dict(pods[0].versions) if pods else {},
-        **measured(read_events(RunPaths(path).events), started_s),
-        **facts,
-    }
-    return ResultRecord(
-        path=path,
-        state=state,
-        message=message,
-        error=fault,
-        hosts=tuple(HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods),
-        world_size=world_size,
-        duration_s=round(ended_s - started_s, 3),
-        ended_s=ended_s,
-        **fields,  # type: ignore[arg-type]
+    figures = RunTotals.of(read_events(RunPaths(path).events)).facts(started_s)
+    return ResultRecord.read(
+        path,
+        {
+            "launcher": job.launcher,
+            **asked,
+            "versions": dict(pods[0].versions) if pods else {},
+            **figures,
+            **facts,
+            "state": state,
+            "message": message,
+            "error": fault,
+            "hosts": [HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods],
+            "world_size": world_size,
+            "duration_s": round(ended_s - started_s, 3),
+            "ended_s": ended_s,
+        },
     )

@@ -6,11 +6,9 @@ exit 0), and launchers name the wrong rank.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.jobs.model import Family
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.result import RunFault
@@ -20,14 +18,11 @@ __all__ = [
     "RankStatus",
     "first_cause",
     "fold_failures",
-    "measured",
     "only_echoes",
     "rank_statuses",
-    "sent_per_step",
 ]
 
 _GIB = 1024**3
-_MOST_NATS = 700  # e to it is near the largest number there is
 _END_SEEN_S = 2.0
 
 
@@ -176,10 +171,10 @@ class MemoryPeaks:
 
     def see_event(self, event: Event, address: str) -> None:
         """Take a rank's own word on its CUDA memory."""
-        reserved = event.data.get("cuda_reserved_gib")
-        if isinstance(reserved, int | float) and event.rank is not None:
+        reserved = event.number("cuda_reserved_gib")
+        if reserved is not None and event.rank is not None:
             ranks = self._cuda.setdefault(address, {})
-            ranks[event.rank] = max(float(reserved), ranks.get(event.rank, 0.0))
+            ranks[event.rank] = max(reserved, ranks.get(event.rank, 0.0))
 
     @property
     def kind(self) -> str:
@@ -197,77 +192,3 @@ class MemoryPeaks:
         if self._cuda:
             return {address: round(sum(ranks.values()), 4) for address, ranks in self._cuda.items()}
         return {address: round(peak, 4) for address, peak in self._resident.items()}
-
-
-_END_FIELDS = {
-    "steps",
-    "epochs",
-    "train_runtime_s",
-    "train_samples_per_s",
-    "train_loss",
-    "eval_loss",
-    "first_eval_loss",
-    "exact_match",
-    "global_batch_size",
-    "useful_tokens_per_s",
-    "padded_tokens_per_s",
-    "profiled_tokens",
-}
-
-_START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
-
-
-def measured(events: Iterable[Event], started_s: float) -> dict[str, object]:
-    """Gather the figures that the ranks reported, of a finished run or of one that was cut short."""
-    facts: dict[str, object] = {}
-    causal = False
-    devices: dict[int, str] = {}
-    traffic: dict[int, Mapping[str, object]] = {}
-    for event in events:
-        data = event.data
-        if event.kind == "device" and event.rank is not None:
-            devices[event.rank] = str(data.get("name", ""))
-        elif event.kind == "traffic" and event.rank is not None:
-            traffic[event.rank] = data
-        elif event.kind == "start":
-            causal = data.get("family") == Family.CAUSAL
-            facts |= {k: data[k] for k in _START_FIELDS if k in data}
-        elif event.kind == "resumed":
-            facts["resumed_step"] = data.get("step")
-        elif event.kind == "step":
-            facts |= {"steps": data.get("step"), "epochs": data.get("epoch")}
-        elif event.kind == "eval":
-            facts |= {"eval_loss": data.get("eval_loss")}
-            facts.setdefault("first_eval_loss", data.get("eval_loss"))
-        elif event.kind == "first_step" and event.rank == 0:
-            facts.setdefault("time_to_first_step_s", round(event.time_s - started_s, 3))
-        elif event.kind == "end":
-            facts |= {k: v for k, v in data.items() if k in _END_FIELDS}
-    loss = facts.get("eval_loss")
-    if causal and isinstance(loss, int | float) and loss < _MOST_NATS:
-        facts["perplexity"] = math.exp(loss)
-    if devices:
-        names = dict.fromkeys(devices[rank] for rank in sorted(devices))
-        facts |= {"device": ", ".join(names), "devices": len(devices)}
-    if traffic:
-        facts["sent_bytes_per_step"] = sent_per_step(traffic, world_size=len(devices))
-    return facts
-
-
-def sent_per_step(traffic: Mapping[int, Mapping[str, object]], *, world_size: int) -> float | None:
-    """Return the bytes that a pod sent per optimizer step, mean over the pods.
-
-    Example:
-        >>> told = {"sent_bytes": 600, "steps": 3, "ranks_on_pod": 2}
-        >>> sent_per_step({0: told, 1: told}, world_size=2)
-        400.0
-    """
-    sent, pods = 0.0, 0.0
-    for told in traffic.values():
-        size, steps, ranks = (told.get(name) for name in ("sent_bytes", "steps", "ranks_on_pod"))
-        if not isinstance(size, int) or not isinstance(steps, int) or not isinstance(ranks, int) or ranks < 1:
-            return None
-        if steps < 1:
-            return None
-        sent, pods = sent + size / steps, pods + 1 / ranks
-    return sent / pods if pods and len(traffic) == world_size else None

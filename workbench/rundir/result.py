@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, field, fields
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
+
+from pydantic import Strict, TypeAdapter, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
@@ -15,6 +17,10 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 
 __all__ = ["HostSlots", "ResultRecord", "RunFault"]
+
+_FROM_DISK = "disk"
+Number = Annotated[float, Strict()]  # true and "1" are not numbers
+Count = Annotated[int, Strict()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +71,7 @@ class ResultRecord:
     """How it ended; `running` in a look at a run that has not."""
     message: str = ""
     """One line on the state, for people."""
-    hosts: Sequence[HostSlots] = ()
+    hosts: tuple[HostSlots, ...] = ()
     """The pods that it ran on."""
     world_size: int = 0
     """Number of ranks."""
@@ -79,35 +85,35 @@ class ResultRecord:
     """Number format of the arithmetic."""
     model: str = ""
     """What was trained."""
-    parameters: int | None = None
+    parameters: Count | None = None
     """Parameters of the whole model, adapters included."""
-    trainable_parameters: int | None = None
+    trainable_parameters: Count | None = None
     """Those of them that were trained."""
-    steps: int | None = None
+    steps: Count | None = None
     """Optimizer steps taken."""
-    resumed_step: int | None = None
+    resumed_step: Count | None = None
     """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
-    epochs: float | None = None
+    epochs: Number | None = None
     """Passes over the training rows."""
-    global_batch_size: int | None = None
+    global_batch_size: Count | None = None
     """Rows per optimizer step: micro-batch x accumulation x ranks."""
-    duration_s: float | None = None
+    duration_s: Number | None = None
     """Seconds from the first rank's start being asked for to the last rank's end and the results' return."""
-    time_to_first_step_s: float | None = None
+    time_to_first_step_s: Number | None = None
     """Seconds from there to the end of the first optimizer step."""
-    train_runtime_s: float | None = None
+    train_runtime_s: Number | None = None
     """Seconds in the training loop, by the Trainer's clock."""
-    train_samples_per_s: float | None = None
+    train_samples_per_s: Number | None = None
     """Rows a second in the training loop, all ranks together."""
-    train_loss: float | None = None
+    train_loss: Number | None = None
     """Mean training loss over the steps."""
-    first_eval_loss: float | None = None
+    first_eval_loss: Number | None = None
     """Loss on the evaluation rows before the first step."""
-    eval_loss: float | None = None
+    eval_loss: Number | None = None
     """The same after the last."""
-    perplexity: float | None = None
+    perplexity: Number | None = None
     """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
-    exact_match: float | None = None
+    exact_match: Number | None = None
     """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
     peak_memory_gib: Mapping[str, float] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, or of reserved CUDA memory on GPUs."""
@@ -115,18 +121,18 @@ class ResultRecord:
     """What `peak_memory_gib` counts: `resident` or `cuda`."""
     host_memory_gib: Mapping[str, float] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, whatever device trained."""
-    useful_tokens_per_s: float | None = None
+    useful_tokens_per_s: Number | None = None
     """Tokens a second that are not padding, source and target, in the steps that `train_samples_per_s` is of."""
-    padded_tokens_per_s: float | None = None
+    padded_tokens_per_s: Number | None = None
     """The same with the padding."""
-    profiled_tokens: int | None = None
+    profiled_tokens: Count | None = None
     """Tokens, padding counted in, of the micro-batch that the FLOPS profiler looked at."""
-    sent_bytes_per_step: float | None = None
+    sent_bytes_per_step: Number | None = None
     """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
     checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""
     device: str = ""
     """Name of the processor that trained."""
-    devices: int | None = None
+    devices: Count | None = None
     """How many of them: one a rank. Ranks on CPUs may share one."""
     package: str = ""
     """File name of this package as it was sent to the pods; it holds a hash of the content."""
@@ -134,14 +140,36 @@ class ResultRecord:
     """By package."""
     command: str = ""
     """The launch command as a shell line."""
-    started_s: float | None = None
+    started_s: Number | None = None
     """When it started, in seconds since 1970."""
-    ended_s: float | None = None
+    ended_s: Number | None = None
     """When it ended."""
-    left_processes: int | None = None
+    left_processes: Count | None = None
     """Processes of the run still alive on its pods when it was over; 0 is right."""
     error: RunFault | None = None
     """Where and why it failed."""
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _or_default(cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        """Of a file of another version or a damaged one, take what is not of the right kind as not there."""
+        try:
+            return check(value)
+        except ValidationError:
+            default = next(f for f in fields(cls) if f.name == info.field_name)
+            if info.context != _FROM_DISK or default.default is default.default_factory is MISSING:
+                raise
+            return default.default_factory() if default.default_factory is not MISSING else default.default
+
+    @classmethod
+    def read(cls, path: Path, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON form of the run in a directory; keys that it does not know are left out."""
+        try:
+            return TypeAdapter(cls).validate_python({**raw, "path": path}, context=_FROM_DISK)
+        except ValidationError as error:
+            raise RunError(
+                f"{RunPaths(path).result} cannot be read: it does not say in which state the run is"
+            ) from error
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -150,17 +178,10 @@ class ResultRecord:
         Raises:
             RunError: There is none: the run has not ended, or it is not a run directory.
         """
-        try:
-            raw = json.loads(RunPaths(path).result.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RunError(
-                f"{path} holds no result.json: the run has not ended, or it is not a run directory"
-            ) from error
-        names = {f.name for f in fields(cls)}
-        data = {name: value for name, value in raw.items() if name in names}
-        data["hosts"] = tuple(HostSlots(**host) for host in data.get("hosts", ()))
-        data["error"] = RunFault(**data["error"]) if data.get("error") else None
-        return cls(**{**data, "path": path, "state": RunState(data["state"])})
+        raw = read_json(RunPaths(path).result)
+        if not raw:
+            raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")
+        return cls.read(path, raw)
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without the path."""

@@ -6,19 +6,23 @@ written, and no list of runs is kept anywhere: the run directories are the store
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.errors import RunError
+from pydantic.dataclasses import dataclass
+
+from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, state_of
+from workbench.rundir.tail import EventTail
+from workbench.rundir.totals import RunTotals
 
-__all__ = ["RunRecord", "find_runs", "record_of"]
+__all__ = ["RunRecord", "find_runs", "hosts_in", "record_of"]
 
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15
@@ -29,30 +33,60 @@ _SKIPPED = frozenset({"pods", "node_modules", "site-packages", "__pycache__"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """One run in a line. What was not measured, or not yet, is None."""
+    """One run as its directory holds it: the record that history, index and a benchmark's rows are made of."""
 
     path: Path
     """The run directory."""
     id: str
     """Its id."""
-    state: RunState
-    """Where it is in its life."""
     submitted_s: float | None = None
     """When it was asked for, in seconds since 1970."""
-    model: str = ""
-    """What was trained; for a script its name."""
-    technique: str = ""
-    """The technique; `script` for a script."""
-    pods: int | None = None
-    """Number of pods."""
-    steps: int | None = None
-    """Optimizer steps so far."""
-    eval_loss: float | None = None
-    """Last loss on the evaluation rows."""
-    exact_match: float | None = None
-    """Share of answers that were exactly right, 0 to 1."""
-    train_samples_per_s: float | None = None
-    """Rows a second in the training loop; at the last step of a live run."""
+    key: str = ""
+    """The fingerprint of the benchmark's row that it is a run of; empty where it is of none."""
+    repeat: int = 0
+    """Which repeat of that row it is."""
+    result: ResultRecord
+    """Its facts; of a run that has not ended, or was lost, those so far."""
+
+    @property
+    def state(self) -> RunState:
+        """Where it is in its life."""
+        return self.result.state
+
+    @property
+    def model(self) -> str:
+        """What was trained; for a script its name."""
+        return self.result.model
+
+    @property
+    def technique(self) -> str:
+        """The technique; `script` for a script."""
+        return self.result.technique
+
+    @property
+    def pods(self) -> int | None:
+        """Number of pods; None before they are given."""
+        return len(self.result.hosts) or None
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps so far."""
+        return self.result.steps
+
+    @property
+    def eval_loss(self) -> float | None:
+        """Last loss on the evaluation rows."""
+        return self.result.eval_loss
+
+    @property
+    def exact_match(self) -> float | None:
+        """Share of answers that were exactly right, 0 to 1."""
+        return self.result.exact_match
+
+    @property
+    def train_samples_per_s(self) -> float | None:
+        """Rows a second in the training loop; at the last step of a live run."""
+        return self.result.train_samples_per_s
 
     @property
     def is_live(self) -> bool:
@@ -83,23 +117,33 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
 def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunRecord:
     """Read a run's record off its directory, whatever is there of it; of many runs, pass a cache of `is_alive`."""
     info, result = read_json(paths.info), read_json(paths.result)
-    asked = {} if result.get("technique") and result.get("model") else _asked(paths)
-    told = result or _last_words(paths)
-    hosts = result.get("hosts")
-    submitted = info.get("submitted_s")
+    facts = result or _so_far(paths)
+    if not (facts.get("technique") and facts.get("model")):
+        facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
+    benchmark = info.get("benchmark")
+    note = benchmark if isinstance(benchmark, dict) else {}
+    submitted_s, repeat = info.get("submitted_s"), note.get("repeat")
     return RunRecord(
         path=paths.root,
         id=str(info.get("id", paths.root.name)),
-        state=_state(paths, is_alive),
-        submitted_s=_number(submitted),
-        model=str(result.get("model") or asked.get("model") or ""),
-        technique=str(result.get("technique") or asked.get("technique") or ""),
-        pods=len(hosts) if isinstance(hosts, list) and hosts else _lines_of(paths.hostfile),
-        steps=_whole(told.get("steps")),
-        eval_loss=_number(told.get("eval_loss")),
-        exact_match=_number(told.get("exact_match")),
-        train_samples_per_s=_number(told.get("train_samples_per_s")),
+        submitted_s=submitted_s if isinstance(submitted_s, int | float) else None,
+        key=str(note.get("key", "")),
+        repeat=repeat if isinstance(repeat, int) else 0,
+        result=ResultRecord.read(
+            paths.root,
+            {**facts, "state": _state(paths, is_alive), "hosts": facts.get("hosts") or hosts_in(paths.hostfile)},
+        ),
     )
+
+
+def hosts_in(hostfile: Path, pods: Sequence[Mapping[str, object]] = ()) -> list[HostSlots]:
+    """Read a run's hostfile, if it is there yet, with the names that the JSON forms of pods give its addresses."""
+    try:
+        entries = Hostfile.parse(hostfile.read_text(encoding="utf-8"), source=str(hostfile)).entries
+    except (OSError, ValueError, WorkbenchError):
+        return []
+    names = {str(pod.get("address")): str(pod.get("name", "")) for pod in pods}
+    return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]
 
 
 def _state(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
@@ -115,47 +159,11 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
         return {}
     if job.get("kind") == "script":
         return {"model": Path(str(job.get("path", ""))).name, "technique": "script"}
-    return job
+    return {name: job[name] for name in ("model", "technique", "peft", "precision") if name in job}
 
 
-def _last_words(paths: RunPaths) -> dict[str, object]:
-    """Return the last step's figures of a run without a result."""
-    told: dict[str, object] = {}
-    for line in _tail(paths.events):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(event, dict):
-            continue
-        if event.get("kind") == "step":
-            told |= {"steps": event.get("step"), "train_samples_per_s": event.get("samples_per_s")}
-        elif event.get("kind") == "eval":
-            told["eval_loss"] = event.get("eval_loss")
-    return told
-
-
-def _tail(path: Path) -> Sequence[bytes]:
-    try:
-        with path.open("rb") as events:
-            size = events.seek(0, os.SEEK_END)
-            events.seek(max(0, size - _TAIL_BYTES))
-            return events.read().split(b"\n")
-    except OSError:
-        return []
-
-
-def _lines_of(hostfile: Path) -> int | None:
-    try:
-        lines = hostfile.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    return sum(1 for line in lines if line.strip() and not line.lstrip().startswith("#"))
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _so_far(paths: RunPaths) -> dict[str, object]:
+    """Return the last figures of a run without a result; of its events only the last are read."""
+    totals = RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read())
+    step = totals.last_step
+    return {**totals.facts(None), "train_samples_per_s": step.number("samples_per_s") if step else None}

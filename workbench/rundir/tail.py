@@ -1,6 +1,6 @@
 """Follow files that only grow: events as they are appended, and the last lines of a log of any size.
 
-Each look reads what is new and nothing twice, and keeps a bounded part in memory. Nothing here knows what events mean.
+Each look reads what is new and nothing twice, and keeps a bounded part in memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.rundir.events import MARK
+from workbench.rundir.events import MARK, Event, event_of
 
 __all__ = ["EventTail", "LogTail"]
 
@@ -25,28 +25,30 @@ _LONGEST_LINE = 2000
 class EventTail:
     """Read an `events.jsonl` from where the last look ended."""
 
-    def __init__(self, path: Path):
-        """Begin before the first line; the file may come later."""
+    def __init__(self, path: Path, last_bytes: int | None = None):
+        """Begin before the first line, or in the last bytes that are there now; the file may come later."""
         self._path = path
         self._offset = 0
+        if last_bytes is not None and path.exists():
+            self._offset = max(0, path.stat().st_size - last_bytes)
 
-    def read(self) -> list[dict[str, object]]:
-        """Return the whole lines since the last look, as JSON objects; broken ones are left out."""
-        found: list[dict[str, object]] = []
+    def read(self) -> list[Event]:
+        """Return the events since the last look; broken lines are left out."""
+        events: list[Event] = []
         try:
             size = self._path.stat().st_size
             if size <= self._offset:
-                return found
+                return events
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 rest = b""
                 while block := file.read(_BLOCK_BYTES):
                     *lines, rest = (rest + block).split(b"\n")
-                    found += _objects(lines)
+                    events += _events(lines)
                 self._offset = file.tell() - len(rest)
         except OSError:
             pass  # not there yet, or gone: what was read before stands
-        return found
+        return events
 
 
 class LogTail:
@@ -123,14 +125,14 @@ def _shown(line: bytes) -> str:
     return text.decode("utf-8", errors="replace").rstrip()
 
 
-def _objects(lines: list[bytes]) -> list[dict[str, object]]:
+def _events(lines: list[bytes]) -> list[Event]:
     lines = [line for line in lines if line.strip()]
     try:
         # One call for all is twice as fast as one for each.
         raws = json.loads(b"[" + b",".join(lines) + b"]")
     except ValueError:
         raws = [_object(line) for line in lines]
-    return [raw for raw in raws if isinstance(raw, dict)]
+    return [event for raw in raws if (event := event_of(raw))]
 
 
 def _object(line: bytes) -> object:

@@ -14,16 +14,18 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.jobs.finetune import FineTune
-from workbench.pods.hostfile import Hostfile
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.curve import Curve
 from workbench.rundir.figures.memory import HostMemory, MemoryBook
-from workbench.rundir.figures.progress import Progress, ProgressMeter
+from workbench.rundir.figures.progress import Progress
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, cluster_status, message_of, run_at, state_of
+from workbench.rundir.store import hosts_in
 from workbench.rundir.tail import EventTail, LogTail
+from workbench.rundir.totals import RunTotals
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
 
@@ -93,10 +95,8 @@ class RunView:
         """One line on the state, for people."""
         self.hint = ""
         """A passing remark of the keeper's: silence, no step for a while."""
-        self.start: Mapping[str, object] = {}
-        """What rank 0 said when training began: model, parameters, world_size, max_steps, …"""
-        self.phases: dict[int, str] = {}
-        """What each rank is doing, by its number."""
+        self.totals = RunTotals()
+        """What its events come to."""
         self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
         """By name, over optimizer steps."""
         self.result: ResultRecord | None = None
@@ -104,11 +104,9 @@ class RunView:
         self.cluster_phase = ""
         """The phase of its cluster; `closed` where the keeper is gone."""
         self._events = EventTail(self.paths.events)
-        self._meter = ProgressMeter()
         self._logs: dict[int, RankLog] = {}
         self._book = MemoryBook(self._place)
         self._hosts: Sequence[HostSlots] = ()
-        self._last_s: float | None = None
         submitted = read_json(self.paths.info).get("submitted_s")
         self._submitted_s = float(submitted) if isinstance(submitted, int | float) else None
         self._seen: tuple[object, ...] = ()
@@ -117,13 +115,13 @@ class RunView:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Read what is new; tell whether anything is. Logs are read by `log`."""
+        """Read what is new; return whether anything is. Logs are read by `log`."""
         if self.result is not None and self.state.is_terminal:
             return self._look_at_cluster()
         state = state_of(self.paths)  # before the events: a run seen to be over has written them all
         events = self._events.read()
-        for raw in events:
-            self._take(raw)
+        for event in events:
+            self._take(event)
         self._read_state(state)
         changed = self._look_at_cluster()
         seen = (self.state, self.message, self.hint)
@@ -133,7 +131,17 @@ class RunView:
     @property
     def progress(self) -> Progress:
         """How far it is: step, loss, speed, time left."""
-        return self._meter.progress(self.state, self.message)
+        return self.totals.progress(self.state, self.message)
+
+    @property
+    def start(self) -> Mapping[str, object]:
+        """What rank 0 reported when training began: model, parameters, world_size, max_steps and more."""
+        return self.totals.start
+
+    @property
+    def phases(self) -> Mapping[int, str]:
+        """What each rank is doing, by its number."""
+        return self.totals.phases
 
     @property
     def memory(self) -> Mapping[str, HostMemory]:
@@ -153,14 +161,14 @@ class RunView:
     @property
     def world_size(self) -> int:
         """Number of ranks; 0 until it is known."""
-        told = self.start.get("world_size")
-        if isinstance(told, int):
-            return told
+        reported = self.start.get("world_size")
+        if isinstance(reported, int):
+            return reported
         return self.result.world_size if self.result else sum(host.slots for host in self._hosts)
 
     @property
     def batch(self) -> BatchSize | None:
-        """The global batch; None for a script, and where the figures do not give what rank 0 told."""
+        """The global batch; None for a script, and where the figures do not give what rank 0 reported."""
         job = self.spec.job if self.spec else None
         if not isinstance(job, FineTune) or not self.world_size:
             return None
@@ -176,14 +184,14 @@ class RunView:
         """Seconds from the submission to now, or to the end; of a lost run, to its last event. None: not known."""
         if self.result is not None:
             return self.result.duration_s
-        ended = self._last_s if self.state.is_terminal else time.time()
+        ended = self.totals.last_s if self.state.is_terminal else time.time()
         return None if self._submitted_s is None or ended is None else max(0.0, ended - self._submitted_s)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that have a log."""
-        found = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
-        return sorted({int(number) for number in found if number.isdigit()})
+        numbers = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
+        return sorted({int(number) for number in numbers if number.isdigit()})
 
     def log(self, rank: int) -> RankLog:
         """Return the last lines of a rank, as of now."""
@@ -206,36 +214,26 @@ class RunView:
             self._hosts = self.result.hosts or self._hosts
             return
         raw = read_json(self.paths.state)
-        prediction = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
-        self.state, self.hint = state, str(raw.get("hint") or prediction)
+        warning = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
+        self.state, self.hint = state, str(raw.get("hint") or warning)
         self.message = message_of(self.paths, state) if state is RunState.LOST else str(raw.get("message") or "")
 
     def _look_at_cluster(self) -> bool:
         before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))
         self.cluster_phase = cluster.phase if cluster.alive else "closed"
         if not any(host.pod for host in self._hosts):
-            self._hosts = _hosts(self.paths.hostfile, cluster.raw_pods) or self._hosts
+            self._hosts = hosts_in(self.paths.hostfile, cluster.raw_pods) or self._hosts
         return before != self.cluster_phase
 
-    def _take(self, raw: Mapping[str, object]) -> None:
-        kind, time_s, rank = raw.get("kind"), raw.get("time_s"), raw.get("rank")
-        if not isinstance(kind, str) or not isinstance(time_s, int | float):
-            return
-        self._last_s = time_s
-        if kind == "step":
+    def _take(self, event: Event) -> None:
+        self.totals.take(event)
+        self._book.take(event)
+        if event.kind == EventKind.STEP:
+            step = event.whole("step")
             for name in _OF_STEP:
-                self.curves[name].add(raw.get("step"), raw.get(name))
-        elif kind == "eval":
-            self.curves["eval_loss"].add(raw.get("step"), raw.get("eval_loss"))
-        elif kind == "phase" and isinstance(rank, int):
-            self.phases[rank] = str(raw.get("name", ""))
-        elif kind == "start":
-            self.start = raw
-        elif kind == "memory" and isinstance(rank, int):
-            self._book.rank(rank, time_s, raw)
-        elif kind == "sample":
-            self._book.sample(time_s, raw)
-        self._meter.see(kind, time_s, raw)
+                self.curves[name].add(step, event.number(name))
+        elif event.kind == EventKind.EVAL:
+            self.curves["eval_loss"].add(event.whole("step"), event.number("eval_loss"))
 
     def _place(self, rank: int) -> tuple[str, int]:
         """Return the address of the pod that a rank is on, and how many ranks that pod has."""
@@ -255,13 +253,3 @@ def _spec(paths: RunPaths) -> RunSpec | None:
         return RunSpec.load(paths.spec)
     except WorkbenchError:
         return None
-
-
-def _hosts(path: Path, pods: Sequence[Mapping[str, object]]) -> list[HostSlots]:
-    """Read the hostfile of the run, with the names that the cluster's state gives its addresses."""
-    try:
-        entries = Hostfile.parse(path.read_text(encoding="utf-8"), source=str(path)).entries
-    except (OSError, WorkbenchError):
-        return []
-    names = {str(pod.get("address")): str(pod.get("name", "")) for pod in pods}
-    return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]

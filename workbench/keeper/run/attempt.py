@@ -195,11 +195,8 @@ class Attempt:
     def _take_event(self, event: Event, address: str) -> None:
         self._journal.event(event)
         self._peaks.see_event(event, address)
-        if self.sight.see_event(event):
-            self._journal.state(RunState.RUNNING, "training")
-        elif event.kind == "phase" and event.rank == 0:
-            state = RunState.RUNNING if self.sight.training else RunState.STARTING
-            self._journal.state(state, str(event.data.get("name", "")))
+        if (news := self.sight.see_event(event)) is not None:
+            self._journal.state(*news)
 
     def _settle(self) -> None:
         """Wait for the record of whoever failed first; longer while that may be a pod that does not answer."""

@@ -75,7 +75,7 @@ class Runner:
     def run(self) -> RunState:
         """Do all of it."""
         self._started_s = time.time()
-        courier = CheckpointCollector(self._context, lambda: self._attempt.sight.saved)
+        courier = CheckpointCollector(self._context, lambda: self._attempt.sight.totals.saved_step)
         courier.start()
         inquiry = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
         inquiry.start()
@@ -155,7 +155,7 @@ class Runner:
         notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
         notes += [f"ranks {sight.forced} did not end when asked and were killed"] if sight.forced else []
         notes += [*sight.warnings, *self._returned.notes]
-        succeeded = fault is None and sight.all_done and sight.stopped_at is None
+        succeeded = fault is None and sight.all_done and sight.totals.stopped_step is None
         if self._returned.steps and not succeeded:
             where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""
             notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}{where}"]
@@ -166,8 +166,8 @@ class Runner:
             return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
         if not sight.all_done:
             state, said = RunState.CANCELLED, "stopped when asked"
-        elif sight.stopped_at is not None:
-            state, said = RunState.CANCELLED, f"stopped after a checkpoint at step {sight.stopped_at}"
+        elif sight.totals.stopped_step is not None:
+            state, said = RunState.CANCELLED, f"stopped after a checkpoint at step {sight.totals.stopped_step}"
         else:
             state, said = RunState.SUCCEEDED, "every rank is done"
         return state, "; ".join([said, *notes])

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
+from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 
 __all__ = ["RunLedger"]
 
@@ -32,14 +34,8 @@ class RunLedger:
     """Why a pod will not answer again, by its name."""
     left: dict[str, int] = field(default_factory=dict)
     """Processes of the run that were alive on a pod, by its name."""
-    training: bool = False
-    """Whether the first optimizer step is done."""
-    stopped_at: int | None = None
-    """The optimizer step after which the trainer stopped because it was asked to; None where it did not."""
-    saved: int = 0
-    """The step of the last checkpoint that its ranks spoke of; 0 before the first."""
-    warnings: list[str] = field(default_factory=list)
-    """What its ranks want said of the run, whatever becomes of it."""
+    totals: RunTotals = field(default_factory=RunTotals)
+    """What its events come to."""
     cut: bool = False
     """Whether logs here are incomplete, because the disk was full."""
     _drained: dict[str, bool] = field(default_factory=dict)
@@ -64,20 +60,24 @@ class RunLedger:
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
-    def see_event(self, event: Event) -> bool:
-        """Take in an event; tell whether it was the first optimizer step."""
+    def see_event(self, event: Event) -> tuple[RunState, str] | None:
+        """Take in an event; return the state and the words for it where the run comes to something new."""
         self._progress_at = self.clock()
-        first = event.kind == "first_step" and not self.training
-        if event.kind == "stopped":
-            self.stopped_at = int(str(event.data.get("step", 0)))
-        elif event.kind == "checkpoint":
-            self.saved = int(str(event.data.get("step", 0)))
-        elif event.kind == "checkpoint_failed":
+        return self.totals.take(event)
+
+    @property
+    def training(self) -> bool:
+        """Whether the first optimizer step is done."""
+        return self.totals.training
+
+    @property
+    def warnings(self) -> list[str]:
+        """What its ranks want said of the run, whatever becomes of it."""
+        warnings = []
+        for event in self.totals.failed_saves:
             where = self.ranks[event.rank].pod.name if event.rank in self.ranks else f"rank {event.rank}"
-            step, message = event.data.get("step"), event.data.get("message")
-            self.warnings.append(f"no checkpoint of step {step}: on {where} {message}")
-        self.training = self.training or first
-        return first
+            warnings.append(f"no checkpoint of step {event.whole('step')}: on {where} {event.text('message')}")
+        return warnings
 
     @property
     def over(self) -> bool:

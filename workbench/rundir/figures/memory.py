@@ -1,15 +1,16 @@
-"""The memory of each pod of a run over time, put together from what its ranks and its samples tell. Pure.
+"""The memory of each pod of a run over time, put together from what its ranks and its samples report. Pure.
 
-Several sources tell of the same memory, some better than others: the first word from a better one replaces what lesser
-ones told of that pod.
+Several sources report the same memory, some better than others: the first report of a better one replaces what lesser
+ones reported of that pod.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.curve import Curve
 
 __all__ = ["HostMemory", "MemoryBook"]
@@ -36,7 +37,7 @@ class HostMemory:
     gib: Curve = field(default_factory=Curve)
     """(seconds since 1970, GiB), all its ranks together."""
     peak_gib: float | None = None
-    """The most that its ranks told, each at its own peak, together."""
+    """The most that its ranks reported, each at its own peak, together."""
     gpu_percent: float | None = None
     """How busy its GPUs are now, 0 to 100, on average; None where it has none."""
     source: int = _Source.NOBODY
@@ -51,10 +52,10 @@ class HostMemory:
 
 
 class MemoryBook:
-    """Take in the events that tell of memory."""
+    """Take in the events that are of memory."""
 
     def __init__(self, place: Callable[[int], tuple[str, int]]):
-        """Start with nothing told."""
+        """Start with no events; `place` gives a rank's pod by address, and how many ranks that has."""
         self.hosts: dict[str, HostMemory] = {}
         """By the pod's address."""
         self._place = place
@@ -65,29 +66,37 @@ class MemoryBook:
         """What the memory counts: resident, or on GPUs (cuda)."""
         return "cuda" if any(host.source >= _Source.CUDA for host in self.hosts.values()) else "resident"
 
-    def rank(self, rank: int, time_s: float, told: Mapping[str, object]) -> None:
-        """Take a rank's word on its memory now and at its peak."""
-        source = _Source.CUDA if isinstance(told.get("cuda_reserved_gib"), int | float) else _Source.RANKS
-        now = told.get("cuda_reserved_gib" if source is _Source.CUDA else "rss_gib")
-        peak = now if source is _Source.CUDA else told.get("peak_rss_gib", now)
-        if not isinstance(now, int | float) or not isinstance(peak, int | float):
+    def take(self, event: Event) -> None:
+        """Take in an event; most are not of memory."""
+        if event.kind == EventKind.SAMPLE:
+            self._sample(event)
+        elif event.kind == EventKind.MEMORY and event.rank is not None:
+            self._rank(event.rank, event)
+
+    def _rank(self, rank: int, event: Event) -> None:
+        """Take what a rank reports of its memory now and at its peak."""
+        reserved, resident = event.number("cuda_reserved_gib"), event.number("rss_gib")
+        source, now = (_Source.RANKS, resident) if reserved is None else (_Source.CUDA, reserved)
+        peak = event.number("peak_rss_gib") if source is _Source.RANKS else None
+        if now is None:
             return
+        peak = now if peak is None else peak
         address, count = self._place(rank)
         ranks = self._ranks.setdefault(address, {})
         ranks[rank] = (now, max(peak, ranks[rank][1]) if rank in ranks else peak)
         if len(ranks) == count:  # a sum over some of its ranks only would look like a jump
             host = self.hosts.setdefault(address, HostMemory())
-            host.add(source, time_s, sum(now for now, _ in ranks.values()))
+            host.add(source, event.time_s, sum(now for now, _ in ranks.values()))
             host.peak_gib = sum(peak for _, peak in ranks.values())
 
-    def sample(self, time_s: float, told: Mapping[str, object]) -> None:
+    def _sample(self, event: Event) -> None:
         """Take the sample of a pod: the resident memory of its ranks, and its GPUs where it has any."""
-        host = self.hosts.setdefault(str(told.get("host", "")), HostMemory())
-        host.add(_Source.SAMPLES, time_s, told.get("rss_gib"))
-        gpus = told.get("gpus")
+        host = self.hosts.setdefault(event.text("host"), HostMemory())
+        host.add(_Source.SAMPLES, event.time_s, event.number("rss_gib"))
+        gpus = event.data.get("gpus")
         gpus = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
         if gpus:
-            host.add(_Source.GPUS, time_s, sum(_numbers(gpus, "used_gib")))
+            host.add(_Source.GPUS, event.time_s, sum(_numbers(gpus, "used_gib")))
         busy = _numbers(gpus, "percent")
         host.gpu_percent = sum(busy) / len(busy) if busy else None
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.rundir.events import Event
+from workbench.rundir.events import Event, EventKind
 
 __all__ = ["ScalarWriter", "scalars_of"]
 
@@ -23,16 +23,17 @@ def scalars_of(event: Event) -> Mapping[str, float]:
         >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"step": 3, "eval_loss": 2.5}))
         {'eval/loss': 2.5}
     """
-    data = event.data
-    if event.kind == "step":
-        picked = {f"train/{name}": data.get(name) for name in _TRAIN}
-    elif event.kind == "eval":
-        picked = {"eval/loss": data.get("eval_loss")}
-    elif event.kind == "memory":
-        picked = {f"memory/rank-{event.rank}_gib": data.get("cuda_allocated_gib") or data.get("rss_gib")}
-    else:
-        picked = {}
-    return {tag: float(value) for tag, value in picked.items() if isinstance(value, int | float)}
+    match event.kind:
+        case EventKind.STEP:
+            picked = {f"train/{name}": event.number(name) for name in _TRAIN}
+        case EventKind.EVAL:
+            picked = {"eval/loss": event.number("eval_loss")}
+        case EventKind.MEMORY:
+            memory_gib = event.number("cuda_allocated_gib") or event.number("rss_gib")
+            picked = {f"memory/rank-{event.rank}_gib": memory_gib}
+        case _:
+            picked = {}
+    return {tag: value for tag, value in picked.items() if value is not None}
 
 
 class ScalarWriter:
@@ -46,8 +47,8 @@ class ScalarWriter:
     def add(self, event: Event) -> None:
         """Write the scalars of an event at its step; one without a step or numbers is passed over."""
         scalars = scalars_of(event)
-        step = event.data.get("step")
-        if not scalars or not isinstance(step, int):
+        step = event.whole("step")
+        if not scalars or step is None:
             return
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -13,6 +13,7 @@ from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 from workbench.worker.unattended.rank import END
 
 __all__ = ["Scribe"]
@@ -29,7 +30,7 @@ class Scribe:
         self._work, self._world_size, self._journal = work, world_size, journal
         self._collector = Collector(paths, list(range(world_size)))
         self._peaks = MemoryPeaks()
-        self._training = False
+        self._totals = RunTotals()
 
     def look(self) -> None:
         """Take in all that is new."""
@@ -38,7 +39,8 @@ class Scribe:
                 for event in self._collector.take({name: {"offset": offset, "data": data.decode("latin-1")}}):
                     self._journal.event(event)
                     self._peaks.see_event(event, self._host(event.rank or 0).address)
-                    self._say(event.kind, event.rank, str(event.data.get("name", "")))
+                    if (news := self._totals.take(event)) is not None:
+                        self._journal.state(*news)
 
     def await_ends(self, patience_s: float) -> None:
         """Wait until every rank has written how it ended, or the time is over."""
@@ -100,13 +102,6 @@ class Scribe:
     def _host(self, rank: int) -> Pod:
         told = read_json(self._work / f"rank-{rank}" / END)
         return Pod(name=str(told.get("host", "")), address=str(told.get("address", "")))
-
-    def _say(self, kind: str, rank: int | None, name: str) -> None:
-        self._training = self._training or kind == "first_step"
-        if kind == "first_step":
-            self._journal.state(RunState.RUNNING, "training")
-        elif kind == "phase" and rank == 0:
-            self._journal.state(RunState.RUNNING if self._training else RunState.STARTING, name)
 
 
 def _read(path: Path, offset: int) -> bytes:

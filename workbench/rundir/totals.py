@@ -1,0 +1,158 @@
+"""`RunTotals`: what the events of a run come to, taken in one by one: the one place that knows the kinds. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+from workbench.jobs.model import Family
+from workbench.rundir.events import Event, EventKind
+from workbench.rundir.figures.progress import Progress
+from workbench.rundir.state import RunState
+
+__all__ = ["RunTotals"]
+
+_MOST_NATS = 700  # e to it is near the largest number there is
+_START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
+_END_FIELDS = (
+    *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
+    *("exact_match", "global_batch_size", "useful_tokens_per_s", "padded_tokens_per_s", "profiled_tokens"),
+)
+
+
+class RunTotals:
+    """What is known of a run by its events so far. Memory does not grow with the steps."""
+
+    def __init__(self) -> None:
+        """Start with no events."""
+        self.start: Mapping[str, object] = {}
+        """What rank 0 reported when training began: model, parameters, world_size, max_steps, …"""
+        self.phases: dict[int, str] = {}
+        """What each rank is doing."""
+        self.training = False
+        """Whether the first optimizer step is done."""
+        self.saved_step = 0
+        """The step of the last checkpoint; 0 before the first."""
+        self.stopped_step: int | None = None
+        """The step after which the trainer stopped because it was asked to; None where it did not."""
+        self.failed_saves: list[Event] = []
+        """By the rank that could not write its part: checkpoints that were not made."""
+        self.last_s: float | None = None
+        """When the last event was."""
+        self.last_step: Event | None = None
+        """The last report of steps."""
+        self.eval_loss: float | None = None
+        """The last loss on the evaluation rows."""
+        self._first_step: Event | None = None
+        self._first_step_s: float | None = None
+        self._first_eval_loss: float | None = None
+        self._resumed_step: int | None = None
+        self._end: Mapping[str, object] = {}
+        self._devices: dict[int, str] = {}
+        self._traffic: dict[int, Event] = {}
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self:
+        """Take in all events."""
+        totals = cls()
+        for event in events:
+            totals.take(event)
+        return totals
+
+    def take(self, event: Event) -> tuple[RunState, str] | None:
+        """Take in the next event; return the state and the words for it where the run comes to something new."""
+        self.last_s = event.time_s
+        rank = event.rank
+        match event.kind:
+            case EventKind.STEP:
+                self.last_step = event
+                self._first_step = self._first_step or event
+            case EventKind.EVAL:
+                self.eval_loss = event.number("eval_loss")
+                self._first_eval_loss = self.eval_loss if self._first_eval_loss is None else self._first_eval_loss
+            case EventKind.PHASE if rank is not None:
+                self.phases[rank] = event.text("name")
+                if rank == 0:
+                    return RunState.RUNNING if self.training else RunState.STARTING, event.text("name")
+            case EventKind.FIRST_STEP:
+                first, self.training = not self.training, True
+                if rank == 0 and self._first_step_s is None:
+                    self._first_step_s = event.time_s
+                return (RunState.RUNNING, "training") if first else None
+            case EventKind.START:
+                self.start = event.data
+            case EventKind.END:
+                self._end = event.data
+            case EventKind.CHECKPOINT:
+                self.saved_step = event.whole("step") or 0
+            case EventKind.CHECKPOINT_FAILED:
+                self.failed_saves.append(event)
+            case EventKind.STOPPED:
+                self.stopped_step = event.whole("step") or 0
+            case EventKind.RESUMED:
+                self._resumed_step = event.whole("step")
+            case EventKind.DEVICE if rank is not None:
+                self._devices[rank] = event.text("name")
+            case EventKind.TRAFFIC if rank is not None:
+                self._traffic[rank] = event
+        return None
+
+    def progress(self, state: RunState, message: str) -> Progress:
+        """Return how far the run is by now."""
+        step = self.last_step or Event(time_s=0.0, rank=None, kind=EventKind.STEP)
+        return Progress(
+            state=state,
+            message=message,
+            step=step.whole("step"),
+            max_steps=step.whole("max_steps"),
+            epoch=step.number("epoch"),
+            loss=step.number("loss"),
+            eval_loss=self.eval_loss,
+            samples_per_s=step.number("samples_per_s"),
+            eta_s=None if state.is_terminal else self._eta_s(),
+        )
+
+    def facts(self, started_s: float | None) -> dict[str, object]:
+        """Return the figures that the ranks reported, by the name of the result's field; unknown ones are left out."""
+        facts: dict[str, object] = {name: self.start[name] for name in _START_FIELDS if name in self.start}
+        if self.last_step is not None:
+            facts |= {"steps": self.last_step.whole("step"), "epochs": self.last_step.number("epoch")}
+        if self._first_step_s is not None and started_s is not None:
+            facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
+        facts |= {
+            "resumed_step": self._resumed_step,
+            "eval_loss": self.eval_loss,
+            "first_eval_loss": self._first_eval_loss,
+            **{name: value for name, value in self._end.items() if name in _END_FIELDS},
+        }
+        loss = facts.get("eval_loss")
+        if self.start.get("family") == Family.CAUSAL and isinstance(loss, int | float) and loss < _MOST_NATS:
+            facts["perplexity"] = math.exp(loss)
+        if self._devices:
+            names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
+            facts |= {"device": ", ".join(names), "devices": len(self._devices)}
+        facts["sent_bytes_per_step"] = self._sent_bytes_per_step()
+        return {name: value for name, value in facts.items() if value is not None}
+
+    def _eta_s(self) -> float | None:
+        if self._first_step is None or self.last_step is None:
+            return None
+        first, step, steps = (
+            self._first_step.whole("step"),
+            self.last_step.whole("step"),
+            self.last_step.whole("max_steps"),
+        )
+        if first is None or step is None or steps is None or step <= first:
+            return None
+        return (self.last_step.time_s - self._first_step.time_s) / (step - first) * (steps - step)
+
+    def _sent_bytes_per_step(self) -> float | None:
+        """Return the bytes that a pod sent per optimizer step, mean over the pods; None unless all ranks know it."""
+        sent, pods = 0.0, 0.0
+        for event in self._traffic.values():
+            size, steps, ranks = event.whole("sent_bytes"), event.whole("steps"), event.whole("ranks_on_pod")
+            if size is None or not steps or not ranks or steps < 1 or ranks < 1:
+                return None
+            sent, pods = sent + size / steps, pods + 1 / ranks
+        return sent / pods if pods and len(self._traffic) == len(self._devices) else None
