@@ -10,7 +10,7 @@ import pytest
 from benchrows import Page, make_row, mixed_rows, repeated_rows
 
 from workbench.benchmark.comparable_groups import groups
-from workbench.benchmark.published import CAVEATS, PUBLISHED
+from workbench.benchmark.published import CAVEATS
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
 from workbench.display.benchmark.sheet import Sheet, sheet_of
@@ -78,10 +78,10 @@ def test_rows_that_did_other_work_stand_apart() -> None:
 
 def test_text_and_html_state_the_same() -> None:
     known = groups([*mixed_rows(), *repeated_rows({"zero2": [100.0, 104.0, 109.0]})])
-    text, page = " ".join(benchmark_text(known, PUBLISHED).split()), Page(benchmark_html(known, PUBLISHED)).text
+    text, page = " ".join(benchmark_text(known).split()), Page(benchmark_html(known)).text
     sheet = sheet_of(known)
     for line in sheet.lines:
-        for said in (line.how, line.technique, line.model, *line.figures, *line.spreads):
+        for said in (line.outcome_text, line.technique, line.model, *line.figures, *line.spreads):
             assert said in text
             assert said in page
     for part in sheet.parts:
@@ -109,7 +109,7 @@ def test_a_row_that_did_not_succeed_says_so_and_why(outcome: Outcome, said: str)
 
 
 def test_a_row_taken_from_disk_says_so() -> None:
-    assert sheet_of(groups(mixed_rows())).lines[1].how == "✓ succeeded, from disk"
+    assert sheet_of(groups(mixed_rows())).lines[1].outcome_text == "✓ succeeded, from disk"
 
 
 def test_repeats_give_a_median_and_a_spread_and_overlaps_are_not_called_different() -> None:
@@ -130,7 +130,7 @@ def test_a_repeat_that_failed_is_not_hidden_behind_those_that_did_not() -> None:
     rows = repeated_rows({"ddp": [100.0, 110.0, 105.0]})
     rows[1] = replace(rows[1], outcome=Outcome.FAILED, reason="rank 2 died")
     (line,) = sheet_of(groups(rows)).lines
-    assert (line.told, line.why) == ("2 of 3 repeats", "repeat 2 failed: rank 2 died")
+    assert (line.repeats_text, line.why) == ("2 of 3 repeats", "repeat 2 failed: rank 2 died")
     page, text = Page(benchmark_html(groups(rows))).text, " ".join(benchmark_text(groups(rows)).split())
     assert "repeat 2 failed: rank 2 died" in page
     assert "✓ succeeded, 2 of 3 repeats: repeat 2" in text
@@ -142,7 +142,7 @@ def test_single_runs_are_not_called_different() -> None:
 
 
 def test_published_figures_stand_apart_with_their_caveats() -> None:
-    html, text = Page(benchmark_html(groups(mixed_rows()), PUBLISHED)).text, benchmark_text(groups([]), PUBLISHED)
+    html, text = Page(benchmark_html(groups(mixed_rows()))).text, benchmark_text(groups([]))
     for said in (html, " ".join(text.split())):
         first = said.index("Published, not measured here")
         assert all(said.index(" ".join(caveat.split())) > first for caveat in CAVEATS)
@@ -167,7 +167,7 @@ def test_the_live_lines_state_the_same_as_text_and_html() -> None:
     text, page = live_text(lines), Page(live_html(lines)).text
     assert lines[8].share == 0.25
     for line in lines:
-        for said in (line.label, line.how, line.bar, line.reason, *(f"{n} {v}" for n, v in line.figures)):
+        for said in (line.label, line.outcome_text, line.bar, line.reason, *(f"{n} {v}" for n, v in line.figures)):
             assert said in text
             assert said in page
     assert "8 of 10 rows done: 5 succeeded, 1 failed, 1 out of memory, 1 skipped" in text

@@ -13,7 +13,6 @@ from workbench.base import shown
 from workbench.base.table import Grid, text_table
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
-from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.report import Report, gather
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
 from workbench.client.card import Card
@@ -21,12 +20,12 @@ from workbench.client.cluster import Cluster
 from workbench.client.history import History
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.display.benchmark.forecast import forecast_html, forecast_text
+from workbench.display.benchmark.forecast import forecast_doc
 from workbench.display.benchmark.live import BenchmarkLive
-from workbench.display.benchmark.report_html import plots_html, report_html
-from workbench.display.benchmark.report_md import report_md
+from workbench.display.benchmark.report import plots_html, report_html, report_markdown
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.display.cluster.panel import cluster_bundle, cluster_html, cluster_text, show_cluster
+from workbench.display.kit.doc import to_html, to_text
 from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_html, answers_text, predictions_grid
@@ -64,10 +63,10 @@ def _plots_html(plots: BenchmarkPlots) -> str:
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {
         Answers: answers_text,
-        Benchmark: lambda it: forecast_text(it.forecast()),
-        BenchmarkForecast: forecast_text,
+        Benchmark: lambda it: to_text(forecast_doc(it.forecast())),
+        BenchmarkForecast: lambda it: to_text(forecast_doc(it)),
         BenchmarkPlots: lambda it: f"{it.result!r}: plots are seen in a notebook, and in the file of .report()",
-        BenchmarkResult: lambda it: benchmark_text(it.groups, PUBLISHED),
+        BenchmarkResult: lambda it: benchmark_text(it.groups),
         Board: repr,
         Cluster: cluster_text,
         Diagnosis: diagnosis_text,
@@ -83,10 +82,10 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     },
     shown.as_html: {
         Answers: answers_html,
-        Benchmark: lambda it: forecast_html(it.forecast()),
-        BenchmarkForecast: forecast_html,
+        Benchmark: lambda it: to_html(forecast_doc(it.forecast())),
+        BenchmarkForecast: lambda it: to_html(forecast_doc(it)),
         BenchmarkPlots: _plots_html,
-        BenchmarkResult: lambda it: benchmark_html(it.groups, PUBLISHED),
+        BenchmarkResult: lambda it: benchmark_html(it.groups),
         Board: board_html,
         Cluster: cluster_html,
         Diagnosis: diagnosis_html,
@@ -102,7 +101,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     },
     shown.as_grid: {History: history_grid, Predictions: predictions_grid},
     shown.as_page: {Card: card_html, Report: report_html},
-    shown.as_markdown: {Report: report_md},
+    shown.as_markdown: {Report: report_markdown},
     shown.as_bundle: {Cluster: cluster_bundle, Run: run_bundle},
     shown.as_live: {Cluster: show_cluster, Run: show_run},
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from workbench.base.loose import number
 from workbench.base.words import UNKNOWN
 from workbench.benchmark.row import BenchmarkRow
 
@@ -65,10 +66,8 @@ class Column:
         return _ALONE.get(self.field, self.title)
 
     def value(self, row: BenchmarkRow) -> float | None:
-        """Return a row's figure; None where it was not measured, or is no number that can be written."""
-        value = getattr(row, self.field)
-        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if known else None
+        """Return a row's figure; None where it was not measured, or cannot be written."""
+        return number(getattr(row, self.field))
 
 
 MEMORY = "peak memory of a pod"
@@ -155,9 +154,9 @@ def figures_of(column: Column, values: Sequence[float]) -> Figures:
 
 def _decimals(values: Sequence[float], column: Column) -> int:
     """Return the decimals that show the largest figure to its digits and the smallest, that is not 0, to two."""
-    known = [value for value in values if value > 0]
-    if not known:
+    positive = [value for value in values if value > 0]
+    if not positive:
         return 0
-    wanted = column.kind.digits - 1 - math.floor(math.log10(max(known)))
-    least = 1 - math.floor(math.log10(min(known)))
+    wanted = column.kind.digits - 1 - math.floor(math.log10(max(positive)))
+    least = 1 - math.floor(math.log10(min(positive)))
     return max(0, min(_MOST_DECIMALS, max(wanted, min(least, wanted + 2))))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from workbench.base.words import gib, plain
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
-__all__ = ["MARKS", "colour_of", "label_of", "pods_word", "why_of"]
+__all__ = ["COLOURS", "MARKS", "label_of", "why_of"]
 
 MARKS: Mapping[Outcome, str] = {
     Outcome.SUCCEEDED: "✓",
@@ -20,7 +20,7 @@ MARKS: Mapping[Outcome, str] = {
 }
 """A mark for each outcome, unlike in shape: colour alone would tell some readers nothing."""
 
-_COLOURS: Mapping[Outcome, str] = {
+COLOURS: Mapping[Outcome, str] = {
     Outcome.SUCCEEDED: "var(--wb-good)",
     Outcome.OUT_OF_MEMORY: "var(--wb-bad)",
     Outcome.FAILED: "var(--wb-bad)",
@@ -29,11 +29,7 @@ _COLOURS: Mapping[Outcome, str] = {
     Outcome.RUNNING: "var(--wb-busy)",
     Outcome.WAITING: "var(--wb-quiet)",
 }
-
-
-def colour_of(outcome: Outcome) -> str:
-    """Return the outcome's colour in CSS, in the words of the house's style sheet."""
-    return _COLOURS[outcome]
+"""The outcome's colour in CSS, in the words of the house's style sheet."""
 
 
 def label_of(row: BenchmarkRow) -> str:
@@ -45,13 +41,8 @@ def label_of(row: BenchmarkRow) -> str:
         'tiny-t5 zero1 on 3 pods, repeat 2'
     """
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
-    where = f" on {pods_word(row.pods)}" if row.pods else ""
+    where = f" on {row.pods:,} {'pod' if row.pods == 1 else 'pods'}" if row.pods else ""
     return plain(what + where + (f", repeat {row.repeat + 1}" if row.repeat else ""))
-
-
-def pods_word(pods: int) -> str:
-    """Write a number of pods."""
-    return "1 pod" if pods == 1 else f"{pods:,} pods"
 
 
 def why_of(row: BenchmarkRow) -> str:

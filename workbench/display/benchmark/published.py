@@ -1,48 +1,29 @@
-"""Published figures for the eye: tables that say who published them, apart from one's own, caveats beneath. Pure."""
+"""Published figures: tables that name who published them, apart from one's own, caveats beneath. Pure."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
-from workbench.base.table import Grid, text_table
+from workbench.base.table import Grid
 from workbench.base.words import count, duration, percent, plain
 from workbench.benchmark.published import CAVEATS, WALKTHROUGH, Published
-from workbench.display.benchmark.columns import COLUMNS, Column, figures_of
-from workbench.display.kit.style import styled
-from workbench.display.kit.table import html_table
+from workbench.display.benchmark.columns import COLUMNS, figures_of
+from workbench.display.kit.doc import Block, Items, Table
 
-__all__ = ["published_grids", "published_html", "published_text"]
+__all__ = ["published_blocks"]
 
 _NOT_FOUND = "not found"
+_WIDTH = 40  # letters of a cell in text
 _COLUMNS = {column.field: column for column in COLUMNS}
 
 
-def published_grids(published: Sequence[Published]) -> list[tuple[Grid, tuple[str, ...]]]:
-    """Return the tables, one for each source, and the caveats that belong beneath each."""
-    sources = dict.fromkeys(row.source for row in published)
-    return [
-        (_grid(source, [row for row in published if row.source == source]), CAVEATS if source == WALKTHROUGH else ())
-        for source in sources
-    ]
-
-
-def published_html(published: Sequence[Published]) -> str:
-    """Draw them as HTML, everything escaped; empty where there are none."""
-    parts = []
-    for grid, caveats in published_grids(published):
-        said = "".join(f"<li>{html.escape(caveat)}</li>" for caveat in caveats)
-        beneath = f"<ul class='wb-quiet'>{said}</ul>" if said else ""
-        parts.append(f"<div class='wb-wide'><div style='min-width: 1320px'>{html_table(grid)}</div></div>{beneath}")
-    return styled("".join(parts), full=True) if parts else ""
-
-
-def published_text(published: Sequence[Published]) -> str:
-    """Draw them as text."""
-    parts = []
-    for grid, caveats in published_grids(published):
-        parts.append("\n".join([text_table(grid, width=40), *(f"- {caveat}" for caveat in caveats)]))
-    return "\n\n".join(parts)
+def published_blocks(published: Sequence[Published]) -> list[Block]:
+    """State the figures as tables, one for each source, with the caveats beneath."""
+    blocks: list[Block] = []
+    for source in dict.fromkeys(row.source for row in published):
+        rows = [row for row in published if row.source == source]
+        blocks += [Table(_grid(source, rows), _WIDTH), Items(CAVEATS if source == WALKTHROUGH else ())]
+    return blocks
 
 
 def _grid(source: str, rows: Sequence[Published]) -> Grid:
@@ -64,23 +45,22 @@ def _grid(source: str, rows: Sequence[Published]) -> Grid:
     }
     lacking = [title for title, cells in columns.items() if set(cells) == {_NOT_FOUND}]
     titles = [title for title in columns if title not in lacking]
-    said = f"; not found in it: {', '.join(lacking)}" if lacking else ""
+    absent = f"; not found in it: {', '.join(lacking)}" if lacking else ""
     return Grid(
         columns=titles,
         rows=[[columns[title][n] for title in titles] for n in range(len(rows))],
         right={*titles} - {"model", "technique", "on each", "note"},
         whole={*titles} - {"note"},
-        caption=f"Published, not measured here: {plain(source)}{said}",
+        caption=f"Published, not measured here: {plain(source)}{absent}",
     )
 
 
 def _written(field: str, values: Sequence[float | None]) -> list[str]:
     """Write the figures of a column in one unit, so that their points line up."""
-    known = [value for value in values if value is not None]
-    column: Column = _COLUMNS[field]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return [_NOT_FOUND for _ in values]
-    figures = figures_of(column, known)
+    figures = figures_of(_COLUMNS[field], numbers)
     unit = f" {figures.unit}" if figures.unit not in ("", "1/s") else ""
     return [_NOT_FOUND if value is None else figures.write(value) + unit for value in values]
 

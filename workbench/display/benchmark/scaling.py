@@ -11,13 +11,13 @@ from workbench.display.benchmark.sheet import Sheet
 from workbench.display.kit.labels import LineLabel, look_of, write_labels
 from workbench.display.kit.plots import FOREGROUND, dress_axes, figure_svg
 
-__all__ = ["Point", "scaling_series", "scaling_svg"]
+__all__ = ["ScalingPoint", "scaling_series", "scaling_svg"]
 
 _SIZE_IN = (6.6, 3.4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class ScalingPoint:
     """The speed-up of one row."""
 
     pods: int
@@ -30,20 +30,20 @@ class Point:
     """The same of the fastest."""
 
 
-def scaling_series(sheet: Sheet) -> dict[str, list[Point]]:
-    """Give, by label, the speed-up of every row that has one; what ran on one pod only is no series."""
+def scaling_series(sheet: Sheet) -> dict[str, list[ScalingPoint]]:
+    """Return, by label, the speed-up of every row that has one; what ran on one pod only is not a series."""
     several = len({line.model for line in sheet.lines if line.row.speed_up is not None}) > 1
-    series: dict[str, list[Point]] = {}
+    series: dict[str, list[ScalingPoint]] = {}
     for number, part in enumerate(sheet.parts):
         for line in part.lines:
             speed_up = line.row.speed_up
             if speed_up is not None:
                 name = " ".join(filter(None, (line.technique, line.extra, line.model if several else "")))
                 low, high = line.speed_range or (1.0, 1.0)
-                point = Point(pods=line.row.pods, speed_up=speed_up, low=low * speed_up, high=high * speed_up)
+                point = ScalingPoint(pods=line.row.pods, speed_up=speed_up, low=low * speed_up, high=high * speed_up)
                 series.setdefault(name + "\0" * number, []).append(point)
-    known = {name: sorted(points, key=lambda p: p.pods) for name, points in series.items()}
-    return {name: points for name, points in known.items() if points[-1].pods > 1}
+    ordered = {name: sorted(points, key=lambda p: p.pods) for name, points in series.items()}
+    return {name: points for name, points in ordered.items() if points[-1].pods > 1}
 
 
 def scaling_svg(sheet: Sheet, published: Sequence[Published] = ()) -> str:
@@ -81,11 +81,11 @@ def scaling_svg(sheet: Sheet, published: Sequence[Published] = ()) -> str:
         axes.set_title("speed-up in samples/s", loc="left", fontsize=8.5, color=FOREGROUND)
         write_labels(axes, labels, top)
 
-    said = "; ".join(
+    label = "; ".join(
         f"{name.rstrip(chr(0))}: " + ", ".join(f"{p.pods} pods {p.speed_up:.2f}" for p in of)
         for name, of in series.items()
     )
     return figure_svg(
-        draw, label=f"speed-up in samples per second against pods: {said}", size_in=_SIZE_IN,
+        draw, label=f"speed-up in samples per second against pods: {label}", size_in=_SIZE_IN,
         place=(0.06, 0.13, 0.6, 0.78),
     )  # fmt: skip

@@ -46,7 +46,7 @@ class Line:
     """Why it failed, ran out of memory or was skipped; of a row that succeeded, what became of repeats that did not."""
 
     @property
-    def told(self) -> str:
+    def repeats_text(self) -> str:
         """How many repeats are behind its figures; empty for a single run."""
         good = sum(row.outcome is Outcome.SUCCEEDED for row in self.rows)
         if good < len(self.rows):
@@ -54,10 +54,9 @@ class Line:
         return f"median of {self.repeats}" if self.repeats > 1 else ""
 
     @property
-    def how(self) -> str:
+    def outcome_text(self) -> str:
         """The outcome as a mark and words."""
-        found = ", from disk" if self.row.from_disk else ""
-        return f"{MARKS[self.row.outcome]} {self.row.outcome}{found}"
+        return f"{MARKS[self.row.outcome]} {self.row.outcome}" + (", from disk" if self.row.from_disk else "")
 
     @property
     def label(self) -> str:
@@ -178,12 +177,12 @@ def _spread(figures: Figures, summary: Summary) -> str:
 
 
 def _part(group: Group, lines: tuple[Line, ...], *, first: bool) -> Part:
-    told = [f"{name} {_value(value)}" for name, value in group.same.items() if value is not None]
+    same = [f"{name} {_value(value)}" for name, value in group.same.items() if value is not None]
     heading = f"Apart: {group.difference}" if group.difference else "Like for like"
     if not first and not group.difference:
         heading = "Apart: other work"
     return Part(
-        heading=plain(heading), same=plain(", ".join(told)), lines=lines, notes=tuple(_notes(group.summaries, lines))
+        heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(group.summaries, lines))
     )
 
 
@@ -198,8 +197,8 @@ def _notes(summaries: Sequence[Summary], lines: Sequence[Line]) -> Iterable[str]
         if summary.baseline and summary.baseline != summary.name:
             over.setdefault(summary.baseline, []).append(line.number)
     if over:
-        said = "; ".join(f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items())
-        yield f"Speed-up is by samples/s: {said}. Efficiency is the speed-up over the ratio of slots."
+        pairs = "; ".join(f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items())
+        yield f"Speed-up is by samples/s: {pairs}. Efficiency is the speed-up over the ratio of slots."
     repeated = [(line.number, summary) for line, summary in zip(lines, summaries, strict=True) if line.repeats > 1]
     if not repeated:
         if sum(line.row.samples_per_s is not None for line in lines) > 1:
@@ -208,20 +207,20 @@ def _notes(summaries: Sequence[Summary], lines: Sequence[Line]) -> Iterable[str]
     yield "Figures of repeated rows are medians; beneath stand the lowest and the highest, where these differ."
     alike = _alike([(n, s) for n, s in repeated if _SPEED in s.spreads])
     if alike:
-        said = "; ".join(_rows(rows) for rows in alike)
-        yield f"Not called different in samples/s, as their spreads overlap: {said}."
+        sets = "; ".join(_rows(rows) for rows in alike)
+        yield f"Not called different in samples/s, as their spreads overlap: {sets}."
 
 
 def _alike(lines: Sequence[tuple[int, Summary]]) -> list[list[int]]:
     """Return the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
-    found: list[set[int]] = []
+    sets: list[set[int]] = []
     for _, one in lines:
         low = one.spreads[_SPEED].low
-        held = [(n, s) for n, s in lines if s.spreads[_SPEED].low <= low <= s.spreads[_SPEED].high]
-        together = {n for n, s in held if not any(differ(s, other) for _, other in held)}
-        if len(together) > 1 and together not in found:
-            found.append(together)
-    return [sorted(rows) for rows in found if not any(rows < other for other in found)]
+        holding = [(n, s) for n, s in lines if s.spreads[_SPEED].low <= low <= s.spreads[_SPEED].high]
+        together = {n for n, s in holding if not any(differ(s, other) for _, other in holding)}
+        if len(together) > 1 and together not in sets:
+            sets.append(together)
+    return [sorted(rows) for rows in sets if not any(rows < other for other in sets)]
 
 
 def _rows(numbers: Sequence[int]) -> str:

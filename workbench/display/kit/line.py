@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
 
-__all__ = ["ProgressLine", "progress_text"]
+__all__ = ["ProgressLine", "is_notebook", "progress_text"]
 
 _INTERVAL_S = 0.25
 _NOTEBOOK_COLUMNS = 120
@@ -55,7 +55,7 @@ class ProgressLine:
         """Keep where to draw."""
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
-        self._in_notebook = _is_notebook(self._stream)
+        self._in_notebook = is_notebook(self._stream)
         self._live = self._in_notebook or self._stream.isatty()
         self._display: Any = None
         self._pending: Progress | None = None
@@ -154,5 +154,6 @@ def _cut(text: str, columns: int) -> str:
     return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
 
 
-def _is_notebook(stream: TextIO) -> bool:
+def is_notebook(stream: TextIO) -> bool:
+    """Whether a stream is that of a notebook's cell."""
     return type(stream).__module__.split(".")[0] == "ipykernel"

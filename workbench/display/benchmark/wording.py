@@ -1,28 +1,24 @@
-"""What a benchmark's report says in words and tables, for HTML and Markdown alike. Pure; nothing is drawn here."""
+"""The words and tables of a benchmark's report. Pure; nothing is drawn here."""
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.published import Published
 from workbench.benchmark.report import Report
-from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.results.answers.ask import Answer, AnsweredRow, Answers
 from workbench.results.answers.judge import Predictions
 from workbench.results.profile.parse import Profile
 
 __all__ = [
-    "Behind", "answers_of", "answers_shares", "behind", "counts", "in_short", "profile_grid", "profiles_of",
-    "provenance_grid", "scaling_words", "versions_words",
+    "answers_of", "answers_shares", "counts", "in_short", "profile_grid", "profiles_of", "provenance_grid",
+    "scaling_words", "versions_words",
 ]  # fmt: skip
 
 _SIDE_BY_SIDE = 4
@@ -38,9 +34,9 @@ _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
 def counts(report: Report) -> str:
     """Return how many runs ended how."""
     ended = Counter(row.outcome for row in report.rows)
-    said = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
-    runs = "1 row" if len(report.rows) == 1 else f"{count(len(report.rows))} rows"
-    return f"{runs}: {said}" if said else runs
+    ends = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
+    rows = "1 row" if len(report.rows) == 1 else f"{count(len(report.rows))} rows"
+    return f"{rows}: {ends}" if ends else rows
 
 
 def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
@@ -49,37 +45,41 @@ def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
         return []
     lines = {summary.name: line for summary, line in zip(groups[0].summaries, sheet.parts[0].lines, strict=True)}
     good = [s for s in groups[0].summaries if s.row.outcome is Outcome.SUCCEEDED]
-    said = []
+    sentences = []
     for field, words, most, write in _BEST:
-        known = [s for s in good if getattr(s.row, field) is not None]
-        if len(known) < 2:
+        measured = [s for s in good if getattr(s.row, field) is not None]
+        if len(measured) < 2:
             continue
-        values = {s.name: float(getattr(s.row, field)) for s in known}
-        best = (max if most else min)(known, key=lambda s: values[s.name])
+        values = {s.name: float(getattr(s.row, field)) for s in measured}
+        best = (max if most else min)(measured, key=lambda s: values[s.name])
         line = lines[best.name]
         if len({write(value) for value in values.values()}) == 1:
-            said.append(f"{words.partition(' ')[2].capitalize()}: {write(values[best.name])} in every row.")
+            sentences.append(f"{words.partition(' ')[2].capitalize()}: {write(values[best.name])} in every row.")
             continue
-        said.append(
+        sentences.append(
             f"{words}: row {line.number} ({line.label.partition(': ')[2]}), {write(values[best.name])}"
-            f"{_against(best, known, field, lines, write)}."
+            f"{_against(best, measured, field, lines, write)}."
         )
-    if said and not any(s.spreads for s in good):
-        said.append("Each row was run once: nothing says how much of a lead is chance. repeats=5 would.")
-    return said
+    if sentences and not any(s.spreads for s in good):
+        sentences.append("Each row was run once: nothing says how much of a lead is chance. repeats=5 would.")
+    return sentences
 
 
 def _against(
-    best: Summary, known: Sequence[Summary], field: str, lines: Mapping[str, Line], write: Callable[[float | None], str]
+    best: Summary,
+    among: Sequence[Summary],
+    field: str,
+    lines: Mapping[str, Line],
+    write: Callable[[float | None], str],
 ) -> str:
-    others = [s for s in known if s is not best]
+    others = [s for s in among if s is not best]
     shown = write(getattr(best.row, field))
     same = [s for s in others if write(getattr(s.row, field)) == shown]
     repeated = field in best.spreads
     alike = [lines[s.name].number for s in others if s in same or (repeated and not differ(best, s, field))]
     if alike:
-        said = "not told apart from" if repeated else "the same in"
-        return f"; {said} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
+        words = "not told apart from" if repeated else "the same in"
+        return f"; {words} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
     if repeated:
         return f"; the range of its {best.spreads[field].count} repeats meets no other row's"
     return "; run once, others repeatedly" if any(field in s.spreads for s in others) else ""
@@ -92,23 +92,23 @@ def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) 
             "Not drawn: no row on several pods succeeded beside a row on one pod that did the same work (same global "
             "batch, steps, precision, data and sequence handling)."
         ]
-    said = ["Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."]
+    sentences = ["Speed-up is samples/s over the one-pod row of the same technique, or of single where there is none."]
     if any(line.speed_range for line in sheet.lines):
-        said.append("Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat.")
-    said += [
+        sentences.append("Repeated rows stand at their median; a stroke goes from the slowest to the fastest repeat.")
+    sentences += [
         f"The line at {percent(row.efficiency)} of ideal is published, not measured here: {row.model}, "
         f"{row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
         + (f" ({row.note})." if row.note else ".")
         for row in published
         if row.efficiency is not None and row.speed_up is None
     ]
-    return said
+    return sentences
 
 
 def profiles_of(sheet: Sheet, report: Report) -> list[tuple[Line, Profile]]:
     """Return the FLOPS profile of each line that has one."""
-    found = [(line, card.profile) for line in sheet.lines if (card := report.card_of(line.row))]
-    return [(line, profile) for line, profile in found if profile is not None]
+    cards = [(line, report.card_of(line.row)) for line in sheet.lines]
+    return [(line, card.profile) for line, card in cards if card is not None and card.profile is not None]
 
 
 def profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
@@ -132,26 +132,26 @@ def profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
 
 def answers_shares(sheet: Sheet, report: Report) -> Grid | None:
     """Put the shares of right answers side by side, one row a line; None where no run left answers."""
-    found = _predictions(sheet, report)
-    if not found:
+    answered = _predictions(sheet, report)
+    if not answered:
         return None
     columns = ("row", "answers", "exactly right", "same logic", "same result")
     rows = [
         (line.label, count(len(p)), percent(p.exact_match), percent(p.logical_match), percent(p.execution_match))
-        for line, p in found
+        for line, p in answered
     ]
     return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption="Answers to evaluation rows")
 
 
 def answers_of(sheet: Sheet, report: Report) -> Answers | None:
     """Put the answers of at most four rows to the same questions side by side."""
-    found = _predictions(sheet, report)
+    answered = _predictions(sheet, report)
     by_technique: dict[str, tuple[Line, Predictions]] = {}
-    for line, predictions in found:
-        held = by_technique.get(line.technique)
-        if held is None or line.row.pods > held[0].row.pods:
+    for line, predictions in answered:
+        other = by_technique.get(line.technique)
+        if other is None or line.row.pods > other[0].row.pods:
             by_technique[line.technique] = (line, predictions)
-    chosen = list(by_technique.values())[:_SIDE_BY_SIDE] if len(by_technique) > 1 else found[:_SIDE_BY_SIDE]
+    chosen = list(by_technique.values())[:_SIDE_BY_SIDE] if len(by_technique) > 1 else answered[:_SIDE_BY_SIDE]
     asked = [{p.source: p for p in predictions} for _, predictions in chosen]
     common = [source for source in asked[0] if all(source in others for others in asked)] if asked else []
     if len(chosen) < 2 or not common:
@@ -193,7 +193,7 @@ def provenance_grid(sheet: Sheet) -> Grid:
 
 
 def _cut(fingerprint: str) -> str:
-    """Give as much of a commit or a fingerprint as tells it from others, and whether files were changed."""
+    """Return as much of a fingerprint as tells it from others, and whether files were changed."""
     head, plus, changes = plain(fingerprint).partition("+")
     return head[:_FINGERPRINT] + plus + changes or UNKNOWN
 
@@ -205,45 +205,11 @@ def versions_words(sheet: Sheet) -> list[str]:
         versions = tuple(sorted((plain(k), plain(str(v))) for k, v in line.row.provenance.versions.items()))
         if versions:
             by_versions.setdefault(versions, []).append(line.number)
-    said = []
+    sentences = []
     for versions, numbers in by_versions.items():
         whose = "Versions behind every row that ran" if len(by_versions) == 1 else f"Versions behind rows {numbers}"
-        said.append(f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}.")
+        sentences.append(f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}.")
     for what in ("code", "commit", "device"):
         if len({value for line in sheet.lines if (value := getattr(line.row.provenance, what))}) > 1:
-            said.append(f"Not every row has the same {what}: see the table.")
-    return said
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Behind:
-    """How one row was started, and is started again."""
-
-    label: str
-    """The row."""
-    path: Path | None
-    """Its run directory."""
-    commit: str
-    """The whole commit that it was submitted from."""
-    command: str
-    """Its launch command."""
-    again: str
-    """Shell lines that run it again alone."""
-    spec: str
-    """Its `spec.json`."""
-
-
-def behind(line: Line) -> Behind:
-    """Return how a row was started and is started again."""
-    row: BenchmarkRow = line.row
-    out = f"row-{line.number}"
-    spec = str(row.path / "spec.json") if row.path else f"{out}.json"
-    saved = "" if row.path else f"# save the specification below as {out}.json\n"
-    return Behind(
-        label=line.label,
-        path=row.path,
-        commit=row.provenance.commit,
-        command=row.provenance.command,
-        again=f"{saved}python -m workbench run {shlex.quote(spec)} --out {out}",
-        spec=json.dumps(dict(row.spec), indent=1, default=str, ensure_ascii=False) if row.spec else "",
-    )
+            sentences.append(f"Not every row has the same {what}: see the table.")
+    return sentences
