@@ -6,7 +6,6 @@ in `verdicts.py`, the all-reduce between the pods in `exchange.py`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from workbench.base import entries
 from workbench.base.shown import Shown
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.exchange import Exchange
+from workbench.pods.doctor.facts import find_facts
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, judge_facts
 from workbench.pods.pod import Pod, PodSpec
 from workbench.pods.ssh.command import NO_CLIENT, CommandResult, run_over_openssh
@@ -103,39 +103,22 @@ def judge_result(
     seen: CommandResult, pod: Pod, spec: PodSpec, here: Mapping[str, str], pinned: Sequence[str] = ()
 ) -> HostReport:
     """Judge what came of the command that looks around on a pod. Pure."""
-    facts = _facts(seen.out)
+    facts = find_facts(seen.out)
     if facts is None:
         findings = [*_unreached(seen, pod, pinned)]
     else:
         login = Finding(check="ssh", verdict=Verdict.GOOD, found=f"{seen.ended_s - seen.began_s:.1f} s")
         key = Finding(check="host key", verdict=Verdict.GOOD, found="as pinned")
-        skew_s = _skew(float(str(facts["time_s"])), seen.began_s, seen.ended_s)
+        skew_s = _skew(facts.time_s, seen.began_s, seen.ended_s)
         findings = [login, key, *judge_facts(facts, pod, spec, here, skew_s)]
-    facts = facts or {}
     return HostReport(
         pod=pod.name,
         address=pod.address,
         findings=tuple(findings),
-        interface=str(facts.get("interface", "")),
-        gpu_gib=_number(facts.get("gpu_gib")),
-        memory_limit_gib=_number(facts.get("memory_limit_gib")),
+        interface=facts.interface if facts else "",
+        gpu_gib=facts.gpu_gib if facts else None,
+        memory_limit_gib=facts.memory_limit_gib if facts else None,
     )
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _facts(out: str) -> Mapping[str, object] | None:
-    """Find the JSON object; a login shell may print words of its own before it."""
-    for line in reversed(out.splitlines()):
-        try:
-            facts = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(facts, dict) and "time_s" in facts:
-            return facts
-    return None
 
 
 def _skew(there_s: float, began_s: float, ended_s: float) -> float:

@@ -5,13 +5,14 @@ What runs on the pods is `worker/probe/allreduce.py`. Every process there ends w
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from subprocess import Popen, TimeoutExpired
+from typing import Any
 
 from workbench.base import entries
+from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.command import NO_CLIENT, start_ssh
 from workbench.pods.ssh.identity import Identity
@@ -84,7 +85,7 @@ def measure_exchange(
 
 def _converse(
     pods: Sequence[Pod], processes: Sequence[Popen[str]], interfaces: Mapping[str, str], env: Mapping[str, str]
-) -> list[Mapping[str, object]]:
+) -> list[Mapping[str, Any]]:
     for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
         name = interfaces.get(pod.name, "")
         network = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
@@ -92,14 +93,14 @@ def _converse(
         _tell(process, request)
     first = processes[0].stdout
     assert first is not None
-    opened = json.loads(first.readline() or "{}")
+    opened = from_line(first.readline() or "{}")
     if "port" not in opened:
         return [{"problem": f"{pods[0].name} did not open a store"}]
     for process in processes[1:]:
         _tell(process, opened)
-    lines: list[Mapping[str, object]] = []
+    lines: list[Mapping[str, Any]] = []
     for line in first:
-        lines.append(json.loads(line))
+        lines.append(from_line(line))
         if lines[-1].get("over"):
             break
     return lines
@@ -107,23 +108,23 @@ def _converse(
 
 def _tell(process: Popen[str], message: Mapping[str, object]) -> None:
     assert process.stdin is not None
-    process.stdin.write(json.dumps(message) + "\n")
+    process.stdin.write(to_line(message).decode())
     process.stdin.flush()
 
 
-def _read(lines: Sequence[Mapping[str, object]], pods: int) -> Exchange:
-    fields: dict[str, object] = {}
+def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
+    fields: dict[str, Any] = {}
     sizes = []
     for line in lines:
         if "latency_s" in line:
-            fields |= {"backend": str(line["backend"]), "latency_s": float(str(line["latency_s"]))}
+            fields |= {"backend": line["backend"], "latency_s": line["latency_s"]}
         elif "bytes" in line:
-            sizes.append((int(str(line["bytes"])), float(str(line["took_s"]))))
+            sizes.append((line["bytes"], line["took_s"]))
         elif "problem" in line:
-            fields["problem"] = str(line["problem"])
+            fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):
         fields.setdefault("problem", "the measurement broke off")
-    return Exchange(pods=pods, sizes=tuple(sizes), **fields)  # type: ignore[arg-type]
+    return Exchange(pods=pods, sizes=tuple(sizes), **fields)
 
 
 def _kill(processes: Sequence[Popen[str]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.pods.doctor.facts import CompileLock, DiskSpace, GpuMemory, PodFacts
 from workbench.pods.pod import Pod, PodSpec
 
 __all__ = ["CHECKS", "MEMORY_OF_JOB", "Finding", "Verdict", "judge_facts"]
@@ -52,19 +53,16 @@ class Finding:
     """What to do; empty where nothing is wrong."""
 
 
-def judge_facts(
-    facts: Mapping[str, object], pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
-) -> Iterator[Finding]:
+def judge_facts(facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float) -> Iterator[Finding]:
     """Judge what `worker/probe/examine.py` printed on a pod."""
     yield _clock(skew_s)
-    versions = _table(facts.get("versions"))
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
-        yield _version(package, str(versions.get(package, "")), here.get(package, ""))
-    yield from _gpus([_table(gpu) for gpu in _rows(facts.get("gpus"))], pod, spec)
-    yield _memory(facts.get("memory_gib"))
-    yield _disk(_table(facts.get("disk")), pod)
-    yield _shm(_table(facts.get("shm")), bool(spec.gpus))
-    yield _locks([_table(lock) for lock in _rows(facts.get("locks"))])
+        yield _version(package, facts.versions.get(package, ""), here.get(package, ""))
+    yield from _gpus(facts.gpus, pod, spec)
+    yield _memory(facts.memory_gib)
+    yield _disk(facts.disk, pod)
+    yield _shm(facts.shm, bool(spec.gpus))
+    yield _locks(facts.locks)
 
 
 def _clock(skew_s: float) -> Finding:
@@ -97,7 +95,7 @@ def _public(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _gpus(gpus: Sequence[Mapping[str, object]], pod: Pod, spec: PodSpec) -> Iterator[Finding]:
+def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Finding]:
     wanted = spec.gpus
     verdict, fix = Verdict.GOOD, ""
     if len(gpus) < wanted:
@@ -106,18 +104,18 @@ def _gpus(gpus: Sequence[Mapping[str, object]], pod: Pod, spec: PodSpec) -> Iter
     yield Finding(check="GPUs", verdict=verdict, found=str(len(gpus)) if gpus or wanted else "none", fix=fix)
     if not gpus:
         return
-    sizes = [(float(str(gpu["total_gib"])), float(str(gpu["used_gib"]))) for gpu in gpus]
-    taken = [f"GPU {gpu['index']}" for gpu, (_, used) in zip(gpus, sizes, strict=True) if used > _GPU_TAKEN_GIB]
+    whole, used = sum(gpu.total_gib for gpu in gpus), sum(gpu.used_gib for gpu in gpus)
+    taken = [f"GPU {gpu.index}" for gpu in gpus if gpu.used_gib > _GPU_TAKEN_GIB]
     yield Finding(
         check="GPU memory",
         verdict=Verdict.WARNING if taken else Verdict.GOOD,
-        found=f"{sum(total - used for total, used in sizes):.1f} of {sum(total for total, _ in sizes):.1f} GiB free",
+        found=f"{whole - used:.1f} of {whole:.1f} GiB free",
         fix=f"something holds memory of {', '.join(taken)}: nvidia-smi on {pod.name} names it" if taken else "",
     )
 
 
-def _memory(available: object) -> Finding:
-    if not isinstance(available, int | float):
+def _memory(available: float | None) -> Finding:
+    if available is None:
         return Finding(check="memory", verdict=Verdict.UNKNOWN, found="unknown")
     tight = available < _MEMORY_LEAST_GIB
     return Finding(
@@ -128,31 +126,31 @@ def _memory(available: object) -> Finding:
     )
 
 
-def _disk(disk: Mapping[str, object], pod: Pod) -> Finding:
-    if not disk:
+def _disk(disk: DiskSpace | None, pod: Pod) -> Finding:
+    if disk is None:
         fix = f"the pod's folder {pod.root} is gone: close the cluster and start it again"
         return Finding(check="disk", verdict=Verdict.BAD, found="no folder", fix=fix)
-    free = float(str(disk["free_gib"]))
+    free = disk.free_gib
     verdict = Verdict.BAD if free < _DISK_LEAST_GIB else Verdict.WARNING if free < _DISK_GIB else Verdict.GOOD
     fix = f"make room where {pod.root} lies: a checkpoint needs some 16 bytes a parameter (AdamW, FP32)"
     return Finding(check="disk", verdict=verdict, found=_free(free), fix="" if verdict is Verdict.GOOD else fix)
 
 
-def _shm(shm: Mapping[str, object], gpus: bool) -> Finding:
-    if not shm:
+def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
+    if shm is None:
         fix = "mount a memory file system at /dev/shm: NCCL and the DataLoader's workers share memory there"
         return Finding(check="/dev/shm", verdict=Verdict.BAD, found="missing", fix=fix)
-    free = float(str(shm["free_gib"]))
+    free = shm.free_gib
     verdict = Verdict.GOOD
     if free < _SHM_GIB:
         verdict = Verdict.BAD if gpus or free < _SHM_LEAST_GIB else Verdict.WARNING
     fix = "make it larger: a volume of medium Memory at /dev/shm on Kubernetes, --shm-size=8g with docker"
-    found = f"{_free(free)} of {float(str(shm['total_gib'])):.1f}"
+    found = f"{_free(free)} of {shm.total_gib:.1f}"
     return Finding(check="/dev/shm", verdict=verdict, found=found, fix="" if verdict is Verdict.GOOD else fix)
 
 
-def _locks(locks: Sequence[Mapping[str, object]]) -> Finding:
-    stale = [str(lock["path"]) for lock in locks if not lock["busy"] and float(str(lock["age_s"])) > _LOCK_S]
+def _locks(locks: Sequence[CompileLock]) -> Finding:
+    stale = [lock.path for lock in locks if not lock.busy and lock.age_s > _LOCK_S]
     if not stale:
         found = "one is being compiled" if locks else "no locks"
         return Finding(check="compiled ops", verdict=Verdict.GOOD, found=found)
@@ -163,11 +161,3 @@ def _locks(locks: Sequence[Mapping[str, object]]) -> Finding:
 
 def _free(gib: float) -> str:
     return f"{gib:.1f} GiB free" if gib >= 0.1 else f"{gib * 1024:.0f} MiB free"
-
-
-def _table(raw: object) -> Mapping[str, object]:
-    return raw if isinstance(raw, Mapping) else {}
-
-
-def _rows(raw: object) -> Sequence[object]:
-    return raw if isinstance(raw, Sequence) else []
