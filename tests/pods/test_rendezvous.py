@@ -20,7 +20,8 @@ import pytest
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.pods.pod import Pod
 from workbench.pods.rendezvous.listener import Rendezvous
-from workbench.pods.rendezvous.report import decode_report, encode_report, proof, register
+from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.rendezvous.report import encode_report, proof, register
 from workbench.pods.ssh.identity import check_key_line, generate_key, write_private
 
 NAMES = ["pod-0", "pod-1", "pod-2"]
@@ -202,7 +203,7 @@ def test_the_deadline_says_who_came_and_who_did_not(
     pool.submit(send, place, pods[1])
     began_s = time.monotonic()
     with pytest.raises(PodTimeout) as caught:
-        place.wait(4.0, last_words=lambda name: "started 1 s ago, last log line: pulling image")
+        place.wait(4.0, status_of=lambda name: "started 1 s ago, last log line: pulling image")
     assert time.monotonic() - began_s >= 4.0
     assert isinstance(caught.value, TimeoutError)
     expected = "2 of 3 workers reported in 4 s; missing: pod-2 (started 1 s ago, last log line: pulling image)"
@@ -387,7 +388,8 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(tmp_path: Path, po
     with Rendezvous(["pod-0"]) as place:
         write_private(tmp_path / "token", place.token.hex())
         script = (
-            "import json,sys; from pathlib import Path; from workbench.pods.rendezvous.report import *;"
+            "import json,sys; from pathlib import Path; from workbench.pods.rendezvous.report import register;"
+            "from workbench.pods.rendezvous.received import decode_report;"
             "register('127.0.0.1', int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()),"
             " decode_report(sys.argv[3]), timeout_s=10)"
         )

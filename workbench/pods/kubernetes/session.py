@@ -25,7 +25,7 @@ from workbench.pods.kubernetes.remove import delete
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
 from workbench.pods.kubernetes.watch import Picture
 from workbench.pods.pod import LaunchContext, Phase, Pod
-from workbench.pods.rendezvous.report import decode_report
+from workbench.pods.rendezvous.received import decode_report
 
 __all__ = ["Session"]
 

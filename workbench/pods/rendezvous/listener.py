@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
-from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, decode_report, proof
+from workbench.pods.rendezvous.received import decode_report
+from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof
 
 __all__ = ["Rendezvous"]
 
