@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import write_text
 from workbench.pods.pod import Jump, Pod
-from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint, write_private
+from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint
 
 
 @pytest.fixture
@@ -147,11 +148,11 @@ def test_other_key_lines_are_refused(line: str) -> None:
         check_key_line(line)
 
 
-def test_write_private_replaces_and_follows_no_link(tmp_path: Path, open_umask: object) -> None:
+def test_a_private_file_replaces_and_follows_no_link(tmp_path: Path, open_umask: object) -> None:
     target, outside = tmp_path / "file", tmp_path / "outside"
     outside.write_text("untouched")
     target.symlink_to(outside)
-    write_private(target, "secret")
+    write_text(target, "secret")
     assert outside.read_text() == "untouched"
     assert (target.read_text(), stat.S_IMODE(target.stat().st_mode), target.is_symlink()) == ("secret", 0o600, False)
 

@@ -18,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
+from workbench.base.files import write_text
 from workbench.pods.pod import Pod
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.rendezvous.received import decode_report
 from workbench.pods.rendezvous.report import encode_report, proof, register
-from workbench.pods.ssh.identity import check_key_line, generate_key, write_private
+from workbench.pods.ssh.identity import check_key_line, generate_key
 
 NAMES = ["pod-0", "pod-1", "pod-2"]
 
@@ -386,7 +387,7 @@ def test_it_listens_on_loopback_alone_and_closes(pods: list[Pod]) -> None:
 
 def test_a_worker_that_is_no_child_brings_its_token_in_a_file(tmp_path: Path, pods: list[Pod]) -> None:
     with Rendezvous(["pod-0"]) as place:
-        write_private(tmp_path / "token", place.token.hex())
+        write_text(tmp_path / "token", place.token.hex())
         script = (
             "import json,sys; from pathlib import Path; from workbench.pods.rendezvous.report import register;"
             "from workbench.pods.rendezvous.received import decode_report;"

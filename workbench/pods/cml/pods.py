@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.base.files import write_text
 from workbench.base.process import POD_MARK
 from workbench.pods.cml.api import WorkersApi, has_ended, words_of
 from workbench.pods.cml.worker import own_address
@@ -28,7 +29,7 @@ from workbench.pods.guest.process import tail_of
 from workbench.pods.hostfile import check_port
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
-from workbench.pods.ssh.identity import check_key_line, write_private
+from workbench.pods.ssh.identity import check_key_line
 
 __all__ = ["CMLPods"]
 
@@ -222,11 +223,11 @@ class CMLPods:
                 raise PodError("the workers were given up before all of them were launched")
             self._files.append(file)
             self._logs[config.name] = Path(config.log)
-            write_private(file, config.to_line().decode())
+            write_text(file, config.to_line().decode())
             (worker,) = self._api.call("launch_workers", **asked, **self.options)
             self._ids[config.name] = worker["id"]
             self._files.append(file.with_suffix(".id"))
-            write_private(self._files[-1], json.dumps(worker["id"]))
+            write_text(self._files[-1], json.dumps(worker["id"]))
 
     def _await(self, timeout_s: float) -> None:
         """Have the platform say which workers failed to start, while others report."""

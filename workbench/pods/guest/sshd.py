@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import write_text
 from workbench.pods.guest import pod_main
 from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set, version_options
 from workbench.pods.hostfile import check_address, check_port, check_user
-from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, write_private
+from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key
 
 __all__ = ["Daemon", "find_sshd", "login_user"]
 
@@ -61,8 +62,8 @@ class Daemon:
         self.folder.mkdir(mode=0o700)
         generate_key(self.folder / "host_key", comment=self.folder.parent.name)
         allowed = f'restrict,from="{self.allowed_from}" {check_key_line(self.public_key)}\n'
-        write_private(self.folder / "authorized_keys", allowed)
-        write_private(self.folder / "sshd_config", self.config() + version_options(sshd))
+        write_text(self.folder / "authorized_keys", allowed)
+        write_text(self.folder / "sshd_config", self.config() + version_options(sshd))
 
     def config(self) -> str:
         """Return the text of sshd_config."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.files import write_json
 from workbench.base.versions import VERSION
 from workbench.pods.hostfile import check_port, check_user
 from workbench.pods.hosts.entry import (
@@ -33,7 +34,7 @@ from workbench.pods.hosts.entry import (
 )
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.pod import Jump, LaunchContext, Phase, Pod, PodSpec
-from workbench.pods.ssh.identity import Identity, write_private
+from workbench.pods.ssh.identity import Identity
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
@@ -242,7 +243,7 @@ class SSHPods:
         # Nobody can have made it before us: the name is told to nobody.
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
         noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
-        write_private(folder / _NOTE, json.dumps(noted))
+        write_json(folder / _NOTE, noted)
         enter = partial(create_pod_folder, root=self.root, folder=self._folder, python=self.python)
 
         def arrive(number: int) -> HostFacts:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import logging
 import secrets
 import threading
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
+from workbench.base.files import read_json, write_json
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod import LaunchContext, Pod, PodSpec
-from workbench.pods.ssh.identity import check_key_line, write_private
+from workbench.pods.ssh.identity import check_key_line
 
 if TYPE_CHECKING:
     from workbench.pods.kubernetes.api import KubeApi
@@ -118,15 +118,14 @@ class KubernetesPods(KubernetesOptions):
         Raises:
             BackendError: Something could not be deleted.
         """
-        try:
-            base = str(json.loads((directory / _RECORD).read_text())["base"])
-        except (OSError, ValueError, KeyError):
+        base = read_json(directory / _RECORD).get("base")
+        if not base:
             return  # it made nothing, or has removed it
         from workbench.pods.kubernetes.api import KubeApi
         from workbench.pods.kubernetes.objects import CLUSTER_LABEL
         from workbench.pods.kubernetes.remove import remove
 
-        remove(KubeApi(self), base, f"{CLUSTER_LABEL}={base}")
+        remove(KubeApi(self), str(base), f"{CLUSTER_LABEL}={base}")
         (directory / _RECORD).unlink()
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext) -> Session:
@@ -148,7 +147,7 @@ class KubernetesPods(KubernetesOptions):
         )
         record = {"base": base, "namespace": api.namespace, "server": api.host}
         self._record = context.directory / _RECORD
-        write_private(self._record, json.dumps(record, indent=1) + "\n")
+        write_json(self._record, record)
         self._sweep(api)
         forward = self.reach == "port-forward" or (self.reach == "auto" and not api.in_cluster)
         return Session(api, objects, context, forward)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import os
 import re
 import shlex
 import shutil
@@ -20,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.pod import Jump, Pod
 
-__all__ = ["Identity", "check_key_file", "check_key_line", "fingerprint", "known_hosts_name", "write_private"]
+__all__ = ["Identity", "check_key_file", "check_key_line", "fingerprint", "known_hosts_name"]
 
 APT_LINE = "sudo apt-get install openssh-server openssh-client"
 
@@ -100,8 +100,8 @@ class Identity:
         trusted += [(jump.address, jump.port, jump.host_key) for jump in jumps]
         lines = [f"{known_hosts_name(address, port)} {check_key_line(key)}\n" for address, port, key in trusted]
         config = _client_config(self, listed, jumps)
-        write_private(self.known_hosts, "".join(dict.fromkeys(lines)))
-        write_private(self.ssh_config, config)
+        write_text(self.known_hosts, "".join(dict.fromkeys(lines)))
+        write_text(self.ssh_config, config)
 
     def key_for(self, pod: Pod) -> Path:
         """Return the private key that opens a pod."""
@@ -169,18 +169,6 @@ def generate_key(path: Path, comment: str) -> None:
         raise ConfigError(f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}") from error
     path.chmod(0o600)
     path.with_name(path.name + ".pub").chmod(0o600)
-
-
-def write_private(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file atomically; nobody else can read it at any moment, whatever the umask."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        part.unlink()
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(handle, "w") as file:
-        os.fchmod(handle, mode)
-        file.write(text)
-    part.replace(path)
 
 
 def _jumps(pods: Iterable[Pod]) -> list[Jump]:

@@ -9,9 +9,10 @@ import shlex
 from collections.abc import Sequence
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.identity import Identity, write_private
+from workbench.pods.ssh.identity import Identity
 
 __all__ = ["pdsh_environment", "ssh_argv", "ssh_wrapper"]
 
@@ -35,5 +36,5 @@ def ssh_wrapper(identity: Identity) -> str:
     path = identity.folder / "ssh"
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;")
-    write_private(path, f'#!/bin/sh\nexec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n', mode=0o700)
+    write_text(path, f'#!/bin/sh\nexec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n', mode=0o700)
     return str(path)
