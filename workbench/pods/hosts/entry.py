@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["HostFacts", "check_hosts", "connect_all", "create_pod_folder", "on_all_hosts", "remove_pod_folder"]
 
-_MEET_S = 4.5  # one step of meeting a host
-_NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
-_ENTER_S = 60.0  # a Python on a cold network file system takes its time
-_LEAVE_S = 4.0
+_CONNECT_S = 4.5  # one step of a first connection
+_ALL_NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
+_CREATE_S = 60.0  # a Python on a cold network file system takes its time
+_REMOVE_S = 4.0
 _AT_ONCE = 32
 _AT_ONCE_THROUGH = 6  # sshd drops some of more than ten connections that are not logged in yet (MaxStartups)
 _OLDEST_PYTHON = (3, 11)
@@ -66,18 +66,18 @@ class HostFacts:
 
 
 def connect_all(hosts: Sequence[Host], trust: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Meet all hosts at once; see `keys.meet`."""
-    from workbench.pods.hosts.keys import meet
+    """Log in to all hosts at once and close again; see `keys.try_login`."""
+    from workbench.pods.hosts.keys import try_login
 
     pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
     try:
-        futures = [pool.submit(meet, host, trust, _MEET_S) for host in hosts]
+        futures = [pool.submit(try_login, host, trust, _CONNECT_S) for host in hosts]
         began_s = monotonic()
         while not all(future.done() for future in futures):
             wait(futures, timeout=0.05)
-            if any(f.done() and f.exception() for f in futures) and monotonic() - began_s > _NAMED_S:
+            if any(f.done() and f.exception() for f in futures) and monotonic() - began_s > _ALL_NAMED_S:
                 break
-        _raise_all(futures, [f"{host}: no answer in {_NAMED_S:g} s" for host in hosts])
+        _raise_all(futures, [f"{host}: no answer in {_ALL_NAMED_S:g} s" for host in hosts])
         return [future.result() for future in futures]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a silent host's thread ends by its own limits
@@ -98,7 +98,7 @@ def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
     where = f"{pod.address} ({pod.name})"
     request = {"root": root, "folder": folder, "pod": pod.name, "packages": list(PACKAGES)}
     try:
-        answer = _ask(connection.open(), python, {"enter": request}, _ENTER_S)
+        answer = _ask(connection.open(), python, {"enter": request}, _CREATE_S)
     except _NoAnswer as error:
         raise ConfigError(
             f"{where}: {python} does not run there as it should; give python=PATH of the one that has torch and"
@@ -126,7 +126,7 @@ def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
     pod = connection.pod
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
-        answer = _ask(connection.open(), python, {"leave": request}, _LEAVE_S)
+        answer = _ask(connection.open(), python, {"leave": request}, _REMOVE_S)
     except _NoAnswer as error:
         raise PodError(f"{pod.name}: {python} on {pod.address} said: {error}") from error
     if answer.get("left") or answer.get("there") or "error" in answer:
@@ -135,21 +135,19 @@ def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
     return [str(line) for line in log] if isinstance(log, list) else []
 
 
-def check_hosts(pods: Sequence[Pod], arrivals: Sequence[HostFacts], spec: PodSpec) -> None:
+def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:
     """Refuse hosts that are not what is asked for, or not as many as they have names."""
     troubles = [
-        f"{pod.address}: {lack}"
-        for pod, arrival in zip(pods, arrivals, strict=True)
-        for lack in _lacks(pod, arrival, spec)
+        f"{pod.address}: {lack}" for pod, host in zip(pods, facts, strict=True) for lack in _lacks(pod, host, spec)
     ]
     if troubles:
         raise ConfigError("hosts that are less than was asked for:\n" + "\n".join(troubles))
     seen: dict[tuple[str, ...], str] = {}
-    for pod, arrival in zip(pods, arrivals, strict=True):
-        if (daemon := tuple(arrival.daemon)) in seen:
+    for pod, host in zip(pods, facts, strict=True):
+        if (daemon := tuple(host.daemon)) in seen:
             raise ConfigError(f"{seen[daemon]} and {pod.address} are one host under two names; name it once")
         seen[daemon] = pod.address
-    above = {str(PurePosixPath(arrival.root).parent): pod.address for pod, arrival in zip(pods, arrivals, strict=True)}
+    above = {str(PurePosixPath(host.root).parent): pod.address for pod, host in zip(pods, facts, strict=True)}
     if len(above) > 1:
         places = "; ".join(f"{folder} on {address}" for folder, address in above.items())
         raise ConfigError(
@@ -158,15 +156,15 @@ def check_hosts(pods: Sequence[Pod], arrivals: Sequence[HostFacts], spec: PodSpe
         )
 
 
-def _lacks(pod: Pod, arrival: HostFacts, spec: PodSpec) -> list[str]:
+def _lacks(pod: Pod, host: HostFacts, spec: PodSpec) -> list[str]:
     lacks = []
     wanted = max(spec.gpus, pod.slots if spec.gpus else 0)
-    if arrival.gpus < wanted:
-        lacks.append(f"{arrival.gpus} GPUs, {wanted} are asked for")
-    if arrival.cores < spec.cpus:
-        lacks.append(f"{arrival.cores} cores, {spec.cpus:g} are asked for")
-    if spec.memory_gib is not None and arrival.memory_gib < spec.memory_gib:
-        lacks.append(f"{arrival.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")
+    if host.gpus < wanted:
+        lacks.append(f"{host.gpus} GPUs, {wanted} are asked for")
+    if host.cores < spec.cpus:
+        lacks.append(f"{host.cores} cores, {spec.cpus:g} are asked for")
+    if spec.memory_gib is not None and host.memory_gib < spec.memory_gib:
+        lacks.append(f"{host.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")
     return lacks
 
 

@@ -1,7 +1,7 @@
 """Whether a host that answers is the one that is meant: its key against known_hosts files and vouched fingerprints.
 
-The first meeting with a host, before anything is pinned: connect, hear its key, judge it, log in, part. An unknown
-key is refused with its fingerprint and the ways to trust it; nothing is ever added by itself. Imports paramiko.
+The first connection to a host, before anything is pinned: connect, have its key proved, check it, log in, close. An
+unknown key is refused with its fingerprint and the ways to trust it; nothing is ever added by itself.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from workbench.pods.ssh.transport import (
     reach,
 )
 
-__all__ = ["known_keys", "meet", "vouched"]
+__all__ = ["known_keys", "try_login", "vouched"]
 
 _KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 
-def meet(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Meet a host: judge its key, see that it lets us in, and leave."""
+def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
+    """Check a host's key and that it lets us in; return its key and that of its jump host."""
     if host.jump is None:
-        return _enter(host, trust, timeout_s, None), ""
-    hop_key = _enter(host.jump, trust, timeout_s, None)
+        return _try_one(host, trust, timeout_s, None), ""
+    hop_key = _try_one(host.jump, trust, timeout_s, None)
     hop = reach(_destination(host.jump, [hop_key]), timeout_s)
     try:
-        return _enter(host, trust, timeout_s, hop), hop_key
+        return _try_one(host, trust, timeout_s, hop), hop_key
     finally:
         hop.close()
 
@@ -64,22 +64,22 @@ def vouched(host: Host, trust: Mapping[str, str]) -> str:
     return next((trust[name] for name in names if name in trust), "")
 
 
-def _enter(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transport | None) -> str:
-    """Hear and judge a host's key, log in, part; return the key."""
+def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transport | None) -> str:
+    """Check a host's key, log in, close; return the key."""
     check_key_file(Path(host.key))
     expected = vouched(host, trust)
     pinned = [] if expected else known_keys(host)
-    transport = _listen(host, pinned, expected, timeout_s, hop)
+    transport = _prove_key(host, pinned, expected, timeout_s, hop)
     try:
         shown = proven_key(transport)
-        _judge(host, shown, pinned, expected, transport)
+        _check_key(host, shown, pinned, expected, transport)
         log_in(transport, _destination(host, pinned))
         return shown
     finally:
         transport.close()
 
 
-def _listen(host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None) -> Transport:
+def _prove_key(host: Host, pinned: Sequence[str], expected: str, timeout_s: float, hop: Transport | None) -> Transport:
     """Have the host prove a key: of a known type if there is one, else the one with the vouched fingerprint."""
     destination = _destination(host, pinned)
     kinds = [line.split(" ")[0] for line in pinned] or _KINDS[:1]
@@ -100,7 +100,7 @@ def _listen(host: Host, pinned: Sequence[str], expected: str, timeout_s: float, 
     return first
 
 
-def _judge(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: Transport) -> None:
+def _check_key(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: Transport) -> None:
     """Refuse a key that is not the known or vouched one."""
     mark = fingerprint(shown)
     if expected:

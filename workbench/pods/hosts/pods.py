@@ -126,7 +126,7 @@ class SSHPods:
         return {"kind": self.kind, "hosts": [host.to_dict() for host in self.hosts], **jump, **given}
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Meet the first `count` hosts, check that they are what is asked, and make a folder on each.
+        """Log in to the first `count` hosts, check that they are what is asked, and make a folder on each.
 
         See `PodBackend.launch`. A host that cannot be reached or is not believed is named, with all others like it,
         within five seconds, before anything is made anywhere.
@@ -244,17 +244,17 @@ class SSHPods:
         self._folder = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
         noted = {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
         write_json(folder / _NOTE, noted)
-        enter = partial(create_pod_folder, root=self.root, folder=self._folder, python=self.python)
+        create = partial(create_pod_folder, root=self.root, folder=self._folder, python=self.python)
 
-        def arrive(number: int) -> HostFacts:
-            arrival = enter(self._connections[self._pods[number].name])
-            self._pods[number] = _arrived(self._pods[number], arrival)
+        def make_folder(number: int) -> HostFacts:
+            host = create(self._connections[self._pods[number].name])
+            self._pods[number] = _with_facts(self._pods[number], host)
             self._connections[self._pods[number].name].pod = self._pods[number]
-            self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {arrival}"]
-            return arrival
+            self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {host}"]
+            return host
 
-        arrivals = on_all_hosts(arrive, range(len(self._pods)), self._pods)
-        check_hosts(self._pods, arrivals, spec)
+        facts = on_all_hosts(make_folder, range(len(self._pods)), self._pods)
+        check_hosts(self._pods, facts, spec)
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:
@@ -304,10 +304,10 @@ def _pod(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -
     )
 
 
-def _arrived(pod: Pod, arrival: HostFacts) -> Pod:
+def _with_facts(pod: Pod, host: HostFacts) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
-    versions = {**arrival.versions, "workbench": VERSION}
-    return replace(pod, root=arrival.root, python=arrival.python, versions=versions)
+    versions = {**host.versions, "workbench": VERSION}
+    return replace(pod, root=host.root, python=host.python, versions=versions)
 
 
 def _kept(given: object) -> Host:

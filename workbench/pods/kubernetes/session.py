@@ -23,7 +23,7 @@ from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest,
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.remove import delete
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
-from workbench.pods.kubernetes.watch import Picture
+from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.rendezvous.received import decode_report
 
@@ -40,7 +40,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One pod in the picture."""
+    """One pod as it was last seen."""
 
     seen: Mapping[str, Any] | None
     """As it is; None before it is there, and after."""
@@ -63,14 +63,16 @@ class Session:
         self._forwards: list[PortForward] = []
         self._reported = ""
         self._logs: dict[str, str] = {}
-        self._picture: Picture | None = None
-        self._events: Picture | None = None
+        self._watched: WatchedObjects | None = None
+        self._events: WatchedObjects | None = None
 
     def open(self) -> list[Pod]:
         """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
         selector = self._objects.selector
-        self._picture = Picture(self._api, "pod", self._changed, label_selector=selector)
-        self._events = Picture(self._api, "event", self._changed, field_selector="involvedObject.kind=Pod,type=Warning")
+        self._watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
+        self._events = WatchedObjects(
+            self._api, "event", self._changed, field_selector="involvedObject.kind=Pod,type=Warning"
+        )
         try:
             self._make_all()
             return self._await_all()
@@ -106,11 +108,11 @@ class Session:
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             list(pool.map(self._keep_log, self._pods))
             left = [words for words in pool.map(partial(delete, self._api), made) if words]
-        if self._picture is not None:
+        if self._watched is not None:
             if made and not left:
                 with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
-                    self._await_gone(self._picture, {name for kind, name, _ in made if kind == "pod"})
-            self._picture.close()
+                    self._await_gone(self._watched, {name for kind, name, _ in made if kind == "pod"})
+            self._watched.close()
         self._made = []
         if left:
             raise BackendError(
@@ -140,7 +142,7 @@ class Session:
             return made
 
     def _await_all(self) -> list[Pod]:
-        """Meet each pod as it comes up."""
+        """Admit each pod as it comes up."""
         deadline = time.monotonic() + self._context.timeout_s
         while True:
             self._check_open()
@@ -154,25 +156,25 @@ class Session:
                 raise PodError(self._exit_message(*lost))
             up = [i for i, look in enumerate(looks) if look.seen and is_ready(look.seen) and i not in self._pods]
             for index in up:
-                self._meet(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
-            self._tell([words for i, words in waits.items() if i not in self._pods])
+                self._admit(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
+            self._report_progress([words for i, words in waits.items() if i not in self._pods])
             if len(self._pods) == self._objects.count:
                 return [self._pods[index] for index in range(self._objects.count)]
             if time.monotonic() >= deadline:
-                raise PodTimeout(self._absence(list(waits.values())))
+                raise PodTimeout(self._missing(list(waits.values())))
             with self._changed:
                 self._changed.wait_for(lambda: self._changes() != seen, max(0.0, deadline - time.monotonic()))  # noqa: B023
 
     def _changes(self) -> tuple[object, ...]:
         """Return what differs whenever there is something new to look at."""
-        assert self._picture is not None and self._events is not None
-        return self._closed.is_set(), self._picture.changes, self._events.changes
+        assert self._watched is not None and self._events is not None
+        return self._closed.is_set(), self._watched.changes, self._events.changes
 
     def _looks(self) -> Iterator[_Look]:
-        """Return each pod as the picture has it, in rank order."""
-        assert self._picture is not None
-        by_name = {item["metadata"]["name"]: item for item in self._picture.objects.values()}
-        gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._picture.gone.values()}
+        """Return each pod as it was last seen, in rank order."""
+        assert self._watched is not None
+        by_name = {item["metadata"]["name"]: item for item in self._watched.objects.values()}
+        gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()}
         for name in self._objects.names:
             words = ""
             if name not in by_name and name in gone:
@@ -195,14 +197,14 @@ class Session:
     def _warnings(self) -> list[Mapping[str, Any]]:
         return list(self._events.objects.values()) if self._events is not None else []
 
-    def _tell(self, waits: Sequence[str]) -> None:
+    def _report_progress(self, waits: Sequence[str]) -> None:
         line = f"{len(self._pods)} of {self._objects.count} pods are up"
         line += f"; waiting for {', '.join(waits)}" if waits else ""
         if line != self._reported:
             self._reported = line
             self._context.report(line)
 
-    def _meet(self, index: int, address: str) -> None:
+    def _admit(self, index: int, address: str) -> None:
         """Read in its log who a pod says it is, and hold that against what we know."""
         name = self._objects.names[index]
         report = self._report_of(index)
@@ -242,10 +244,10 @@ class Session:
         last = f"\nLast lines of its log:\n{_tail(lines)}" if any(line not in words for line in lines) else ""
         return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
 
-    def _absence(self, waits: Sequence[str]) -> str:
+    def _missing(self, waits: Sequence[str]) -> str:
         count, limit_s = self._objects.count, self._context.timeout_s
         text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {', '.join(waits)}"
-        error = self._picture.error if self._picture is not None else None
+        error = self._watched.error if self._watched is not None else None
         return f"{text}; {error}" if error is not None else text
 
     def _check_open(self) -> None:
@@ -254,7 +256,7 @@ class Session:
 
     def _check_allowed(self) -> None:
         """Give up where the server will not let us see our pods."""
-        error = self._picture.error if self._picture is not None else None
+        error = self._watched.error if self._watched is not None else None
         if isinstance(error, ApiRefusal) and error.status in (401, 403):
             raise error
 
@@ -263,13 +265,13 @@ class Session:
             name = f"pod-{index}"
             self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
 
-    def _await_gone(self, picture: Picture, names: Collection[str]) -> None:
+    def _await_gone(self, watched: WatchedObjects, names: Collection[str]) -> None:
         """Wait until the kubelets have ended the pods; one whose node is lost is not waited for long."""
         deadline = time.monotonic() + _GONE_S
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: not any(item["metadata"]["name"] in names for item in picture.objects.values()),
+                    lambda: not any(item["metadata"]["name"] in names for item in watched.objects.values()),
                     max(0.0, deadline - time.monotonic()),
                 )
             left, _ = self._api.list("pod", label_selector=self._objects.selector)  # a watch that broke sees nothing

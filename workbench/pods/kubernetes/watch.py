@@ -1,4 +1,4 @@
-"""A picture of some Kubernetes objects that keeps itself up to date: one list, then a watch, in a thread.
+"""Some Kubernetes objects, kept up to date: one list, then a watch, in a thread.
 
 Nothing is polled. A watch that the server ends goes on from where it was; one whose place is too old (410), and one
 that broke, begins again with a list, so that no deletion is missed.
@@ -15,7 +15,7 @@ from typing import Any
 from workbench.base.errors import WorkbenchError
 from workbench.pods.kubernetes.api import ApiRefusal, EventStream, Kind, KubeApi
 
-__all__ = ["Picture"]
+__all__ = ["WatchedObjects"]
 
 _LOG = logging.getLogger(__name__)
 _BREAK_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -23,7 +23,7 @@ _BREATH_S = 0.02
 _GONE = 410
 
 
-class Picture:
+class WatchedObjects:
     """The objects of one kind that a selector finds, by uid."""
 
     def __init__(self, api: KubeApi, kind: Kind, changed: threading.Condition, **selector: str):
@@ -73,7 +73,7 @@ class Picture:
                 failures += 1
 
     def _list(self) -> str:
-        """Take stock."""
+        """List what is there."""
         items, version = self._api.list(self._kind, **self._selector)
         listed = {_uid(item): item for item in items}
         with self._changed:

@@ -33,10 +33,10 @@ _TICK_S = 0.05
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Connection:
     """One connection that has not reported yet."""
 
-    connection: socket.socket
+    socket: socket.socket
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     since_s: float = field(default_factory=time.monotonic)
     received: bytearray = field(default_factory=bytearray)
@@ -51,7 +51,7 @@ class Rendezvous:
         self.names = tuple(names)
         self.refused: Counter[str] = Counter()
         self._came: dict[str, Pod] = {}
-        self._guests: dict[socket.socket, _Guest] = {}
+        self._connections: dict[socket.socket, _Connection] = {}
         self._selector = selectors.DefaultSelector()
         try:
             self._listener = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
@@ -88,70 +88,70 @@ class Rendezvous:
         while len(self._came) < len(self.names):
             watch()
             if time.monotonic() - started_s > timeout_s:
-                raise PodTimeout(self._absence(timeout_s, status_of))
+                raise PodTimeout(self._missing(timeout_s, status_of))
             for key, _ in self._selector.select(_TICK_S):
                 if key.fileobj is self._listener:
-                    self._welcome()
-                elif (guest := self._guests.get(key.data)) is not None:
-                    self._hear(guest, report)
+                    self._accept()
+                elif (pending := self._connections.get(key.data)) is not None:
+                    self._receive(pending, report)
             self._drop_idle()
         return [self._came[name] for name in self.names]
 
     def close(self) -> None:
         """Stop listening and drop every connection. Idempotent."""
-        for guest in list(self._guests.values()):
-            self._part(guest)
+        for pending in list(self._connections.values()):
+            self._close(pending)
         self._selector.close()
         self._listener.close()
 
-    def _welcome(self) -> None:
+    def _accept(self) -> None:
         """Take a connection and send it its nonce; with too many, the one that idled longest has to go."""
         try:
             connection, _ = self._listener.accept()
         except OSError:
             return
         connection.setblocking(False)
-        guest = _Guest(connection)
-        if len(self._guests) >= _MAX_CONNECTIONS:
-            self._refuse(next(iter(self._guests.values())), "crowded out")
-        self._guests[connection] = guest
+        pending = _Connection(connection)
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            self._refuse(next(iter(self._connections.values())), "crowded out")
+        self._connections[connection] = pending
         self._selector.register(connection, selectors.EVENT_READ, connection)
-        self._say(guest, {"nonce": guest.nonce})
+        self._say(pending, {"nonce": pending.nonce})
 
-    def _hear(self, guest: _Guest, report: Callable[[str], None]) -> None:
+    def _receive(self, pending: _Connection, report: Callable[[str], None]) -> None:
         """Read what a connection sent; answer once there is a whole line."""
         try:
-            data = guest.connection.recv(MAX_MESSAGE_BYTES)
+            data = pending.socket.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        guest.received += data
-        line, newline, _ = guest.received.partition(b"\n")
+        pending.received += data
+        line, newline, _ = pending.received.partition(b"\n")
         if len(line) > MAX_MESSAGE_BYTES:
-            self._refuse(guest, "too long")
+            self._refuse(pending, "too long")
         elif newline:
-            self._judge(guest, bytes(line), report)
+            self._judge(pending, bytes(line), report)
         elif not data:
-            self._refuse(guest, "cut short")
+            self._refuse(pending, "cut short")
 
-    def _judge(self, guest: _Guest, line: bytes, report: Callable[[str], None]) -> None:
+    def _judge(self, pending: _Connection, line: bytes, report: Callable[[str], None]) -> None:
         """Check the proof, then the report; answer with a proof of our own and part."""
         try:
             message = from_line(line)
             text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
-            expected = proof(self.token, "worker", guest.nonce, nonce, text)
+            expected = proof(self.token, "worker", pending.nonce, nonce, text)
             proven = hmac.compare_digest(given.encode(), expected.encode())
         except (ValueError, RecursionError, TypeError, KeyError):
-            return self._refuse(guest, "garbage")
+            return self._refuse(pending, "garbage")
         if not proven:
-            return self._refuse(guest, "wrong token")
+            return self._refuse(pending, "wrong token")
         try:
             error = self._admit(decode_report(text), report)
         except (ConfigError, PodError) as reason:
-            self._answer(guest, nonce, text, str(reason))
+            self._answer(pending, nonce, text, str(reason))
             raise PodError(str(reason)) from reason
-        return self._answer(guest, nonce, text, error)
+        return self._answer(pending, nonce, text, error)
 
     def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
         """Take a proven worker in; return the reason if it is not one of ours."""
@@ -176,36 +176,38 @@ class Rendezvous:
             report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
         return ""
 
-    def _answer(self, guest: _Guest, nonce: str, text: str, error: str) -> None:
+    def _answer(self, pending: _Connection, nonce: str, text: str, error: str) -> None:
         """Tell a proven worker how it went, proving that it is we who say so."""
         reason = error[:500]
-        self._say(guest, {"error": reason, "proof": proof(self.token, "rendezvous", guest.nonce, nonce, text, reason)})
-        self._part(guest)
+        self._say(
+            pending, {"error": reason, "proof": proof(self.token, "rendezvous", pending.nonce, nonce, text, reason)}
+        )
+        self._close(pending)
 
-    def _say(self, guest: _Guest, message: dict[str, str]) -> None:
+    def _say(self, pending: _Connection, message: dict[str, str]) -> None:
         """Send one line; it is far smaller than an empty socket buffer, so it goes out whole or the peer is gone."""
         with contextlib.suppress(OSError):
-            guest.connection.send(to_line(message))
+            pending.socket.send(to_line(message))
 
     def _drop_idle(self) -> None:
         """Part with connections that did not send a whole line in time; the oldest stand first."""
         limit_s = time.monotonic() - _READ_TIMEOUT_S
-        while self._guests and (oldest := next(iter(self._guests.values()))).since_s < limit_s:
+        while self._connections and (oldest := next(iter(self._connections.values()))).since_s < limit_s:
             self._refuse(oldest, "idle")
 
-    def _refuse(self, guest: _Guest, reason: str) -> None:
+    def _refuse(self, pending: _Connection, reason: str) -> None:
         """Count and part, without a word to the peer."""
         self.refused[reason] += 1
         _LOG.debug("the rendezvous on port %d refused a connection: %s", self.port, reason)
-        self._part(guest)
+        self._close(pending)
 
-    def _part(self, guest: _Guest) -> None:
+    def _close(self, pending: _Connection) -> None:
         """Close a connection."""
-        if self._guests.pop(guest.connection, None) is not None:
-            self._selector.unregister(guest.connection)
-            guest.connection.close()
+        if self._connections.pop(pending.socket, None) is not None:
+            self._selector.unregister(pending.socket)
+            pending.socket.close()
 
-    def _absence(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
+    def _missing(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
         """Return which workers did not come."""
         missing = [name for name in self.names if name not in self._came]
         waits = [f"{name} ({words})" if (words := status_of(name)) else name for name in missing]

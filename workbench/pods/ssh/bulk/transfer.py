@@ -88,7 +88,7 @@ def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambd
 
     def once() -> str | None:
         with Pipe(_far_end(route, "send", remote, str(_size(part)))) as pipe, part.open("ab", buffering=0) as file:
-            header = _heard(pipe, route)
+            header = _read_message(pipe, route)
             digest = _digest_of(part)
             if header["offset"] != _size(part) or header["prefix"] != digest.hexdigest():
                 tries.damaged()
@@ -101,7 +101,7 @@ def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambd
                 file.write(piece)
                 digest.update(piece)
                 tries.see(tries.done + len(piece), tell)
-            if _heard(pipe, route)["sha256"] != digest.hexdigest():
+            if _read_message(pipe, route)["sha256"] != digest.hexdigest():
                 tries.damaged()
                 file.truncate(0)
                 return None
@@ -122,15 +122,15 @@ def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progre
 
     def once() -> str | None:
         with Pipe(_far_end(route, "receive", remote, part)) as pipe, local.open("rb", buffering=0) as file:
-            header = _heard(pipe, route)
+            header = _read_message(pipe, route)
             tries.size = _size(local)
             digest, have = hashlib.sha256(), int(header["have"])
             if have <= tries.size:
-                _take(file, have, digest)
+                _hash_into(file, have, digest)
             if digest.hexdigest() != header["prefix"]:
                 file.seek(0)
                 digest, have = hashlib.sha256(), 0
-            _pass(pipe, to_line({"offset": have, "size": tries.size}), route)
+            _send(pipe, to_line({"offset": have, "size": tries.size}), route)
             tries.see(have, tell)
             while tries.done < tries.size:
                 piece = file.read(min(_PIECE, tries.size - tries.done))
@@ -139,10 +139,10 @@ def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progre
                         f"{local} became shorter while it was sent; submit the run again", host=route.host
                     )
                 digest.update(piece)
-                _pass(pipe, piece, route)
+                _send(pipe, piece, route)
                 tries.see(tries.done + len(piece), tell)
-            _pass(pipe, to_line({"sha256": digest.hexdigest()}), route)
-            if _heard(pipe, route)["sha256"] != digest.hexdigest():
+            _send(pipe, to_line({"sha256": digest.hexdigest()}), route)
+            if _read_message(pipe, route)["sha256"] != digest.hexdigest():
                 tries.damaged()
                 return None
         return digest.hexdigest()
@@ -209,29 +209,29 @@ def _far_end_script() -> str:
     return Path(far_end.__file__).read_text(encoding="utf-8")
 
 
-def _heard(pipe: Pipe, route: SshRoute) -> dict[str, Any]:
+def _read_message(pipe: Pipe, route: SshRoute) -> dict[str, Any]:
     facts = from_line(pipe.readline())
     if "error" in facts:
         raise RemoteError(f"{route.name} ({route.host}) says: {facts['error']}", host=route.host)
     return facts
 
 
-def _pass(pipe: Pipe, data: bytes, route: SshRoute) -> None:
+def _send(pipe: Pipe, data: bytes, route: SshRoute) -> None:
     try:
         pipe.write(data)
     except Broken:
-        _heard(pipe, route)  # why the far side ended, where it said so
+        _read_message(pipe, route)  # why the far side ended, where it said so
         raise
 
 
 def _digest_of(path: Path) -> hashlib._Hash:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        _take(file, _size(path), digest)
+        _hash_into(file, _size(path), digest)
     return digest
 
 
-def _take(file: Any, count: int, digest: hashlib._Hash) -> None:
+def _hash_into(file: Any, count: int, digest: hashlib._Hash) -> None:
     while count and (piece := file.read(min(count, _PIECE))):
         digest.update(piece)
         count -= len(piece)
