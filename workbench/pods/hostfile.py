@@ -78,7 +78,6 @@ class HostEntry:
     """Ranks that it carries. Default 1."""
 
     def __post_init__(self) -> None:
-        """Refuse what a launcher would misread."""
         check_address(self.address)
         if isinstance(self.slots, bool) or not isinstance(self.slots, int) or not 1 <= self.slots <= MAX_SLOTS:
             raise ConfigError(f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to {MAX_SLOTS}")
@@ -92,7 +91,6 @@ class Hostfile:
     """At least one host; no address twice."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty list and repeated addresses."""
         if not self.entries:
             raise ConfigError("a hostfile needs at least one host")
         seen: dict[object, str] = {}
@@ -155,12 +153,10 @@ class Hostfile:
         return "".join(f"{e.address} slots={e.slots}{limit.format(e.slots)}\n" for e in self.entries)
 
     def __str__(self) -> str:
-        """Return the text of the file in DeepSpeed's form."""
         return self.format()
 
 
 def _parse_entry(words: Sequence[str]) -> HostEntry:
-    """Read one line that has been split at its blanks."""
     options: dict[str, int] = {}
     for word in words[1:]:
         match = _OPTION.fullmatch(word)

@@ -47,7 +47,6 @@ class PodSpec:
     """Environment variables of every rank. Values are never printed. Default none."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no pod can have."""
         if not self.cpus > 0:
             raise ConfigError(f"PodSpec.cpus is {self.cpus!r}; it must be more than 0")
         if self.memory_gib is not None and not self.memory_gib > 0:

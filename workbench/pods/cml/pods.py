@@ -52,7 +52,7 @@ class CMLPods:
         root: str = "/tmp",
         options: Mapping[str, object] | None = None,
     ) -> None:
-        """Return what each worker gets; starts nothing.
+        """Keep what each worker gets; starts nothing.
 
         Args:
             cpu: Processor cores. Default: what the `PodSpec` says.
@@ -90,7 +90,6 @@ class CMLPods:
         self._starting = threading.Lock()
 
     def __repr__(self) -> str:
-        """Show it as it is written."""
         return f"CMLPods({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items() if key != 'kind')})"
 
     def to_dict(self) -> dict[str, object]:
@@ -250,7 +249,6 @@ class CMLPods:
             raise PodError("; ".join(self._failed))
 
     def _status_of(self, name: str) -> str:
-        """Return which worker it is and what it last wrote."""
         line = tail_of(self._logs[name], 1) or "none"
         return f"worker {self._ids.get(name)}, last log line: {line}"
 
@@ -269,7 +267,6 @@ class CMLPods:
         return list(came)
 
     def _seen(self, pod: Pod, worker: Mapping[str, object] | None) -> Pod:
-        """Return how a worker stands now."""
         if pod.phase.is_terminal:
             return pod
         if worker is None:

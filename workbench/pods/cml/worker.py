@@ -79,7 +79,6 @@ def own_address() -> str:
 
 
 def _completed(config: WorkerConfig) -> WorkerConfig:
-    """Fill in what only the worker knows."""
     address = own_address()
     try:
         check_free([address], config.port)

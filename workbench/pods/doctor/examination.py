@@ -82,7 +82,6 @@ class Diagnosis(Shown):
         return [(host, finding) for host in self.hosts for finding in host.findings if finding.verdict in wrong]
 
     def __repr__(self) -> str:
-        """Tell in a line how the cluster is."""
         return f"Diagnosis({len(self.hosts)} hosts, {'well' if self.ok else f'{len(self.problems)} to look at'})"
 
 

@@ -51,7 +51,6 @@ def port_holder(address: str, port: int) -> int | None:
 
 
 def _is_free(address: str, port: int) -> bool:
-    """Whether a daemon could listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as sshd does: old connections are no hindrance
         try:
@@ -81,7 +80,6 @@ def _listening_inodes(address: str, port: int) -> Iterator[str]:
 
 
 def _by_whom(address: str, port: int) -> str:
-    """Name the holder for an error message."""
     pid = port_holder(address, port)
     if pid is None:
         return ""

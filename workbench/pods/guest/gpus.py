@@ -25,7 +25,6 @@ def visible_gpus(count: int) -> list[str]:
 
 
 def _installed() -> list[str]:
-    """Count the GPUs that NVIDIA's driver lists."""
     if shutil.which("nvidia-smi") is None:
         return []
     done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)

@@ -206,7 +206,6 @@ def _end(config: WorkerConfig) -> None:
 
 
 def _log(line: str) -> None:
-    """Write a line to the pod's log."""
     sys.stderr.write(f"worker: {line}\n")
     sys.stderr.flush()
 

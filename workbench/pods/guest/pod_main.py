@@ -122,7 +122,7 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def _report(options: argparse.Namespace, user: str) -> None:
-    """Return who this pod is, in the form of a worker's report."""
+    """Print who this pod is, in the form of a worker's report."""
     report = {
         "name": options.name,
         "address": os.environ["POD_IP"],
@@ -185,7 +185,7 @@ def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
 
 
 def _session() -> str:
-    """Return every login what the container was given: the image's variables, and those of the user's Secrets."""
+    """Return what every login gets of the container: the image's variables, and those of the user's Secrets."""
     path = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
     given = {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
     words = []

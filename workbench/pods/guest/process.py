@@ -77,7 +77,7 @@ class LocalWorker:
 
 
 def session_environment() -> dict[str, str]:
-    """Return the sessions of a pod what a terminal on this machine has: search path, caches, proxies."""
+    """Return what the sessions of a pod get, as a terminal on this machine has it: search path, caches, proxies."""
     own = _pick(_SESSION_VARIABLES)
     own["PATH"] = str(Path(sys.executable).parent) + os.pathsep + own.get("PATH", os.defpath)
     usable = {name: value for name, value in own.items() if can_be_set(value)}
@@ -92,15 +92,13 @@ def tail_of(path: Path, lines: int) -> str:
 
 
 def _worker_environment() -> dict[str, str]:
-    """Return the worker what Python needs, the way to this package, and no secrets."""
+    """Return what Python needs in a worker and the way to this package; no secrets."""
     return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
 
 
 def _pick(names: Sequence[str]) -> dict[str, str]:
-    """Take those variables of ours that are set."""
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner reads."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

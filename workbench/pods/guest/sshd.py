@@ -108,7 +108,6 @@ def login_user() -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quote a word for sshd_config."""
     if not can_be_set(text):
         raise ConfigError(f"sshd cannot be given {text[:80]!r}: no quotes, backslashes or line breaks can stand there")
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""What happens between this machine and existing hosts: all met at once, entered, judged, and left again.
+"""What happens between this machine and existing hosts: a login to all at once, a folder on each, checks, and its end.
 
 Nothing is made on any host before all have let us in. Every trouble is said with the host's name, those of all hosts
 together. `pods.py` keeps what comes of it.
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFacts:
-    """What a host said of itself when its pod's folder was made."""
+    """What a host told of itself when its pod's folder was made."""
 
     root: str
     """The pod's folder there."""
@@ -58,7 +58,6 @@ class HostFacts:
     """Address and port of its SSH daemon and the boot id of its machine: two names of one host give the same."""
 
     def __str__(self) -> str:
-        """Return it as one line."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return (
             f"{self.cores} cores, {self.memory_gib:.0f} GiB, {self.gpus} GPUs; {self.python}: {versions}; {self.root}"
@@ -173,7 +172,6 @@ class _NoAnswer(Exception):
 
 
 def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float) -> dict[str, object]:
-    """Have the host's Python run our script."""
     # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
     start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
     argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]

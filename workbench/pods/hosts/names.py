@@ -61,7 +61,6 @@ class Host:
         return self.address if len(given := self.to_dict()) == 1 else given
 
     def __str__(self) -> str:
-        """Return the name, and where it leads if that is another one."""
         return f"{self.address} ({self.where})"
 
 

@@ -73,7 +73,7 @@ class SSHPods:
         python: str = "python3",
         root: str = "~/.cache/deepspeed-workbench",
     ) -> None:
-        """Return which hosts, and how to get in; connects to none.
+        """Keep which hosts, and how to get in; connects to none.
 
         Args:
             hosts: Each "name", "user@name:port", or an object with address, user, port, key, slots.
@@ -115,7 +115,6 @@ class SSHPods:
         self._working = threading.Lock()
 
     def __repr__(self) -> str:
-        """Show it as it is written."""
         options = {**self.to_dict(), "hosts": [host.written for host in self.hosts]}
         return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in options.items() if key != 'kind')})"
 
@@ -203,7 +202,6 @@ class SSHPods:
         self.stop()
 
     def _check(self) -> None:
-        """Validate the options."""
         if self.known_hosts and not Path(self.known_hosts).is_file():
             raise ConfigError(f"the known_hosts file {self.known_hosts} is not there")
         for host, mark in self.trust.items():

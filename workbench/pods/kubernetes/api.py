@@ -46,11 +46,9 @@ class EventStream:
     """The lines of one watch, until the server ends it or `close` is called from another thread."""
 
     def __init__(self, response: Any):
-        """Take the response whose body is being sent."""
         self._response = response
 
     def __iter__(self) -> Iterator[Manifest]:
-        """Return the events as they come."""
         try:
             for line in self._response:
                 if line.strip():
@@ -223,7 +221,6 @@ class KubeApi:
             raise ConfigError(f"the {what[1]}'s manifest is not valid: {_mistakes(error)}") from error
 
     def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:
-        """Return what was refused, in the server's words."""
         status = int(error.status or 0)
         words = _message(error)
         advice = ""
@@ -252,7 +249,6 @@ def _pause_s(error: ApiRefusal, tries: int) -> float:
 
 
 def _message(error: Any) -> str:
-    """Return the server's own words."""
     try:
         return str(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):

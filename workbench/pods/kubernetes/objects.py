@@ -49,7 +49,6 @@ class HostKey:
     """`type base64`."""
 
     def __repr__(self) -> str:
-        """Show the public part only."""
         return f"HostKey({self.public})"
 
     @classmethod
@@ -111,7 +110,6 @@ class ClusterObjects:
     """Seconds that a pod waits for the first login."""
 
     def __post_init__(self) -> None:
-        """Refuse pods without an image."""
         if not self.image:
             raise ConfigError(
                 "Kubernetes pods need an image with sshd and the pinned requirements: KubernetesPods(image=…), or"

@@ -75,7 +75,6 @@ class KubernetesOptions:
     """Seconds after which Kubernetes ends every pod, whatever happens. Default a day."""
 
     def __post_init__(self) -> None:
-        """Refuse what no API server would take."""
         if self.kubeconfig:  # whoever reads it works in another folder
             self.kubeconfig = str(Path(self.kubeconfig).expanduser().absolute())
         if self.reach not in get_args(Reach):

@@ -55,7 +55,6 @@ class KubernetesPods(KubernetesOptions):
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
-        """Show it as it is written."""
         given = ", ".join(f"{name}={value!r}" for name, value in super().to_dict().items())
         return f"KubernetesPods({given})"
 

@@ -1,7 +1,8 @@
 """A port of a pod, on a loopback port of this machine: each connection travels through the API server's WebSocket.
 
 Speaks `v4.channel.k8s.io`: the first byte of a message is its channel, 0 for data and 1 for the kubelet's complaints,
-and the first message of each channel is the port's number. What travels is SSH, so this sees only ciphertext.
+and the first message of each channel is the port's number. What travels is SSH, so this sees only ciphertext. The
+client's own `PortForward` is not used: it holds what a slow reader has not taken in memory, without a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class PortForward:
     """Listen on 127.0.0.1 for as long as it is open, and carry what comes."""
 
     def __init__(self, dial: Callable[[], Any], port: int):
-        """Listen on a free port."""
         self._dial, self._remote_port = dial, port
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=32)
         self.port: int = self._listener.getsockname()[1]

@@ -142,7 +142,6 @@ class Session:
             return made
 
     def _await_all(self) -> list[Pod]:
-        """Admit each pod as it comes up."""
         deadline = time.monotonic() + self._context.timeout_s
         while True:
             self._check_open()
@@ -283,7 +282,6 @@ class Session:
 
 
 def _with_look(pod: Pod, look: _Look) -> Pod:
-    """Return a pod with the phase and the words of a look."""
     if look.seen is None:
         return replace(pod, phase=Phase.FAILED, message=look.gone or "it is not there any more")
     phase = phase_of(look.seen)

@@ -27,7 +27,6 @@ class WatchedObjects:
     """The objects of one kind that a selector finds, by uid."""
 
     def __init__(self, api: KubeApi, kind: Kind, changed: threading.Condition, **selector: str):
-        """Begin to watch."""
         self.objects: dict[str, Mapping[str, Any]] = {}
         """What is there, by uid, in the order in which it was seen. Read it with the lock held."""
         self.gone: dict[str, tuple[Mapping[str, Any], float]] = {}
@@ -52,7 +51,6 @@ class WatchedObjects:
             self._thread.join(2.0)
 
     def _keep(self) -> None:
-        """Watch until closed."""
         failures = 0
         while not self._closed.is_set():
             try:
@@ -73,7 +71,6 @@ class WatchedObjects:
                 failures += 1
 
     def _list(self) -> str:
-        """List what is there."""
         items, version = self._api.list(self._kind, **self._selector)
         listed = {_uid(item): item for item in items}
         with self._changed:

@@ -47,7 +47,7 @@ class LocalPods:
     kind = "local"
 
     def __init__(self, port: int | None = None) -> None:
-        """Return where the daemons listen; starts nothing.
+        """Keep where the daemons listen; starts nothing.
 
         Args:
             port: The port of all daemons; None picks a free one at launch.
@@ -64,7 +64,6 @@ class LocalPods:
         self._starting = threading.Lock()
 
     def __repr__(self) -> str:
-        """Show it as it is written."""
         return "LocalPods()" if self.port is None else f"LocalPods(port={self.port})"
 
     def to_dict(self) -> dict[str, object]:
@@ -144,7 +143,6 @@ class LocalPods:
         self._workers, self._pods, self._limits = [], [], []
 
     def _choose_port(self, addresses: Sequence[str]) -> int:
-        """Return the port that was asked for, or a free one."""
         if self.port is None:
             return free_port(addresses)
         check_free(addresses, self.port)
@@ -217,7 +215,6 @@ def _configure(
     context: LaunchContext,
     rendezvous: Rendezvous,
 ) -> WorkerConfig:
-    """Make the configuration of one worker."""
     root = context.directory.absolute() / "pods" / name
     return WorkerConfig(
         name=name,

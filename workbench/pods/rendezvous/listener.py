@@ -46,7 +46,6 @@ class Rendezvous:
     """The place where the workers of one cluster report."""
 
     def __init__(self, names: Sequence[str], *, host: str = "127.0.0.1", token: bytes | None = None) -> None:
-        """Listen on a free port."""
         self.token = token or secrets.token_bytes(32)
         self.names = tuple(names)
         self.refused: Counter[str] = Counter()
@@ -68,11 +67,9 @@ class Rendezvous:
         return f"Rendezvous({self.host}:{self.port}, {len(self._came)} of {len(self.names)} workers reported)"
 
     def __enter__(self) -> Rendezvous:
-        """Return itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the listener."""
         self.close()
 
     def wait(
@@ -202,13 +199,11 @@ class Rendezvous:
         self._close(pending)
 
     def _close(self, pending: _Connection) -> None:
-        """Close a connection."""
         if self._connections.pop(pending.socket, None) is not None:
             self._selector.unregister(pending.socket)
             pending.socket.close()
 
     def _missing(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
-        """Return which workers did not come."""
         missing = [name for name in self.names if name not in self._came]
         waits = [f"{name} ({words})" if (words := status_of(name)) else name for name in missing]
         text = (
@@ -219,5 +214,4 @@ class Rendezvous:
 
 
 def _where(pod: Pod) -> str:
-    """Return address and port as people write them."""
     return f"{pod.address}:{pod.ssh_port}"

@@ -55,7 +55,6 @@ def register(host: str, port: int, token: bytes, pod: Pod, *, timeout_s: float) 
 
 
 def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
-    """Hold one conversation with the rendezvous."""
     report, own_nonce = encode_report(pod), secrets.token_hex(16)
     with socket.create_connection((host, port), timeout=_EXCHANGE_S) as connection:
         lines = connection.makefile("rb")
@@ -71,7 +70,6 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
 
 
 def _read(line: bytes) -> Mapping[str, object]:
-    """Read one line of the rendezvous."""
     if not line.endswith(b"\n"):
         raise ValueError("the connection was cut")
     return from_line(line)

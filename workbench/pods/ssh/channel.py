@@ -36,7 +36,6 @@ class RemoteStream:
     """A command that runs on a pod, to be talked to through stdin and stdout; one thread may read, another write."""
 
     def __init__(self, channel: paramiko.Channel, host: str, command: str) -> None:
-        """Take over an open channel on which the command was started."""
         self.host = host
         self.command = command
         self.channel = channel
@@ -102,7 +101,6 @@ class RemoteStream:
             self._keep(self.channel.recv_stderr(_READ_BYTES))
 
     def _keep(self, data: bytes) -> None:
-        """Keep the tail of its stderr."""
         self._stderr += data
         del self._stderr[:-_STDERR_KEPT_BYTES]
 

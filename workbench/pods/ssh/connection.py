@@ -34,7 +34,7 @@ class SSHConnection(Files):
     """A connection to one pod. Several threads may use it at once."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
-        """Return where to; `open` connects."""
+        """Keep where to; `open` connects."""
         self.pod = pod
         self.identity = identity
         self.timeout_s = timeout_s
@@ -43,15 +43,12 @@ class SSHConnection(Files):
         self._hop: paramiko.Transport | None = None
 
     def __repr__(self) -> str:
-        """Show where it leads."""
         return f"SSHConnection({self.pod.name}, {self._where}, {'open' if self.is_open else 'closed'})"
 
     def __enter__(self) -> SSHConnection:
-        """Connect."""
         return self.open()
 
     def __exit__(self, *exc: object) -> None:
-        """Close."""
         self.close()
 
     @property
@@ -97,7 +94,7 @@ class SSHConnection(Files):
             stream.close()
 
     def stream(self, argv: Sequence[str]) -> RemoteStream:
-        """Start a command and give its stdin and stdout; words of `argv` arrive as they are."""
+        """Start a command and return its stdin and stdout; words of `argv` arrive as they are."""
         command = shlex.join(argv)
         if "\0" in command:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
@@ -116,7 +113,6 @@ class SSHConnection(Files):
         return f"{self.pod.ssh_address or self.pod.address}:{self.pod.ssh_port}"
 
     def _destination(self) -> Destination:
-        """Return where the pod is, as this machine sees it."""
         pod = self.pod
         return Destination(
             name=pod.name,
@@ -128,7 +124,6 @@ class SSHConnection(Files):
         )
 
     def _jump(self, jump: Jump) -> Destination:
-        """Return where the jump host is."""
         return Destination(
             name=f"the jump host of {self.pod.name}",
             address=jump.address,
@@ -139,13 +134,12 @@ class SSHConnection(Files):
         )
 
     def _live_transport(self) -> paramiko.Transport:
-        """Return the transport, or say that it is gone."""
+        """Return the transport; RemoteError once it is gone."""
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
         return self._transport
 
     def _open_sftp(self) -> paramiko.SFTPClient:
-        """Open a file channel."""
         client = paramiko.SFTPClient.from_transport(self._live_transport())
         assert client is not None
         channel = client.get_channel()

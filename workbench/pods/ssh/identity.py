@@ -172,7 +172,6 @@ def generate_key(path: Path, comment: str) -> None:
 
 
 def _jumps(pods: Iterable[Pod]) -> list[Jump]:
-    """Return each host that some pod is reached through, once."""
     return list(dict.fromkeys(pod.jump for pod in pods if pod.jump is not None))
 
 

@@ -28,7 +28,6 @@ class Files:
     """Moves files; whoever inherits opens the channel."""
 
     def __init__(self, host: str) -> None:
-        """Keep the host's address for errors."""
         self._host = host
         self._lock = threading.RLock()
         self._sftp: paramiko.SFTPClient | None = None
@@ -72,11 +71,9 @@ class Files:
             part.unlink(missing_ok=True)
 
     def _open_sftp(self) -> paramiko.SFTPClient:
-        """Open a file channel."""
         raise NotImplementedError
 
     def _close_files(self) -> None:
-        """Close the file channel."""
         with self._lock:
             if self._sftp is not None:
                 self._sftp.close()

@@ -159,7 +159,6 @@ def log_in(transport: Transport, destination: Destination) -> None:
 
 
 def _load_key(path: Path) -> paramiko.PKey:
-    """Read a private key of any type that paramiko knows."""
     try:
         return paramiko.PKey.from_path(path)
     except (paramiko.PasswordRequiredException, TypeError) as error:  # cryptography asks with a TypeError
@@ -172,5 +171,4 @@ def _load_key(path: Path) -> paramiko.PKey:
 
 
 def _signature_kinds(key_type: str) -> tuple[str, ...]:
-    """Return the signature algorithms of a type of host key."""
     return ("rsa-sha2-512", "rsa-sha2-256") if key_type == "ssh-rsa" else (key_type,)

@@ -29,7 +29,6 @@ class Pipe:
     """A running command; it is killed when the context is left."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        """Start it."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on the way out
         self._process = subprocess.Popen(
             list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
@@ -44,11 +43,9 @@ class Pipe:
         self._spare = b""
 
     def __enter__(self) -> Pipe:
-        """Use it."""
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Kill it, unless it has ended, and wait for it."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._errors):
