@@ -321,7 +321,7 @@ def test_the_notebooks_own_pod_owns_the_first(
     place.kubelet.behave[""] = "creating"
     api = KubeApi(place.backend())
     assert api.own_pod() is None, "outside a cluster there is none"
-    monkeypatch.setattr(kubeconfig, "_ACCOUNT", tmp_path)
+    monkeypatch.setattr(kubeconfig, "_NAMESPACE", tmp_path / "namespace")
     (tmp_path / "namespace").write_text("lab\n")
     api.in_cluster = True
     assert api.own_pod() is None, "a pod on its node's network has another name"

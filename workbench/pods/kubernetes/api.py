@@ -13,11 +13,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from workbench.base.errors import BackendError, ConfigError
-from workbench.pods.kubernetes.config import account_namespace, find_access, need_client
+from workbench.pods.kubernetes.config import account_namespace, find_access
 from workbench.pods.kubernetes.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
@@ -64,37 +63,20 @@ class EventStream:
             connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Verbs:
-    """The client's functions for one kind of object."""
-
-    create: Callable[..., Any]
-    delete: Callable[..., Any]
-    list: Callable[..., Any]
-
-
 class KubeApi:
     """One API server and one namespace. Several threads may use it."""
 
     def __init__(self, options: KubernetesOptions):
         """Read the configuration; nothing is sent yet."""
-        client = need_client()
+        from kubernetes import client
+
         access = find_access(options)
         self.in_cluster, self.namespace = access.in_cluster, access.namespace
         self.giving_up = threading.Event()
         """Once set, nothing more is tried again for the sake of making something."""
         self._configuration = access.configuration
         self._client = client
-        core = client.CoreV1Api(client.ApiClient(self._configuration))
-        self._core = core
-        self._verbs: dict[str, _Verbs] = {
-            kind: _Verbs(
-                create=getattr(core, f"create_namespaced_{kind}"),
-                delete=getattr(core, f"delete_namespaced_{kind}"),
-                list=getattr(core, f"list_namespaced_{kind}"),
-            )
-            for kind in ("pod", "event", "secret", "service")
-        }
+        self._core = client.CoreV1Api(client.ApiClient(self._configuration))
 
     @property
     def host(self) -> str:
@@ -102,9 +84,9 @@ class KubeApi:
         return str(self._configuration.host)
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
-        """Make an object, and give it as the server has it."""
+        """Make an object; return it as the server has it."""
         try:
-            return self._call("create", kind, self._verbs[kind].create, self.namespace, manifest)
+            return self._call("create", kind, self._function("create", kind), self.namespace, manifest)
         except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names
             return self.read_pod(_name(manifest)) if kind == "pod" else manifest
 
@@ -113,14 +95,14 @@ class KubeApi:
         body: Manifest = {"preconditions": {"uid": uid}} if uid else {}
         body |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
         try:
-            self._call("delete", kind, self._verbs[kind].delete, name, self.namespace, body=body)
+            self._call("delete", kind, self._function("delete", kind), name, self.namespace, body=body)
         except ApiRefusal as error:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch goes on."""
-        listed: Any = self._call("list", kind, self._verbs[kind].list, self.namespace, **selector)
+        listed: Any = self._call("list", kind, self._function("list", kind), self.namespace, **selector)
         return list(listed["items"]), str(listed.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, kind: Kind, version: str, **selector: str) -> EventStream:
@@ -128,7 +110,7 @@ class KubeApi:
         timeouts = (_TIMEOUT_S[0], _WATCH_S + 30.0)
         response = self._once(
             ("watch", kind),
-            self._verbs[kind].list,
+            self._function("list", kind),
             self.namespace,
             watch=True,
             resource_version=version,
@@ -183,6 +165,10 @@ class KubeApi:
         except self._client.ApiException as error:
             raise self._refusal("forward a port of", "pod", error) from error
         return opened.sock
+
+    def _function(self, verb: str, kind: Kind) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self._core, f"{verb}_namespaced_{kind}")
+        return function
 
     def _call(self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Manifest:
         answer: Manifest = json.loads(self._again((verb, kind), function, *args, **kwargs).data)

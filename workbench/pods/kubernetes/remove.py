@@ -13,7 +13,7 @@ _GRACE_S = 2
 
 
 def delete(api: KubeApi, thing: tuple[Kind, str, str]) -> str:
-    """Delete an object and give why that failed; empty if it did not."""
+    """Delete an object; return why that failed, empty if it did not."""
     kind, name, uid = thing
     try:
         api.delete(kind, name, uid, grace_s=_GRACE_S if kind == "pod" else None)

@@ -74,7 +74,7 @@ class RemoteStream:
         return self.channel.recv_exit_status() if self.channel.exit_status_ready() else None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for its end and give what it returned; None if it still runs."""
+        """Wait for its end and return its exit code; None if it still runs."""
         self.channel.status_event.wait(timeout_s)
         return self.exit_code
 

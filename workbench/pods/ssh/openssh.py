@@ -32,7 +32,7 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
 
 
 def ssh_wrapper(identity: Identity) -> str:
-    """Write an executable that is `ssh` with this identity, and give its path: OpenMPI's `plm_rsh_agent`."""
+    """Write an executable that is `ssh` with this identity; return its path: OpenMPI's `plm_rsh_agent`."""
     path = identity.folder / "ssh"
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;")
