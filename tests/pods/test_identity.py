@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import write_text
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint
 
@@ -146,15 +145,6 @@ def test_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
 def test_other_key_lines_are_refused(line: str) -> None:
     with pytest.raises(ConfigError):
         check_key_line(line)
-
-
-def test_a_private_file_replaces_and_follows_no_link(tmp_path: Path, open_umask: object) -> None:
-    target, outside = tmp_path / "file", tmp_path / "outside"
-    outside.write_text("untouched")
-    target.symlink_to(outside)
-    write_text(target, "secret")
-    assert outside.read_text() == "untouched"
-    assert (target.read_text(), stat.S_IMODE(target.stat().st_mode), target.is_symlink()) == ("secret", 0o600, False)
 
 
 def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
