@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from workbench.pods.local.pods import LocalPods
     from workbench.pods.pod import Pod, PodSpec
     from workbench.results.answers.ask import compare_predictions
-    from workbench.results.answers.judge import Predictions
-    from workbench.results.answers.judge import judge as judge_answer
+    from workbench.results.answers.predictions import Predictions
     from workbench.results.profile.compare import compare
+    from workbench.rundir.answers import judge as judge_answer
     from workbench.rundir.index import RunIndex
     from workbench.worker.model.tokenizer import train_tokenizer
 
@@ -106,7 +106,7 @@ _HOME = {
     "PodError": "workbench.base.errors",
     "PodSpec": "workbench.pods.pod",
     "PodTimeout": "workbench.base.errors",
-    "Predictions": "workbench.results.answers.judge",
+    "Predictions": "workbench.results.answers.predictions",
     "RemoteError": "workbench.base.errors",
     "Run": "workbench.client.run",
     "RunError": "workbench.base.errors",
@@ -123,7 +123,7 @@ _HOME = {
     "dataset_from": "workbench.jobs.data.sources.dataset",
     "fill_prompt": "workbench.jobs.prompts:fill",
     "history": "workbench.client.history",
-    "judge_answer": "workbench.results.answers.judge:judge",
+    "judge_answer": "workbench.rundir.answers:judge",
     "load_deepspeed_config": "workbench.jobs.deepspeed.config:load",
     "mini_rows": "workbench.jobs.data.sources.mini",
     "parse_sql": "workbench.jobs.data.sql:parse",

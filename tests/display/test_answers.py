@@ -10,24 +10,34 @@ from hypothesis import strategies as st
 from workbench.base.errors import ConfigError
 from workbench.base.table import Marked
 from workbench.display.records.answers import answers_html, answers_text, marked_words
-from workbench.results.answers.ask import Answer, AnsweredRow, Answers
+from workbench.results.answers.predictions import Answers, Predictions
+from workbench.rundir.answers import Answer
 
 EXPECTED = "SELECT town FROM table WHERE year = 1990"
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-def row(*texts: str, expected: str | None = EXPECTED) -> AnsweredRow:
-    answers = tuple(
-        Answer(text=t) if expected is None else Answer(text=t, exact_match=t == expected, logical_match=t == expected)
-        for t in texts
-    )
-    return AnsweredRow(source="translate to SQL: Where <b>?", expected=expected, table_id=None, answers=answers)
+def answer(text: str, expected: str | None = EXPECTED) -> Answer:
+    same = None if expected is None else text == expected
+    source = "translate to SQL: Where <b>?"
+    return Answer(source=source, expected=expected, predicted=text, exact_match=same, logical_match=same)
 
 
-ONE = Answers(names=("answered",), rows=(row(EXPECTED), row(EXPECTED.replace("town", EVIL)), row("")), answer_s=1.5)
+def answered(*answers: Answer) -> Predictions:
+    return Predictions(answers)
+
+
+ONE = Answers(
+    names=("answered",),
+    models=(answered(answer(EXPECTED), answer(EXPECTED.replace("town", EVIL)), answer("")),),
+    answer_s=1.5,
+)
 TWO = Answers(
     names=("before training", EVIL),
-    rows=(row("", EXPECTED), row("a b", "a c", expected=None), row(EXPECTED, "SELECT town")),
+    models=(
+        answered(answer(""), answer("a b", None), answer(EXPECTED)),
+        answered(answer(EXPECTED), answer("a c", None), answer("SELECT town")),
+    ),
     load_s=2.0,
     answer_s=1.0,
 )
@@ -68,7 +78,7 @@ def test_several_models_stand_side_by_side() -> None:
 
 
 def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
-    many = Answers(names=("answered",), rows=(row(EXPECTED),) * 60)
+    many = Answers(names=("answered",), models=(answered(*[answer(EXPECTED)] * 60),))
     assert "60 rows" in answers_text(many)
     assert "the first 50 shown" in answers_text(many)
     assert answers_html(many).count("<tr>") == 51

@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from workbench.worker.answer.generate import Prediction, exact_match, judge, write_predictions
-from workbench.worker.data.rows import Example  # torch first: without it there is nothing to test
+from workbench.rundir.answers import Answer, judge, share, write_answers
 
 
 @pytest.mark.parametrize(
@@ -22,18 +21,18 @@ from workbench.worker.data.rows import Example  # torch first: without it there 
     ],
 )
 def test_an_answer_counts_when_only_white_space_differs(expected: str, predicted: str, same: bool) -> None:
-    assert judge(Example(source="q", target=expected), predicted).exact_match is same
+    assert judge("q", expected, predicted).exact_match is same
 
 
 def test_the_share_of_exact_answers() -> None:
-    answers = [judge(Example(source="q", target="a"), text) for text in ("a", "b", "a", "c")]
-    assert exact_match(answers) == 0.5
-    assert exact_match([]) is None
+    answers = [judge("q", "a", text).exact_match for text in ("a", "b", "a", "c")]
+    assert share(answers) == 0.5
+    assert share([]) is None
 
 
 def test_predictions_are_one_object_a_line(tmp_path: Path) -> None:
-    answers = [Prediction(source="Wo?\n", expected="é", predicted="東", exact_match=False, table_id="t-1")] * 2
-    write_predictions(tmp_path / "predictions.jsonl", answers)
+    answers = [Answer(source="Wo?\n", expected="é", predicted="東", exact_match=False, table_id="t-1")] * 2
+    write_answers(tmp_path / "predictions.jsonl", answers)
     lines = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [
         {"source": "Wo?\n", "expected": "é", "predicted": "東", "exact_match": False, "table_id": "t-1"}

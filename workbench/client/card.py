@@ -12,7 +12,7 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_bytes
 from workbench.base.shown import as_page
 from workbench.client.result import RunResult
-from workbench.results.answers.judge import Predictions
+from workbench.results.answers.predictions import Predictions
 from workbench.results.profile.parse import Profile
 from workbench.results.recipe import Recipe, recipe_of
 from workbench.rundir.paths import RunPaths

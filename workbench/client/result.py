@@ -10,7 +10,7 @@ from workbench.base.errors import RunFailed
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Peft
 from workbench.results import speed
-from workbench.results.answers.judge import Predictions, read_predictions
+from workbench.results.answers.predictions import Predictions, read_predictions
 from workbench.results.profile.parse import Profile, read_profile
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord

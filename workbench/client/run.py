@@ -27,7 +27,7 @@ from workbench.rundir.status import cluster_of, message_of, run_at, state_of
 from workbench.rundir.totals import RunTotals
 
 if TYPE_CHECKING:
-    from workbench.results.answers.ask import Answers
+    from workbench.results.answers.predictions import Answers
     from workbench.results.answers.questions import RowLike
     from workbench.results.kubeflow.manifest import Manifest
     from workbench.results.tensorboard.board import Board

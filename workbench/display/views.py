@@ -41,8 +41,7 @@ from workbench.display.run.page import run_page, run_text
 from workbench.display.run.panel import run_bundle, show_run
 from workbench.planner.plan import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
-from workbench.results.answers.ask import Answers
-from workbench.results.answers.judge import Predictions
+from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile

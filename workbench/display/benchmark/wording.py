@@ -12,8 +12,7 @@ from workbench.benchmark.published import Published
 from workbench.benchmark.report import Report
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.sheet import Line, Sheet
-from workbench.results.answers.ask import Answer, AnsweredRow, Answers
-from workbench.results.answers.judge import Predictions
+from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.profile.parse import Profile
 
 __all__ = [
@@ -156,20 +155,8 @@ def answers_of(sheet: Sheet, report: Report) -> Answers | None:
     common = [source for source in asked[0] if all(source in others for others in asked)] if asked else []
     if len(chosen) < 2 or not common:
         return None
-    rows = []
-    for source in common:
-        first = asked[0][source]
-        answers = tuple(
-            Answer(
-                text=its[source].predicted,
-                exact_match=its[source].exact_match,
-                logical_match=its[source].logical_match,
-                execution_match=its[source].execution_match,
-            )
-            for its in asked
-        )
-        rows.append(AnsweredRow(source=source, expected=first.expected, table_id=first.table_id, answers=answers))
-    return Answers(names=tuple(line.label for line, _ in chosen), rows=tuple(rows))
+    models = [Predictions(tuple(its[source] for source in common)) for its in asked]
+    return Answers(names=[line.label for line, _ in chosen], models=models)
 
 
 def _predictions(sheet: Sheet, report: Report) -> list[tuple[Line, Predictions]]:

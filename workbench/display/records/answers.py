@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workbench.base.table import Cell, Grid, Marked, text_table
 from workbench.base.words import UNKNOWN, count, duration, percent, yes_no
 from workbench.display.kit.table import html_table
 from workbench.jobs.data.rows import PREFIX
-from workbench.results.answers.ask import Answer, AnsweredRow, Answers
-from workbench.results.answers.judge import Predictions
+from workbench.results.answers.predictions import AnsweredRow, Answers, Predictions
+from workbench.rundir.answers import Answer
 
 __all__ = ["answers_grids", "answers_html", "answers_text", "marked_words", "predictions_grid"]
 
@@ -35,15 +36,10 @@ def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
     return [_rows(answers, limit)] if len(answers.names) == 1 else [_shares(answers), _rows(answers, limit)]
 
 
-def predictions_grid(predictions: Predictions, limit: int | None = 20) -> Grid:
+def predictions_grid(predictions: Predictions, limit: int = 20) -> Grid:
     """Return the first answers of a run beside the expected ones."""
-    rows: list[Sequence[Cell]] = []
-    for row in predictions.rows[:limit]:
-        verdicts = map(yes_no, (row.exact_match, row.logical_match, row.execution_match))
-        rows.append((row.source.removeprefix(PREFIX), *marked_words(row.expected, row.predicted), *verdicts))
-    shown = f" (the first {count(limit)} shown)" if len(rows) < len(predictions) else ""
-    columns = ("question", "expected", "answered", "exact", "logic", "result")
-    return Grid(columns=columns, rows=rows, caption=predictions.summary + shown)
+    shown = f" (the first {count(limit)} shown)" if limit < len(predictions) else ""
+    return replace(_rows(Answers(names=["answered"], models=[predictions]), limit), caption=predictions.summary + shown)
 
 
 def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
@@ -91,12 +87,12 @@ def _caption(answers: Answers, limit: int, alone: bool) -> str:
 def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
     cells: list[Cell] = [row.source.removeprefix(PREFIX)]
     first = row.answers[0]
-    cells.append(marked_words(row.expected, first.text)[0] if alone and row.expected else row.expected or UNKNOWN)
+    cells.append(marked_words(row.expected, first.predicted)[0] if alone and row.expected else row.expected or UNKNOWN)
     # Where nobody knows the answer, the models are compared with the first of them that gave one.
-    given = (answer.text for answer in row.answers if answer.text.strip())
+    given = (answer.predicted for answer in row.answers if answer.predicted.strip())
     right = next(given, "") if row.expected is None else row.expected
     for answer in row.answers:
-        cells.append(marked_words(right, answer.text)[1] if answer.text.strip() else _EMPTY)
+        cells.append(marked_words(right, answer.predicted)[1] if answer.predicted.strip() else _EMPTY)
         cells += [] if alone else [_best(answer)]
     return [*cells, *_verdicts(first)] if alone else cells
 

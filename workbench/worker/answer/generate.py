@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from workbench.rundir.answers import Answer, judge
 from workbench.worker.data.rows import Example, Row
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["Prediction", "answer", "exact_match", "judge", "predict", "write_predictions"]
+__all__ = ["answer", "predict"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """A row and what the model answered."""
-
-    source: str
-    """What the model read."""
-    expected: str
-    """What it should have written."""
-    predicted: str
-    """What it wrote."""
-    exact_match: bool
-    """Whether the two are the same text, apart from white space."""
-    table_id: str | None = None
-    """The table that was asked, where there is one."""
-    input: str = ""
-    """What it was asked to do it with, where the row keeps that apart."""
-
-
-def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Prediction]:
+def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
     """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""
     rows, size = encoder.questions(examples), encoder.job.per_device_eval_batch_size
     rank, world_size = ranks.rank(), ranks.world_size()
@@ -54,7 +35,10 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
     everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
     if rank != 0:
         return []
-    return [judge(example, everyone[n]) for n, example in enumerate(examples)]
+    return [
+        judge(row.source, row.target, everyone[n], table_id=row.table_id, input=row.input)
+        for n, row in enumerate(examples)
+    ]
 
 
 def answer(
@@ -76,28 +60,3 @@ def answer(
         )
     begin = batch["input_ids"].shape[1] if encoder.causal else 0
     return [str(text) for text in encoder.tokenizer.batch_decode(tokens[:, begin:], skip_special_tokens=True)]
-
-
-def judge(example: Example, predicted: str) -> Prediction:
-    """Compare an answer with the expected one, apart from white space."""
-    same = " ".join(predicted.split()) == " ".join(example.target.split())
-    return Prediction(
-        source=example.source,
-        expected=example.target,
-        predicted=predicted,
-        exact_match=same,
-        table_id=example.table_id,
-        input=example.input,
-    )
-
-
-def exact_match(predictions: Sequence[Prediction]) -> float | None:
-    """Return the share of exact answers; None for no predictions."""
-    return sum(p.exact_match for p in predictions) / len(predictions) if predictions else None
-
-
-def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    """Write one JSON object a line."""
-    records = [{k: v for k, v in asdict(p).items() if k != "input" or v} for p in predictions]
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
-    path.write_text("".join(lines), encoding="utf-8")

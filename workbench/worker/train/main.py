@@ -14,9 +14,9 @@ from workbench.jobs.adapters import fsdp_from
 from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.jobs.prompts import wording
+from workbench.rundir.answers import Answer, share, write_answers
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
-from workbench.worker.answer.generate import Prediction
 from workbench.worker.data import rows as data
 from workbench.worker.data.rows import Rows
 from workbench.worker.model import adapters, sharding
@@ -167,19 +167,19 @@ def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
         loaded.tokenizer.save_pretrained(folder)
 
 
-def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Prediction]:
+def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Answer]:
     examples = [e for e in rows.eval if e.source or e.input][: work.job.predict_rows]  # plain text asks nothing
     if not examples:
         return []
     phase("predicting")
     predictions = generate.predict(trainer, encoder, examples)
     if work.rank == 0:
-        generate.write_predictions(work.out / "predictions.jsonl", predictions)
-        emit("predictions", rows=len(predictions), exact_match=generate.exact_match(predictions))
+        write_answers(work.out / "predictions.jsonl", predictions)
+        emit("predictions", rows=len(predictions), exact_match=share(answer.exact_match for answer in predictions))
     return predictions
 
 
-def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction], rates: Mapping[str, object]) -> None:
+def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Answer], rates: Mapping[str, object]) -> None:
     losses = trainer.eval_losses
     emit(
         "end",
@@ -190,7 +190,7 @@ def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Prediction]
         train_loss=trainer.train_loss,
         eval_loss=losses.get(trainer.state.global_step),
         first_eval_loss=losses.get(0),
-        exact_match=generate.exact_match(predictions),
+        exact_match=share(answer.exact_match for answer in predictions),
         global_batch_size=work.global_batch,
         **rates,
     )

@@ -1,0 +1,160 @@
+"""The answers of one model (`Predictions`) and of several to the same questions (`Answers`), and how many are right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.base.shown import Shown, as_grid
+from workbench.base.table import Grid
+from workbench.base.words import count, percent
+from workbench.rundir.answers import Answer, read_answers, share
+
+__all__ = ["AnsweredRow", "Answers", "Predictions", "read_predictions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions(Shown):
+    """All answers of a model. Prints, and shows in a notebook, as a table."""
+
+    rows: tuple[Answer, ...]
+    """The answers, in the order of the questions."""
+
+    @property
+    def exact_match(self) -> float | None:
+        """Share of answers whose text is right, 0 to 1; None where nothing was expected."""
+        return share(row.exact_match for row in self.rows)
+
+    @property
+    def logical_match(self) -> float | None:
+        """Share of answers that say the same, of those whose expected text is a query."""
+        return share(row.logical_match for row in self.rows)
+
+    @property
+    def execution_match(self) -> float | None:
+        """Share of answers that give the same result, of those that could be run."""
+        return share(row.execution_match for row in self.rows)
+
+    def table(self, limit: int = 20) -> Grid:
+        """Return the first answers beside the expected ones; words that differ are marked.
+
+        Args:
+            limit: How many rows at most; the caption says how many there are.
+        """
+        return as_grid(self, limit)
+
+    @property
+    def shares(self) -> str:
+        """How many are right in each sense, in a line; empty where nothing was expected."""
+        shares = {
+            "exactly right": self.exact_match,
+            "the same logic": self.logical_match,
+            "the same result": self.execution_match,
+        }
+        return ", ".join(f"{percent(share)} {words}" for words, share in shares.items() if share is not None)
+
+    @property
+    def summary(self) -> str:
+        """How many answers there are and how many are right, in a line."""
+        return ", ".join(filter(None, (f"{count(len(self))} answers", self.shares)))
+
+    def __len__(self) -> int:
+        """Return the number of answers."""
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Answer]:
+        """Iterate over the answers."""
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        """Return how many there are and how many are right."""
+        return f"Predictions({self.summary})"
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRow:
+    """One question and every model's answer."""
+
+    answers: tuple[Answer, ...]
+    """The answers, in the order of `Answers.names`."""
+
+    @property
+    def source(self) -> str:
+        """What the models read."""
+        return self.answers[0].source
+
+    @property
+    def expected(self) -> str | None:
+        """What they should write; None where nobody knows."""
+        return self.answers[0].expected
+
+    @property
+    def table_id(self) -> str | None:
+        """The table that is asked."""
+        return self.answers[0].table_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers(Shown):
+    """Answers of one or several models to the same rows. Prints, and shows in a notebook, as tables."""
+
+    names: Sequence[str]
+    """What the models are called."""
+    models: Sequence[Predictions]
+    """The answers of each, in the order that the questions were asked in."""
+    load_s: float = 0.0
+    """Seconds to load models; 0 where all were loaded already."""
+    answer_s: float = 0.0
+    """Seconds to answer, all models together."""
+
+    @property
+    def rows(self) -> tuple[AnsweredRow, ...]:
+        """The questions, each with the answers of all models."""
+        return tuple(AnsweredRow(answers) for answers in zip(*self.models, strict=True))
+
+    def exact_match(self, name: str | None = None) -> float | None:
+        """Return the share of answers whose text is right, 0 to 1; None where nothing was expected."""
+        return self._of(name).exact_match
+
+    def logical_match(self, name: str | None = None) -> float | None:
+        """Return the share of answers that say the same, of those whose expected text is a query."""
+        return self._of(name).logical_match
+
+    def execution_match(self, name: str | None = None) -> float | None:
+        """Return the share of answers that give the same result, of those that could be run."""
+        return self._of(name).execution_match
+
+    def texts(self, name: str | None = None) -> list[str]:
+        """Return a model's answers as they are."""
+        return [answer.predicted for answer in self._of(name)]
+
+    @property
+    def summary(self) -> str:
+        """How many answers there are and how many are right, of every model, in a line."""
+        shares = {name: model.shares for name, model in zip(self.names, self.models, strict=True) if model.shares}
+        right = shares.values() if len(self.names) == 1 else (f"{name} {text}" for name, text in shares.items())
+        return "; ".join([f"{count(len(self))} rows", *right])
+
+    def _of(self, name: str | None) -> Predictions:
+        if name is not None and name not in self.names:
+            raise ConfigError(f"there are no answers of {name!r}; there are: {', '.join(self.names)}")
+        return self.models[-1 if name is None else list(self.names).index(name)]
+
+    def __len__(self) -> int:
+        """Return the number of questions."""
+        return len(self.models[0])
+
+    def __iter__(self) -> Iterator[AnsweredRow]:
+        """Iterate over the questions."""
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        """Return how many there are and how many are right."""
+        return f"Answers({self.summary})"
+
+
+def read_predictions(path: Path, tables: Path | None = None) -> Predictions:
+    """Read and judge the answers of a run."""
+    return Predictions(tuple(read_answers(path, tables)))

@@ -1,0 +1,161 @@
+"""A model's answers: judged by what was expected, and kept in `predictions.jsonl`, one JSON object a line.
+
+Judging is WikiSQL's: logical form leaves out the order of conditions and letter case, execution runs both queries on
+the question's table. Ranks judge without tables; whoever reads the file judges again, with those at hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.jobs.data.lines import Fields, read_lines
+from workbench.jobs.data.sources.convert import read_tables
+from workbench.jobs.data.sql import parse
+from workbench.jobs.data.tables import Table, execute
+
+__all__ = ["Answer", "judge", "read_answers", "share", "write_answers"]
+
+_WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One question, the expected answer and a model's. A verdict is None where it cannot be told."""
+
+    source: str
+    """What the model read."""
+    expected: str | None
+    """What it should have written; None where nobody knows."""
+    predicted: str
+    """What it wrote."""
+    exact_match: bool | None = None
+    """Whether the two texts are the same, apart from blanks."""
+    logical_match: bool | None = None
+    """Whether the two queries say the same; None where the expected text is not a query."""
+    execution_match: bool | None = None
+    """Whether both give the same result; None where the table is not at hand."""
+    table_id: str | None = None
+    """The table that the question is asked of."""
+    input: str = ""
+    """What it was told to do it with, where the row keeps that apart."""
+
+
+def judge(
+    source: str,
+    expected: str | None,
+    predicted: str,
+    *,
+    table: Table | None = None,
+    table_id: str | None = None,
+    input: str = "",
+) -> Answer:
+    """Compare an answer with the expected one.
+
+    Args:
+        source: What the model read.
+        expected: What it should have written; None where nobody knows.
+        predicted: What it wrote.
+        table: The table to run both on.
+        table_id: The id of the table, where that itself is not at hand.
+        input: What the model was told to do it with, where the row keeps that apart.
+
+    Example:
+        >>> answer = judge("…", "SELECT a FROM t WHERE b = C AND d = 1", "SELECT A FROM t WHERE d = 1 AND b = c")
+        >>> answer.exact_match, answer.logical_match, answer.execution_match
+        (False, True, None)
+    """
+    exact = logical = result = None
+    if expected is not None:
+        wanted, answered = parse(expected), parse(predicted)
+        exact = expected.split() == predicted.split()
+        if wanted is not None:
+            logical = answered is not None and wanted.logical_form() == answered.logical_form()
+        result = None if table is None else _same_result(expected, predicted, table)
+    return Answer(
+        source=source,
+        expected=expected,
+        predicted=predicted,
+        exact_match=exact,
+        logical_match=logical,
+        execution_match=result,
+        table_id=table.id if table else table_id,
+        input=input,
+    )
+
+
+def share(verdicts: Iterable[bool | None]) -> float | None:
+    """Return the share of verdicts that hold, of those that can be told; None where none can.
+
+    Example:
+        >>> share([True, False, None])
+        0.5
+    """
+    certain = [verdict for verdict in verdicts if verdict is not None]
+    return sum(certain) / len(certain) if certain else None
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """Write answers, one JSON object a line."""
+    with path.open("w", encoding="utf-8") as out:
+        for answer in answers:
+            record = {name: value for name, value in asdict(answer).items() if name in _WRITTEN}
+            if answer.input:
+                record["input"] = answer.input
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
+    """Read the answers of a run and judge them, on its tables where they are given."""
+    try:
+        if path.stat().st_size == 0:
+            return []
+        rows = [Fields(data, where) for where, data in read_lines(path)]
+        of_source = _table_ids(tables.with_name("eval.jsonl")) if tables else {}
+        ids = [row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row)) for row in rows]
+        by_id = {table.id: table for table in read_tables(tables) if table.id in ids} if tables else {}
+        return [
+            judge(
+                _source(row),
+                row.words("expected", row.get("expected")),
+                row.words("predicted", row.get("predicted")),
+                table=by_id.get(table_id or ""),
+                table_id=table_id,
+            )
+            for row, table_id in zip(rows, ids, strict=True)
+        ]
+    except (OSError, ConfigError) as error:
+        raise RunError(f"the predictions in {path} cannot be read: {error}") from error
+
+
+def _source(row: Fields) -> str:
+    return " ".join([row.text("source"), row.words("input", row.data.get("input", ""))]).strip()
+
+
+def _table_ids(path: Path) -> dict[str, str]:
+    """Return the table of each question; a question asked of several tables is left out."""
+    ids_of: dict[str, set[str]] = {}
+    for where, data in read_lines(path) if path.exists() else ():
+        row = Fields(data, where)
+        if row.data.get("table_id"):
+            ids_of.setdefault(row.text("source"), set()).add(row.text("table_id"))
+    return {source: ids.pop() for source, ids in ids_of.items() if len(ids) == 1}
+
+
+def _same_result(expected: str, predicted: str, table: Table) -> bool | None:
+    wanted, answered = parse(expected), parse(predicted)
+    if wanted is None:
+        return None
+    try:
+        right = execute(wanted, table)
+    except ConfigError:
+        return None
+    try:
+        # As a bag: SQL promises no order.
+        return answered is not None and Counter(execute(answered, table)) == Counter(right)
+    except ConfigError:
+        return False
