@@ -102,7 +102,7 @@ def test_too_large_a_folder_names_its_largest_files_and_the_ignore_file(folder: 
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (b"*.log\n!\n", r"\.workbenchignore, line 2: '!' is no pattern of a \.gitignore"),
+        (b"*.log\n!\n", r"\.workbenchignore, line 2: '!' is not a pattern of a \.gitignore"),
         (b"*.py\n", r"\.workbenchignore leaves out train\.py, the script itself; add a line !train\.py"),
         (b"\xff\xfe\n", r"cannot read .*\.workbenchignore: "),
     ],

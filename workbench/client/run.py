@@ -38,7 +38,7 @@ _LOOK_S = 0.2
 
 
 class Detached(KeyboardInterrupt):
-    """Say that the notebook stopped waiting while the run goes on."""
+    """The notebook stopped waiting while the run goes on."""
 
     def _render_traceback_(self) -> list[str]:
         """Show one line in a notebook instead of a traceback."""
@@ -256,7 +256,7 @@ class Run(ShownLive):
                 raise
 
     def tensorboard(self) -> Board:
-        """Give TensorBoard of this run; a cell that ends with it shows the page.
+        """Return TensorBoard of this run; a cell that ends with it shows the page.
 
         One server serves a folder, listens on the loopback address alone, and ends with this kernel.
 
@@ -272,7 +272,7 @@ class Run(ShownLive):
         return ClusterPaths(cluster_of(self.paths))
 
     def __repr__(self) -> str:
-        """Say the id, the state and where it is."""
+        """Return the id, the state and where it is."""
         return f"Run({self.id}, {self.state}, {self.path})"
 
     def show(self) -> None:

@@ -59,19 +59,19 @@ def recipe_of(result: ResultRecord) -> Recipe:
 
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
-    told = read_json(paths.job)
-    job = told.get("job")
+    resolved = read_json(paths.job)
+    job = resolved.get("job")
     options: Mapping[str, object] = job if isinstance(job, dict) else {}
     beyond = _beyond(options, paths)
     if beyond:
-        return _with_workbench(result, paths, told, beyond)
+        return _with_workbench(result, paths, resolved, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
-    carried = {"job": options, "deepspeed": told.get("deepspeed"), "eval_losses": losses}
+    carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
     files = {"train.py": _program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
     differs: list[str] = []
     if paths.deepspeed.exists():
         files["deepspeed.json"] = paths.deepspeed.read_bytes()
-    fetched = _add_rows(files, differs, paths, told)
+    fetched = _add_rows(files, differs, paths, resolved)
     _add_tokenizer(files, differs, paths, str(options.get("model", "")))
     lines = [*_install(result), *fetched, *_environment(paths), *_start(result, ["train.py"], options)]
     return Recipe(files=files, commands="\n".join(lines), same=_SAME, differs=[*differs, *_DIFFERS, *_places(result)])
@@ -80,17 +80,19 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 def _beyond(job: Mapping[str, object], paths: RunPaths) -> Sequence[str]:
     """Name what of a job the script of the recipe does not know."""
     trained = str(paths.model) if (paths.model / "config.json").is_file() else str(job.get("model", ""))
-    found = {
+    parts = {
         "a causal model": model_family(trained) is Family.CAUSAL,
         "technique 'fsdp'": job.get("technique") == Technique.FSDP,
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
         "going on from a checkpoint": bool(job.get("resume")),
     }
-    return [name for name, there in found.items() if there]
+    return [name for name, there in parts.items() if there]
 
 
-def _with_workbench(result: ResultRecord, paths: RunPaths, told: Mapping[str, object], beyond: Sequence[str]) -> Recipe:
+def _with_workbench(
+    result: ResultRecord, paths: RunPaths, resolved: Mapping[str, object], beyond: Sequence[str]
+) -> Recipe:
     """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
     spec = read_json(paths.spec)
     files = _common(result, paths)
@@ -98,9 +100,9 @@ def _with_workbench(result: ResultRecord, paths: RunPaths, told: Mapping[str, ob
     asked = spec.get("job")
     job: dict[str, object] = dict(asked) if isinstance(asked, dict) else {}
     fetched: Sequence[str] = ()
-    if told.get("train"):
-        fetched = _add_rows(files, differs, paths, told)
-        parts = {part: f"{part}.jsonl" for part in ("train", "eval") if told.get(part)}
+    if resolved.get("train"):
+        fetched = _add_rows(files, differs, paths, resolved)
+        parts = {part: f"{part}.jsonl" for part in ("train", "eval") if resolved.get(part)}
         job["dataset"] = {"kind": "jsonl", **parts}
     if isinstance(job.get("deepspeed"), str) and paths.deepspeed.exists():
         files["deepspeed.json"] = paths.deepspeed.read_bytes()
@@ -113,12 +115,12 @@ def _with_workbench(result: ResultRecord, paths: RunPaths, told: Mapping[str, ob
         ': "${WORKBENCH:?set it first}"',
         '"$WORKBENCH"/.venv/bin/python -m workbench run spec.json --out repeated',
     ]
-    said = f"the script without DeepSpeed Workbench does not know {' and '.join(beyond)}: this recipe needs the project"
+    why = f"the script without DeepSpeed Workbench does not know {' and '.join(beyond)}: this recipe needs the project"
     return Recipe(
         files=files,
         commands="\n".join([*fetched, *_environment(paths), *start]),
         same=("the job with all its options, the rows and their order, and the kind and number of pods",),
-        differs=[said, *differs, "speed and memory are those of your machines"],
+        differs=[why, *differs, "speed and memory are those of your machines"],
     )
 
 
@@ -165,13 +167,13 @@ def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
 
 
 def _add_rows(
-    files: dict[str, bytes], differs: list[str], paths: RunPaths, told: Mapping[str, object]
+    files: dict[str, bytes], differs: list[str], paths: RunPaths, resolved: Mapping[str, object]
 ) -> Sequence[str]:
     """Carry the rows where they are few; give the lines that fetch them where they are not."""
     sources = [paths.inputs / f"{name}.jsonl" for name in ("train", "eval")]
     sources = [source for source in sources if source.exists()]
     if not sources:
-        hub = json.dumps(told.get("hub"))
+        hub = json.dumps(resolved.get("hub"))
         differs.append(
             f"the rows came from a hub on the pods ({hub}): write them to train.jsonl and eval.jsonl, a line "
             '{"source": …, "target": …} each, in the order of the hub'
@@ -192,9 +194,9 @@ def _add_tokenizer(files: dict[str, bytes], differs: list[str], paths: RunPaths,
         where = "a folder of that machine: copy it to every host" if Path(model).is_absolute() else "the model hub"
         differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
         return
-    found = [path for name in ("tokenizer.json", "tokenizer_config.json") if (path := paths.model / name).exists()]
-    files |= {f"tokenizer/{path.name}": path.read_bytes() for path in found}
-    if not found:
+    kept = [path for name in ("tokenizer.json", "tokenizer_config.json") if (path := paths.model / name).exists()]
+    files |= {f"tokenizer/{path.name}": path.read_bytes() for path in kept}
+    if not kept:
         differs.append("the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so")
 
 

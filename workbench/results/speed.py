@@ -37,7 +37,7 @@ def tflops_per_device(
     devices: int,
     adapters: bool,
 ) -> float | None:
-    """Give 10^12 floating-point operations a second that training needed of each device.
+    """Return 10^12 floating-point operations a second that training needed of each device.
 
     Example:
         >>> tflops_per_device(forward_flops=2e12, profiled_tokens=1000, padded_tokens_per_s=8000.0, devices=2,
@@ -72,8 +72,7 @@ def peak_tflops(device: str, precision: str) -> float | None:
 
 
 def _peaks(fp32: float, tf32: float | None, half: float, *, bf16: bool = True) -> dict[str, float]:
-    found = {"fp32": fp32, "fp16": half}
-    return {**found, **({"tf32": tf32} if tf32 else {}), **({"bf16": half} if bf16 else {})}
+    return {"fp32": fp32, "fp16": half, **({"tf32": tf32} if tf32 else {}), **({"bf16": half} if bf16 else {})}
 
 
 # NVIDIA's own figures, without sparsity and with accumulation in FP32.

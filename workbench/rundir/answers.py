@@ -65,7 +65,8 @@ def judge(
         input: What the model was told to do it with, where the row keeps that apart.
 
     Example:
-        >>> answer = judge("…", "SELECT a FROM t WHERE b = C AND d = 1", "SELECT A FROM t WHERE d = 1 AND b = c")
+        >>> select = "SELECT {} FROM table WHERE {}"
+        >>> answer = judge("…", select.format("a", "b = C AND d = 1"), select.format("A", "d = 1 AND b = c"))
         >>> answer.exact_match, answer.logical_match, answer.execution_match
         (False, True, None)
     """

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from workbench.base.files import read_json, write_json
 from workbench.jobs.finetune import FineTune
@@ -21,7 +20,7 @@ from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["Journal", "fail_unstarted", "result_of"]
+__all__ = ["Journal", "fail_unstarted"]
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
@@ -46,7 +45,7 @@ class Journal:
         self._paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def state(self, state: RunState, message: str = "") -> None:
-        """Return how the run stands."""
+        """Write where the run is in its life."""
         self._state, self._message = state, message
         self._write_state()
 
@@ -57,7 +56,7 @@ class Journal:
             self._write_state()
 
     def event(self, event: Event) -> None:
-        """Append an event, and its numbers to the curves; a full disk is said once and stops nothing."""
+        """Append an event, and its numbers to the curves; a full disk is logged once and stops nothing."""
         try:
             with self._paths.events.open("a", encoding="utf-8") as out:
                 out.write(event.to_json() + "\n")
@@ -73,36 +72,46 @@ class Journal:
         *,
         message: str,
         fault: RunFault | None,
-        context_facts: Mapping[str, object],
+        facts: Mapping[str, object],
         spec: RunSpec,
         pods: Sequence[Pod],
         world_size: int,
     ) -> None:
         """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
         self._close_scalars()
-        result = result_of(
-            self._paths.root,
-            state,
-            message=message,
-            fault=fault,
-            facts=context_facts,
-            spec=spec,
-            pods=pods,
-            world_size=world_size,
-        )
+        started_s, ended_s = float(str(facts.get("started_s", time.time()))), time.time()
+        job = spec.job
+        asked: dict[str, object] = {"technique": "script", "model": ""}
+        if isinstance(job, FineTune):
+            asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
+        raw = {
+            "launcher": job.launcher,
+            **asked,
+            "versions": dict(pods[0].versions) if pods else {},
+            **RunTotals.of(read_events(self._paths.events)).facts(started_s),
+            **facts,
+            "state": state,
+            "message": message,
+            "error": fault,
+            "hosts": [HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods],
+            "world_size": world_size,
+            "duration_s": round(ended_s - started_s, 3),
+            "ended_s": ended_s,
+        }
+        result = ResultRecord.read(self._paths.root, raw).to_dict()
         self._paths.reserve.unlink(missing_ok=True)
         try:
-            write_json(self._paths.result, result.to_dict())
+            write_json(self._paths.result, result)
         except OSError as error:
-            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result.to_dict())
+            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result)
         self._hint = ""
         self.state(state, message)
 
-    def amend(self, said: str) -> None:
-        """Add to what the result of a run that has ended says."""
+    def amend(self, remark: str) -> None:
+        """Add to the message of the result of a run that has ended."""
         result = read_json(self._paths.result)
-        if said and result:
-            message = f"{result.get('message')}; {said}"
+        if remark and result:
+            message = f"{result.get('message')}; {remark}"
             write_json(self._paths.result, {**result, "message": message})
             write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
 
@@ -128,46 +137,8 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
         RunState.FAILED,
         message=f"it did not start: {error}",
         fault=RunFault(kind=type(error).__name__, message=str(error)),
-        context_facts={"started_s": time.time()},
+        facts={"started_s": time.time()},
         spec=spec,
         pods=(),
         world_size=0,
-    )
-
-
-def result_of(
-    path: Path,
-    state: RunState,
-    *,
-    message: str,
-    fault: RunFault | None,
-    facts: Mapping[str, object],
-    spec: RunSpec,
-    pods: Sequence[Pod],
-    world_size: int,
-) -> ResultRecord:
-    """Put together the result of a run from its events and what the keeper knows."""
-    job = spec.job
-    started_s = float(str(facts.get("started_s", time.time())))
-    ended_s = time.time()
-    asked: dict[str, object] = {"technique": "script", "model": ""}
-    if isinstance(job, FineTune):
-        asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
-    figures = RunTotals.of(read_events(RunPaths(path).events)).facts(started_s)
-    return ResultRecord.read(
-        path,
-        {
-            "launcher": job.launcher,
-            **asked,
-            "versions": dict(pods[0].versions) if pods else {},
-            **figures,
-            **facts,
-            "state": state,
-            "message": message,
-            "error": fault,
-            "hosts": [HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods],
-            "world_size": world_size,
-            "duration_s": round(ended_s - started_s, 3),
-            "ended_s": ended_s,
-        },
     )

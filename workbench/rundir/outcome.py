@@ -28,7 +28,7 @@ _END_SEEN_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStatus:
-    """What an agent last said of one rank, with times on this machine's clock."""
+    """What an agent last reported of one rank, with times on this machine's clock."""
 
     rank: int
     """Its number."""
@@ -87,11 +87,11 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
     """Find the rank that failed first; ranks that only lost a peer come last."""
-    known = list(ranks)
-    failed = sorted((r for r in known if r.failed), key=_order)
+    ranks = list(ranks)
+    failed = sorted((r for r in ranks if r.failed), key=_order)
     if not failed:
         return None
-    if only_echoes(known) and (early := _ended_early(known, failed[0])) is not None:
+    if only_echoes(ranks) and (early := _ended_early(ranks, failed[0])) is not None:
         return _fault(early, {"kind": "exit", "message": "ended early with 0 while others waited for it"}, failed)
     cause, *others = failed
     return _fault(cause, cause.error or {}, others)

@@ -16,7 +16,7 @@ from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 
-__all__ = ["HostSlots", "ResultRecord", "RunFault"]
+__all__ = ["Count", "HostSlots", "Number", "ResultRecord", "RunFault"]
 
 _FROM_DISK = "disk"
 Number = Annotated[float, Strict()]  # true and "1" are not numbers
@@ -55,7 +55,7 @@ class RunFault:
     """What became of the other ranks, folded: "2 ranks lost their peer"."""
 
     def __str__(self) -> str:
-        """Say it in one paragraph, the traceback beneath."""
+        """Return it as one paragraph, the traceback beneath."""
         where = f"rank {self.rank} on {self.pod} ({self.host})" if self.rank is not None else self.pod or "the run"
         text = f"{where}: {self.kind}: {self.message}"
         return "\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part)

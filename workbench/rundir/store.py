@@ -16,7 +16,7 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, ResultRecord
+from workbench.rundir.result import Count, HostSlots, Number, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, state_of
 from workbench.rundir.tail import EventTail
@@ -32,61 +32,25 @@ _SKIPPED = frozenset({"pods", "node_modules", "site-packages", "__pycache__"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunRecord:
-    """One run as its directory holds it: the record that history, index and a benchmark's rows are made of."""
+class RunRecord(ResultRecord):
+    """One run as its directory holds it: what history, index and a benchmark's rows are made of.
 
-    path: Path
-    """The run directory."""
+    Of a run that has not ended, or was lost, the facts are those so far.
+    """
+
     id: str
     """Its id."""
-    submitted_s: float | None = None
+    submitted_s: Number | None = None
     """When it was asked for, in seconds since 1970."""
     key: str = ""
     """The fingerprint of the benchmark's row that it is a run of; empty where it is of none."""
-    repeat: int = 0
+    repeat: Count = 0
     """Which repeat of that row it is."""
-    result: ResultRecord
-    """Its facts; of a run that has not ended, or was lost, those so far."""
-
-    @property
-    def state(self) -> RunState:
-        """Where it is in its life."""
-        return self.result.state
-
-    @property
-    def model(self) -> str:
-        """What was trained; for a script its name."""
-        return self.result.model
-
-    @property
-    def technique(self) -> str:
-        """The technique; `script` for a script."""
-        return self.result.technique
 
     @property
     def pods(self) -> int | None:
         """Number of pods; None before they are given."""
-        return len(self.result.hosts) or None
-
-    @property
-    def steps(self) -> int | None:
-        """Optimizer steps so far."""
-        return self.result.steps
-
-    @property
-    def eval_loss(self) -> float | None:
-        """Last loss on the evaluation rows."""
-        return self.result.eval_loss
-
-    @property
-    def exact_match(self) -> float | None:
-        """Share of answers that were exactly right, 0 to 1."""
-        return self.result.exact_match
-
-    @property
-    def train_samples_per_s(self) -> float | None:
-        """Rows a second in the training loop; at the last step of a live run."""
-        return self.result.train_samples_per_s
+        return len(self.hosts) or None
 
     @property
     def is_live(self) -> bool:
@@ -121,18 +85,16 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
     if not (facts.get("technique") and facts.get("model")):
         facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
     benchmark = info.get("benchmark")
-    note = benchmark if isinstance(benchmark, dict) else {}
-    submitted_s, repeat = info.get("submitted_s"), note.get("repeat")
-    return RunRecord(
-        path=paths.root,
-        id=str(info.get("id", paths.root.name)),
-        submitted_s=submitted_s if isinstance(submitted_s, int | float) else None,
-        key=str(note.get("key", "")),
-        repeat=repeat if isinstance(repeat, int) else 0,
-        result=ResultRecord.read(
-            paths.root,
-            {**facts, "state": _state(paths, is_alive), "hosts": facts.get("hosts") or hosts_in(paths.hostfile)},
-        ),
+    return RunRecord.read(
+        paths.root,
+        {
+            **facts,
+            "state": _state(paths, is_alive),
+            "hosts": facts.get("hosts") or hosts_in(paths.hostfile),
+            **(benchmark if isinstance(benchmark, dict) else {}),
+            "id": str(info.get("id", paths.root.name)),
+            "submitted_s": info.get("submitted_s"),
+        },
     )
 
 

@@ -177,7 +177,7 @@ class Runner:
             state,
             message=message,
             fault=fault,
-            context_facts={
+            facts={
                 "command": str(self._attempt.command or ""),
                 "started_s": self._started_s,
                 "peak_memory_gib": self._peaks.gib,

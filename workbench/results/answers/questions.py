@@ -67,14 +67,14 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
 def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, Table]:
     """Return the tables that questions ask of, by id, where the runs have them; the first run's win."""
     wanted = {question.table_id for question in questions} - {None}
-    found: dict[str, Table] = {}
+    tables: dict[str, Table] = {}
     for paths in runs:
-        if paths.tables.exists() and wanted - found.keys():
+        if paths.tables.exists() and wanted - tables.keys():
             try:
-                found = {t.id: t for t in read_tables(paths.tables) if t.id in wanted} | found
+                tables = {t.id: t for t in read_tables(paths.tables) if t.id in wanted} | tables
             except (OSError, ConfigError) as error:
                 raise RunError(f"the tables in {paths.tables} cannot be read: {error}") from error
-    return found
+    return tables
 
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
@@ -151,14 +151,14 @@ def _question(row: RowLike, number: int, own: _OwnRows) -> Question:
         raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
     asked = next((key for key in _ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in _ANSWERS[asked])
-    known = row_from({**row, _ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
-    if known.is_plain:
-        return Question(source="", opening=known.target)
+    made = row_from({**row, _ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
+    if made.is_plain:
+        return Question(source="", opening=made.target)
     return Question(
-        source=known.source,
-        input=known.input,
-        expected=None if unknown else known.target,
-        table_id=known.table_id,
+        source=made.source,
+        input=made.input,
+        expected=None if unknown else made.target,
+        table_id=made.table_id,
     )
 
 

@@ -166,12 +166,12 @@ class ModelServer:
             self._process.wait(_DYING_S)
         code = self._process.returncode
         self._words.seek(0)
-        said = self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
+        last = self._words.read().decode("utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:]
         self.close()
         if code == 0:
             return _EndedIdle(f"the process that holds the model of {self._paths.root} ended")
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return RunError("\n".join([f"the process that holds the model of {self._paths.root} ended ({how})", *said]))
+        return RunError("\n".join([f"the process that holds the model of {self._paths.root} ended ({how})", *last]))
 
 
 class _EndedIdle(RunError):

@@ -34,7 +34,7 @@ class Curve:
         return max(self._y, default=None)
 
     def thinned(self, limit: int = 400) -> tuple[list[float], list[float]]:
-        """Give x and values of at most so many points; of each stretch left out, the lowest and the highest stay.
+        """Return x and values of at most so many points; of each stretch left out, the lowest and the highest stay.
 
         Example:
             >>> curve = Curve()

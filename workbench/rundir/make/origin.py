@@ -26,7 +26,7 @@ def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, str]:
 
 
 def commit_of(folder: Path) -> str:
-    """Give the commit of the repository that a folder is in, `+changes` behind it where tracked files differ from it.
+    """Return the commit of the repository that a folder is in, `+changes` behind it where tracked files differ from it.
 
     Returns:
         It; empty without git, without a repository, without a commit, or where git does not answer within 5 s.

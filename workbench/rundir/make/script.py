@@ -35,8 +35,9 @@ def check_script(script: Path) -> None:
     folder = script.parent
     files = script_files(folder)
     if script not in files:
-        said = f"{folder / IGNORE_FILE} leaves out {script.name}, the script itself"
-        raise ConfigError(f"{said}; add a line !{script.name}")
+        raise ConfigError(
+            f"{folder / IGNORE_FILE} leaves out {script.name}, the script itself; add a line !{script.name}"
+        )
     sizes = {path: path.stat().st_size for path in files}
     if (whole := sum(sizes.values())) > _LARGEST:
         largest = sorted(files, key=lambda path: -sizes[path])[:_NAMED]
@@ -87,5 +88,5 @@ def _spec_of(path: Path) -> GitIgnoreSpec:
         try:
             GitIgnoreSpec.from_lines([line])
         except ValueError as error:  # what pathspec raises is one
-            raise ConfigError(f"{path}, line {number}: {line!r} is no pattern of a .gitignore: {error}") from error
+            raise ConfigError(f"{path}, line {number}: {line!r} is not a pattern of a .gitignore: {error}") from error
     return GitIgnoreSpec.from_lines([*DEFAULTS, *lines])

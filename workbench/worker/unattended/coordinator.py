@@ -108,7 +108,7 @@ class Head:
             state,
             message=message,
             fault=fault,
-            context_facts=facts,
+            facts=facts,
             spec=self._spec,
             pods=self._scribe.pods,
             world_size=self._world_size,
