@@ -98,7 +98,7 @@ class Journal:
             "duration_s": round(ended_s - started_s, 3),
             "ended_s": ended_s,
         }
-        result = ResultRecord.read(self._paths.root, raw).to_dict()
+        result = ResultRecord.at(self._paths.root, raw).to_dict()
         self._paths.reserve.unlink(missing_ok=True)
         try:
             write_json(self._paths.result, result)

@@ -7,14 +7,18 @@ exit 0), and launchers name the wrong rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+
+from pydantic.dataclasses import dataclass
 
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
+from workbench.rundir.record import Number, Record
 from workbench.rundir.result import RunFault
 
 __all__ = [
     "MemoryPeaks",
+    "RankError",
     "RankStatus",
     "first_cause",
     "fold_failures",
@@ -27,7 +31,23 @@ _END_SEEN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankStatus:
+class RankError(Record):
+    """What a rank, or its agent, wrote down of its failure."""
+
+    kind: str = "exit"
+    """Exception class, `signal` or `exit`."""
+    message: str = ""
+    """What happened, in one line; empty where only the exit code says."""
+    traceback: str = ""
+    """Its traceback."""
+    time_s: Number | None = None
+    """When it failed."""
+    echo: bool = False
+    """Whether it only lost a peer: the cause is elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStatus(Record):
     """What an agent last reported of one rank, with times on this machine's clock."""
 
     rank: int
@@ -44,9 +64,9 @@ class RankStatus:
     """Whether it was asked to stop."""
     forced: bool = False
     """Whether it had to be killed for that."""
-    ended_s: float | None = None
+    ended_s: Number | None = None
     """When it ended."""
-    error: Mapping[str, object] | None = None
+    error: RankError | None = None
     """Its error record."""
     rss_bytes: int = 0
     """Resident memory of the rank and its children."""
@@ -66,23 +86,11 @@ def rank_statuses(pod: Pod, answer: Mapping[str, object], clock_offset_s: float)
 
 
 def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankStatus:
-    ended = raw.get("ended_s")
-    error = raw.get("error")
-    if isinstance(error, dict) and isinstance(error.get("time_s"), int | float):
-        error = {**error, "time_s": error["time_s"] - clock_offset_s}
-    code = raw.get("exit_code")
-    return RankStatus(
-        rank=int(str(raw["rank"])),
-        pod=pod,
-        phase=str(raw.get("phase", "waiting")),
-        exit_code=code if isinstance(code, int) else None,
-        done=bool(raw.get("done")),
-        stopped=bool(raw.get("stopped")),
-        forced=bool(raw.get("forced")),
-        ended_s=ended - clock_offset_s if isinstance(ended, int | float) else None,
-        error=error if isinstance(error, dict) else None,
-        rss_bytes=int(str(raw.get("rss_bytes") or 0)),
-    )
+    status = RankStatus.read({**raw, "pod": pod})
+    ended_s, error = status.ended_s, status.error
+    if error is not None and error.time_s is not None:
+        error = replace(error, time_s=error.time_s - clock_offset_s)
+    return replace(status, ended_s=None if ended_s is None else ended_s - clock_offset_s, error=error)
 
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
@@ -92,9 +100,9 @@ def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
     if not failed:
         return None
     if only_echoes(ranks) and (early := _ended_early(ranks, failed[0])) is not None:
-        return _fault(early, {"kind": "exit", "message": "ended early with 0 while others waited for it"}, failed)
+        return _fault(early, RankError(message="ended early with 0 while others waited for it"), failed)
     cause, *others = failed
-    return _fault(cause, cause.error or {}, others)
+    return _fault(cause, cause.error or RankError(), others)
 
 
 def only_echoes(ranks: Iterable[RankStatus]) -> bool:
@@ -116,26 +124,25 @@ def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | 
 
 
 def _is_echo(status: RankStatus) -> bool:
-    return bool((status.error or {}).get("echo"))
+    return status.error is not None and status.error.echo
 
 
-def _fault(cause: RankStatus, error: Mapping[str, object], others: Sequence[RankStatus]) -> RunFault:
+def _fault(cause: RankStatus, error: RankError, others: Sequence[RankStatus]) -> RunFault:
     return RunFault(
         host=cause.pod.address,
         pod=cause.pod.name,
         rank=cause.rank,
-        kind=str(error.get("kind", "exit")),
-        message=str(error.get("message", f"exited with {cause.exit_code}")),
-        traceback=str(error.get("traceback", "")),
+        kind=error.kind,
+        message=error.message or f"exited with {cause.exit_code}",
+        traceback=error.traceback,
         others=_fold(others),
     )
 
 
 def _order(status: RankStatus) -> tuple[bool, float, int]:
-    error = status.error or {}
-    time_s = error.get("time_s")
-    when = float(time_s) if isinstance(time_s, int | float) else status.ended_s or float("inf")
-    return _is_echo(status), when, status.rank
+    failed_s = status.error.time_s if status.error else None
+    when_s = failed_s if failed_s is not None else status.ended_s or float("inf")
+    return _is_echo(status), when_s, status.rank
 
 
 def _fold(others: Sequence[RankStatus]) -> str:
@@ -146,7 +153,8 @@ def _fold(others: Sequence[RankStatus]) -> str:
     parts = [f"{len(lost)} {'rank' if len(lost) == 1 else 'ranks'} lost their peer ({_numbers(lost)})"] if lost else []
     by_message: dict[str, list[int]] = {}
     for r in also:
-        by_message.setdefault(str((r.error or {}).get("message", f"exit {r.exit_code}")), []).append(r.rank)
+        message = r.error.message if r.error else ""
+        by_message.setdefault(message or f"exit {r.exit_code}", []).append(r.rank)
     parts += [f"also {_numbers(ranks)}: {message}" for message, ranks in by_message.items()]
     return "; ".join(parts)
 

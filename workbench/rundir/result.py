@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, field, fields
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Strict, TypeAdapter, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.record import Count, Number, Record
 from workbench.rundir.state import RunState
 
-__all__ = ["Count", "HostSlots", "Number", "ResultRecord", "RunFault"]
-
-_FROM_DISK = "disk"
-Number = Annotated[float, Strict()]  # true and "1" are not numbers
-Count = Annotated[int, Strict()]
+__all__ = ["HostSlots", "ResultRecord", "RunFault"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostSlots:
+class HostSlots(Record):
     """One line of the hostfile that a run used."""
 
     address: str
@@ -36,7 +33,7 @@ class HostSlots:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFault:
+class RunFault(Record):
     """Where and why a run failed: the first cause, not its echoes."""
 
     host: str = ""
@@ -62,7 +59,7 @@ class RunFault:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultRecord:
+class ResultRecord(Record):
     """The frozen facts of a run. A figure that was not measured is None."""
 
     path: Path
@@ -149,28 +146,6 @@ class ResultRecord:
     error: RunFault | None = None
     """Where and why it failed."""
 
-    @field_validator("*", mode="wrap")
-    @classmethod
-    def _or_default(cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
-        """Of a file of another version or a damaged one, take what is not of the right kind as not there."""
-        try:
-            return check(value)
-        except ValidationError:
-            default = next(f for f in fields(cls) if f.name == info.field_name)
-            if info.context != _FROM_DISK or default.default is default.default_factory is MISSING:
-                raise
-            return default.default_factory() if default.default_factory is not MISSING else default.default
-
-    @classmethod
-    def read(cls, path: Path, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON form of the run in a directory; keys that it does not know are left out."""
-        try:
-            return TypeAdapter(cls).validate_python({**raw, "path": path}, context=_FROM_DISK)
-        except ValidationError as error:
-            raise RunError(
-                f"{RunPaths(path).result} cannot be read: it does not say in which state the run is"
-            ) from error
-
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the `result.json` of a run directory.
@@ -181,7 +156,15 @@ class ResultRecord:
         raw = read_json(RunPaths(path).result)
         if not raw:
             raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")
-        return cls.read(path, raw)
+        return cls.at(path, raw)
+
+    @classmethod
+    def at(cls, path: Path, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON form of the run in a directory."""
+        try:
+            return cls.read({**raw, "path": path})
+        except ValidationError as error:
+            raise RunError(f"{RunPaths(path).result} does not say in which state the run is") from error
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without the path."""

@@ -6,32 +6,35 @@ Small files are read, and nothing is written. Their readers see a whole old file
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.base.process import is_alive
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.record import Record
 from workbench.rundir.state import RunState
 
 __all__ = ["ClusterStatus", "cluster_of", "cluster_status", "is_keeper_alive", "message_of", "run_at", "state_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterStatus:
-    """What a cluster's state file holds, and whether the keeper that wrote it lives."""
+class ClusterStatus(Record):
+    """What a cluster's state file holds."""
 
-    phase: str
+    phase: str = "starting"
     """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
-    message: str
+    message: str = ""
     """One line on the phase, for people."""
-    raw_pods: Sequence[Mapping[str, object]]
+    raw_pods: Sequence[Mapping[str, object]] = ()
     """The JSON form of its pods."""
-    pid: int | None
+    pid: int | None = None
     """The keeper's process; None before there is one."""
-    start_time: int | None
+    start_time: int | None = None
     """When that started, in clock ticks since boot; None where the system does not tell."""
 
     @property
@@ -48,14 +51,7 @@ class ClusterStatus:
 def cluster_status(root: Path) -> ClusterStatus:
     """Read how a cluster stands."""
     raw = read_json(ClusterPaths(root).state)
-    phase, pid, start_time, pods = (raw.get(name) for name in ("phase", "pid", "start_time", "pods"))
-    status = ClusterStatus(
-        phase=str(phase or "starting"),
-        message=str(raw.get("message", "")),
-        raw_pods=pods if isinstance(pods, list) else [],
-        pid=pid if isinstance(pid, int) else None,
-        start_time=start_time if isinstance(start_time, int) else None,
-    )
+    status = ClusterStatus.read({**raw, "raw_pods": raw.get("pods")})
     over = status.phase in ("closed", "failed") or status.pid is None or status.alive
     return status if over else replace(status, phase="lost")
 

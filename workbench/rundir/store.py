@@ -16,7 +16,8 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import Count, HostSlots, Number, ResultRecord
+from workbench.rundir.record import Count, Number
+from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, state_of
 from workbench.rundir.tail import EventTail
@@ -85,7 +86,7 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
     if not (facts.get("technique") and facts.get("model")):
         facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
     benchmark = info.get("benchmark")
-    return RunRecord.read(
+    return RunRecord.at(
         paths.root,
         {
             **facts,

@@ -51,26 +51,12 @@ class Scribe:
     @property
     def ends(self) -> list[RankStatus]:
         """How the ranks ended that have written it down."""
-        found = []
+        ends = []
         for rank in range(self._world_size):
-            told = read_json(self._work / f"rank-{rank}" / END)
-            if not told:
-                continue
-            error = told.get("error")
-            found.append(
-                RankStatus(
-                    rank=rank,
-                    pod=self._host(rank),
-                    phase="exited",
-                    exit_code=int(str(told["exit_code"])),
-                    done=bool(told["done"]),
-                    stopped=bool(told["stopped"]),
-                    ended_s=float(str(told["ended_s"])),
-                    error=error if isinstance(error, dict) else None,
-                    rss_bytes=int(str(told["max_rss_bytes"])),
-                )
-            )
-        return found
+            if end := read_json(self._work / f"rank-{rank}" / END):
+                status = {**end, "rank": rank, "phase": "exited", "rss_bytes": end["max_rss_bytes"]}
+                ends.append(RankStatus.read({**status, "pod": self._host(rank)}))
+        return ends
 
     @property
     def pods(self) -> list[Pod]:

@@ -1,0 +1,41 @@
+"""`Record`: what is read from JSON that nobody vouches for: of another version, cut short, or written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Self
+
+from pydantic import Strict, TypeAdapter, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic.dataclasses import dataclass
+
+__all__ = ["Count", "Number", "Record"]
+
+_TOLERANT = "tolerant"
+Number = Annotated[float, Strict()]  # true and "1" are not numbers
+Count = Annotated[int, Strict()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """The base of such records; their subclasses say what may be there."""
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON form: unknown keys are left out, and what is not of the right kind counts as not there.
+
+        Raises:
+            ValidationError: A field that has no default is missing or wrong.
+        """
+        return TypeAdapter(cls).validate_python(dict(raw), context=_TOLERANT)
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _or_default(cls, value: object, check: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        try:
+            return check(value)
+        except ValidationError:
+            default = next(f for f in fields(cls) if f.name == info.field_name)
+            if info.context != _TOLERANT or default.default is default.default_factory is MISSING:
+                raise
+            return default.default_factory() if default.default_factory is not MISSING else default.default
