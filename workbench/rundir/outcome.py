@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass
 
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
-from workbench.rundir.record import Number, Record
 from workbench.rundir.result import RunFault
+from workbench.rundir.tolerant import Number, TolerantRecord
 
 __all__ = [
     "MemoryPeaks",
@@ -31,7 +31,7 @@ _END_SEEN_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankError(Record):
+class RankError(TolerantRecord):
     """What a rank, or its agent, wrote down of its failure."""
 
     kind: str = "exit"
@@ -47,7 +47,7 @@ class RankError(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankStatus(Record):
+class RankStatus(TolerantRecord):
     """What an agent last reported of one rank, with times on this machine's clock."""
 
     rank: int

@@ -14,14 +14,14 @@ from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.record import Count, Number, Record
 from workbench.rundir.state import RunState
+from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 __all__ = ["HostSlots", "ResultRecord", "RunFault"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HostSlots(Record):
+class HostSlots(TolerantRecord):
     """One line of the hostfile that a run used."""
 
     address: str
@@ -33,7 +33,7 @@ class HostSlots(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFault(Record):
+class RunFault(TolerantRecord):
     """Where and why a run failed: the first cause, not its echoes."""
 
     host: str = ""
@@ -59,7 +59,7 @@ class RunFault(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultRecord(Record):
+class ResultRecord(TolerantRecord):
     """The frozen facts of a run. A figure that was not measured is None."""
 
     path: Path
@@ -82,17 +82,17 @@ class ResultRecord(Record):
     """Number format of the arithmetic."""
     model: str = ""
     """What was trained."""
-    parameters: Count | None = None
+    parameters: Whole | None = None
     """Parameters of the whole model, adapters included."""
-    trainable_parameters: Count | None = None
+    trainable_parameters: Whole | None = None
     """Those of them that were trained."""
-    steps: Count | None = None
+    steps: Whole | None = None
     """Optimizer steps taken."""
-    resumed_step: Count | None = None
+    resumed_step: Whole | None = None
     """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
     epochs: Number | None = None
     """Passes over the training rows."""
-    global_batch_size: Count | None = None
+    global_batch_size: Whole | None = None
     """Rows per optimizer step: micro-batch x accumulation x ranks."""
     duration_s: Number | None = None
     """Seconds from the first rank's start being asked for to the last rank's end and the results' return."""
@@ -122,14 +122,14 @@ class ResultRecord(Record):
     """Tokens a second that are not padding, source and target, in the steps that `train_samples_per_s` is of."""
     padded_tokens_per_s: Number | None = None
     """The same with the padding."""
-    profiled_tokens: Count | None = None
+    profiled_tokens: Whole | None = None
     """Tokens, padding counted in, of the micro-batch that the FLOPS profiler looked at."""
     sent_bytes_per_step: Number | None = None
     """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
     checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""
     device: str = ""
     """Name of the processor that trained."""
-    devices: Count | None = None
+    devices: Whole | None = None
     """How many of them: one a rank. Ranks on CPUs may share one."""
     package: str = ""
     """File name of this package as it was sent to the pods; it holds a hash of the content."""
@@ -141,7 +141,7 @@ class ResultRecord(Record):
     """When it started, in seconds since 1970."""
     ended_s: Number | None = None
     """When it ended."""
-    left_processes: Count | None = None
+    left_processes: Whole | None = None
     """Processes of the run still alive on its pods when it was over; 0 is right."""
     error: RunFault | None = None
     """Where and why it failed."""

@@ -16,14 +16,14 @@ from workbench.base.files import read_json
 from workbench.base.process import is_alive
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.record import Record
 from workbench.rundir.state import RunState
+from workbench.rundir.tolerant import TolerantRecord
 
 __all__ = ["ClusterStatus", "cluster_of", "cluster_status", "is_keeper_alive", "message_of", "run_at", "state_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterStatus(Record):
+class ClusterStatus(TolerantRecord):
     """What a cluster's state file holds."""
 
     phase: str = "starting"

@@ -16,11 +16,11 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.record import Count, Number
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, state_of
 from workbench.rundir.tail import EventTail
+from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
 __all__ = ["RunRecord", "find_runs", "hosts_in", "record_of"]
@@ -45,7 +45,7 @@ class RunRecord(ResultRecord):
     """When it was asked for, in seconds since 1970."""
     key: str = ""
     """The fingerprint of the benchmark's row that it is a run of; empty where it is of none."""
-    repeat: Count = 0
+    repeat: Whole = 0
     """Which repeat of that row it is."""
 
     @property

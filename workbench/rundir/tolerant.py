@@ -1,4 +1,4 @@
-"""`Record`: what is read from JSON that nobody vouches for: of another version, cut short, or written by hand."""
+"""`TolerantRecord`: what is read from JSON of another version, cut short, or written by hand."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Annotated, Any, Self
 from pydantic import Strict, TypeAdapter, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic.dataclasses import dataclass
 
-__all__ = ["Count", "Number", "Record"]
+__all__ = ["Number", "TolerantRecord", "Whole"]
 
 _TOLERANT = "tolerant"
 Number = Annotated[float, Strict()]  # true and "1" are not numbers
-Count = Annotated[int, Strict()]
+Whole = Annotated[int, Strict()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class TolerantRecord:
     """The base of such records; their subclasses say what may be there."""
 
     @classmethod
