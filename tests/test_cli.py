@@ -71,11 +71,11 @@ def test_broken_rows_name_file_line_and_field(tmp_path: Path, capsys: pytest.Cap
         assert part in said
 
 
-def test_a_missing_spec_and_no_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_spec_and_one_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(tmp_path / "none.json")]) == 2
     (tmp_path / "bad.json").write_text("{")
     assert main(["run", str(tmp_path / "bad.json")]) == 2
-    assert "no JSON" in capsys.readouterr().out
+    assert "is not JSON" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import accelerate
@@ -38,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster) -> None:
-    results = {name: cluster.submit(replace(TINY, launcher=name)).wait(300, progress=False) for name in LAUNCHERS}
+    results = {name: cluster.submit(TINY.replace(launcher=name)).wait(300, progress=False) for name in LAUNCHERS}
     for name, result in results.items():
         result.raise_for_status()
         assert (result.launcher, result.world_size, result.steps) == (name, 3, 4)

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from workbench.jobs.data.tables import execute as run_query
     from workbench.jobs.deepspeed.config import load as load_deepspeed_config
     from workbench.jobs.deepspeed.config import resolve as resolve_deepspeed_config
-    from workbench.jobs.finetune import FineTune, Script
+    from workbench.jobs.finetune import FineTune
     from workbench.jobs.prompts import fill as fill_prompt
+    from workbench.jobs.script import Script
     from workbench.planner.plan import plan
     from workbench.pods.cml.pods import CMLPods
     from workbench.pods.guest.memory_limit import can_limit_memory
@@ -114,7 +115,7 @@ _HOME = {
     "RunIndex": "workbench.rundir.index",
     "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
-    "Script": "workbench.jobs.finetune",
+    "Script": "workbench.jobs.script",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.memory_limit",
     "compare": "workbench.results.profile.compare",

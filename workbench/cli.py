@@ -10,7 +10,6 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,7 +70,7 @@ def run_spec(spec_path: Path, out: Path | None) -> int:
 
 def doctor_spec(spec_path: Path) -> int:
     """Start the pods of a `SPEC.json`, examine them, print what is found, and stop them; nothing stays."""
-    spec = replace(RunSpec.load(spec_path).cluster, warm=False)
+    spec = RunSpec.load(spec_path).cluster.replace(warm=False)
     with TemporaryDirectory(prefix="workbench-doctor-") as folder:
         with Cluster.from_spec(spec, path=Path(folder) / "cluster") as cluster:
             diagnosis = cluster.doctor()

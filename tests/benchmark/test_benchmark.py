@@ -160,7 +160,7 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     memory = forecast_memory(small)
     assert memory.gib is not None and memory.gib > 0.5
     assert "a pod has 0.10 GiB" in memory.refusal
-    roomy = replace(small, cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
+    roomy = small.replace(cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
     assert forecast_memory(roomy).refusal == ""
     forecast = Benchmark([job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b").forecast()
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)

@@ -6,7 +6,8 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.benchmark.grid import BenchmarkGrid, make_grid
-from workbench.jobs.finetune import FineTune, Script
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 
 
 def names(grid: BenchmarkGrid) -> list[str]:

@@ -13,7 +13,8 @@ from workbench.base.files import read_json, write_json
 from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.result import RunResult
-from workbench.jobs.finetune import FineTune, Script
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 from workbench.results.profile.parse import read_profile
 from workbench.rundir.spec import ClusterSpec, RunSpec
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import tarfile
@@ -134,7 +133,7 @@ def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
 def test_hub_prepares_nothing_here(tmp_path: Path) -> None:
     made = prepare(dataset_from("wikisql"), tmp_path / "out")
     assert (made.train, made.eval, made.tables, made.train_rows) == (None, None, None, 0)
-    assert made.hub == dataclasses.asdict(Hub(name="Salesforce/wikisql", revision="refs/convert/parquet"))
+    assert made.hub == Hub(name="Salesforce/wikisql", revision="refs/convert/parquet").model_dump()
     assert not (tmp_path / "out").exists()
 
 
@@ -146,14 +145,14 @@ def test_hub_prepares_nothing_here(tmp_path: Path) -> None:
         ({"kind": "jsn"}, "dataset kind 'jsn' is not known.*wikisql-mini, jsonl, release, hub"),
         ({}, "dataset kind None is not known"),
         ({"kind": ["jsonl"]}, "dataset kind .* is not known"),
-        ({"kind": "jsonl", "trian": "x"}, "dataset key 'trian' is not known: did you mean 'train'"),
-        ({"kind": "jsonl", "train": "x"}, "a dataset of kind 'jsonl' needs the key 'eval'"),
+        ({"kind": "jsonl", "trian": "x"}, "dataset option 'trian' is not known: did you mean 'train'"),
+        ({"kind": "jsonl", "train": "x"}, "dataset of kind 'jsonl' needs the option 'eval'"),
         ({"kind": "jsonl", "train": "x", "eval": 5}, "dataset eval is 5; it must be text"),
         ({"kind": "jsonl", "train": "x", "eval": "y"}, "dataset train: there is no file x"),
         ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
         ({"kind": "release", "path": "gone.tar.bz2"}, "dataset path: there is no file gone.tar.bz2"),
-        ({"kind": "release"}, "needs the key 'path'"),
-        ({"kind": "hub"}, "needs the key 'name'"),
+        ({"kind": "release"}, "needs the option 'path'"),
+        ({"kind": "hub"}, "needs the option 'name'"),
         ({"kind": "hub", "name": ""}, "dataset name is ''"),
         ({"kind": "wikisql-mini", "train_rows": 0}, "dataset train_rows is 0; it must be a whole number, 1 or more"),
         ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),

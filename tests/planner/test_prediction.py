@@ -15,7 +15,8 @@ import pytest
 from workbench.base.errors import RemoteError
 from workbench.client.checkup import judge_memory
 from workbench.client.result import RunResult
-from workbench.jobs.finetune import FineTune, Script
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.planner.prediction import begin_prediction, inquiry_of, prediction_of
 from workbench.planner.tracing import remember, trace_of
@@ -74,7 +75,7 @@ def begin(job: FineTune | Script, spec: PodSpec, paths: RunPaths) -> tuple[bool,
 
 
 def test_what_is_known_is_written_at_once_and_what_is_not_is_asked(paths: RunPaths) -> None:
-    job = replace(JOB, env={"TOKEN": "canary"})
+    job = JOB.replace(env={"TOKEN": "canary"})
     assert begin(job, ON_CPU, paths) == (False, True)
     assert "canary" not in paths.inquiry.read_text()
     paths.inquiry.unlink()
@@ -103,7 +104,7 @@ def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPat
 
 
 def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> None:
-    for job, gib in ((JOB, 0.4e9 / 2**30), (replace(JOB, save_steps=5), 2.8e9 / 2**30)):  # and 2 x 12 bytes each
+    for job, gib in ((JOB, 0.4e9 / 2**30), (JOB.replace(save_steps=5), 2.8e9 / 2**30)):  # and 2 x 12 bytes each
         asked = inquiry_of(job, pods=2, spec=ON_CPU, local=False)
         assert prediction_of(asked, TRACE)["disk_gib"] == pytest.approx(gib)
         assert prediction_of(asked, TRACE, free_gib=gib * 1.01)["warning"] == ""

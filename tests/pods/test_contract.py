@@ -241,7 +241,7 @@ def test_a_run_over_three_pods_goes_as_it_does_on_local_ones(place: Place, tmp_p
     with Cluster(place.backend(), PodSpec(), count=3, path=tmp_path / "cluster") as cluster:
         assert cluster.hostfile.world_size == 3
         pods = cluster.pods
-        runs = [cluster.submit(replace(job, launcher=launcher)) for launcher in place.launchers]
+        runs = [cluster.submit(job.replace(launcher=launcher)) for launcher in place.launchers]
         results = [run.wait(300, progress=False).raise_for_status() for run in runs]
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
     for run, result in zip(runs, results, strict=True):

@@ -4,7 +4,8 @@ import pytest
 
 from workbench.display.run.fault import fault_card
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune, Script
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 from workbench.results.advice.rules import advise
 from workbench.rundir.result import RunFault
 

@@ -19,7 +19,8 @@ import yaml
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
-from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.script import Script
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import PodSpec
 from workbench.results.kubeflow.manifest import Manifest

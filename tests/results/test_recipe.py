@@ -16,7 +16,8 @@ from forkedruns import Plan
 
 from workbench.client.result import RunResult
 from workbench.jobs.data.sources.dataset import Mini, dataset_from, prepare
-from workbench.jobs.finetune import FineTune, Script, job_from_dict
+from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.script import Script
 from workbench.results.recipe import recipe_of
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots
@@ -140,7 +141,7 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
     spec = json.loads(recipe.files["spec.json"])
     again = job_from_dict(spec["job"])
-    assert replace(again, dataset=job.dataset) == job
+    assert again.replace(dataset=job.dataset) == job
     (tmp_path / "here" / "inputs").mkdir(parents=True)
     for name in ("train.jsonl", "eval.jsonl"):
         (tmp_path / "here" / name).write_bytes(recipe.files[name])

@@ -26,8 +26,8 @@ def test_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("{", "is no JSON"),
-        ({"cluster": {}}, "no key 'job'"),
+        ("{", "is not JSON"),
+        ({"cluster": {}}, "needs the option 'job'"),
         ({**SPEC, "jobs": {}}, "did you mean 'job'"),
         ({**SPEC, "cluster": {"counts": 3}}, "did you mean 'count'"),
         ({**SPEC, "cluster": {"count": 0}}, "count is 0"),
@@ -37,7 +37,7 @@ def test_round_trip(tmp_path: Path) -> None:
         ({**SPEC, "job": {"per_device_train_batch_size": 0}}, "per_device_train_batch_size is 0"),
         ({**SPEC, "job": {"max_step": 3}}, "did you mean 'max_steps'"),
         ({**SPEC, "pods": 0}, "pods is 0"),
-        ([], "must be a JSON object"),
+        ([], "it must be an object"),
     ],
 )
 def test_a_bad_spec_says_what_and_what_would_do(tmp_path: Path, spec: object, said: str) -> None:

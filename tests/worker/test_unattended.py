@@ -20,7 +20,8 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.script import Script
 from workbench.pods.pod import PodSpec
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.rundir.make.prepare import prepare_run

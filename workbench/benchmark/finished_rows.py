@@ -18,7 +18,8 @@ from workbench.base.loose import Json, number, part, text, whole
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.jobs.finetune import Job, Script
+from workbench.jobs.finetune import Job
+from workbench.jobs.script import Script
 from workbench.rundir.make.script import script_files
 from workbench.rundir.store import find_runs
 

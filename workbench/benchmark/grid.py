@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.script import Script
 
 __all__ = ["BenchmarkGrid", "LeftOut", "PlannedRun", "make_grid"]
 
@@ -93,7 +94,7 @@ def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
 def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: int, slots: int) -> Job:
     """Return the job of one row."""
     if not isinstance(job, FineTune):
-        return replace(job, **options)  # type: ignore[arg-type]
+        return job.replace(**options)
     technique = technique or job.technique
     if technique == Technique.SINGLE and pods > 1:
         raise ConfigError("`single` is one rank: it runs on one pod only")
@@ -104,7 +105,7 @@ def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: 
     if technique != job.technique:
         # What only the job's own technique knows does not go with it to another.
         changed = {"fsdp": {}, "deepspeed": None, **changed}
-    return replace(job, **changed)  # type: ignore[arg-type]
+    return job.replace(**changed)
 
 
 def _batch(rows: object, ranks: int, options: Mapping[str, object]) -> dict[str, object]:
@@ -144,7 +145,7 @@ def _check(
             raise ConfigError(f"pods holds {count!r}; give whole numbers, 1 or more")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise ConfigError(f"repeats is {repeats!r}; it must be a whole number, 1 or more")
-    allowed = {f.name for job in jobs for f in fields(job)} | {"global_batch_size"}
+    allowed = {name for job in jobs for name in type(job).model_fields} | {"global_batch_size"}
     for key, values in vary.items():
         if key in ("technique", "pods"):
             raise ConfigError(f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`")

@@ -18,8 +18,9 @@ from workbench.base.loose import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.run import Run
 from workbench.jobs.choices import LossOn, Peft, Technique
-from workbench.jobs.finetune import Script, job_from_dict
+from workbench.jobs.finetune import job_from_dict
 from workbench.jobs.model import Family, model_family
+from workbench.jobs.script import Script
 from workbench.pods.pod import PodSpec
 from workbench.results.advice.shortage import shortage_of
 from workbench.results.speed import forward_flops, mfu, tflops_per_device

@@ -17,7 +17,7 @@ from workbench.base.files import read_json
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.client.result import RunResult
-from workbench.jobs.finetune import Script
+from workbench.jobs.script import Script
 from workbench.rundir.events import MARK, Event, read_events
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.paths import ClusterPaths, RunPaths

@@ -1,7 +1,7 @@
 """Combinations of a job's options that cannot work, each refused with what to use instead.
 
-What needs the pods' hardware to be known is refused in `dsconfig.py` and by `check_hardware`; what needs the model's
-own files, by the ranks.
+What needs the pods' hardware to be known is refused by `check_hardware`; what needs the
+model's own files, by the ranks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import fsdp_from, lora_from
+from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Launcher, LossOn, Optimizer, Peft, Precision, Shard, Technique
 from workbench.jobs.model import Family, model_family
 
@@ -26,6 +26,8 @@ def check_together(job: FineTune) -> None:
     _check_technique(job)
     _check_peft(job)
     _check_optimizer(job)
+    if job.system is not None and job.prompt != "llama2-chat":
+        raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
     check_family(job, model_family(job.model))
 
 
@@ -43,7 +45,7 @@ def check_family(job: FineTune, family: Family | None) -> None:
 
 def check_hardware(job: FineTune, *, gpus: int) -> None:
     """Refuse what pods of this kind cannot do."""
-    if gpus < 2 and fsdp_from(job.fsdp).shard == Shard.HYBRID:
+    if gpus < 2 and Fsdp.from_dict(job.fsdp).shard == Shard.HYBRID:
         raise ConfigError(
             "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
             "use 'full' or 'grads'"
@@ -68,7 +70,6 @@ def _check_technique(job: FineTune) -> None:
         )
     if job.fsdp and technique is not Technique.FSDP:
         raise ConfigError(f"fsdp has options, and the technique is '{technique}'; choose 'fsdp', or drop them")
-    fsdp_from(job.fsdp)
     if technique is Technique.FSDP and job.precision == Precision.FP16:
         raise ConfigError("precision 'fp16' with technique 'fsdp' is not offered: use 'bf16', or 'zero3' for fp16")
 
@@ -77,7 +78,6 @@ def _check_peft(job: FineTune) -> None:
     technique = Technique(job.technique)
     if job.lora and job.peft == Peft.NONE:
         raise ConfigError("lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them")
-    lora_from(job.lora)
     if job.peft == Peft.QLORA and technique in _SHARDS_WEIGHTS:
         raise ConfigError(
             f"peft 'qlora' with technique '{technique}' would shard weights of 4 bits; "

@@ -199,8 +199,7 @@ def _as_planned(job: FineTune, technique: str) -> FineTune | PlanRow:
     """Return a job with another technique; a refused row where that cannot work."""
     own = technique == job.technique
     try:
-        return replace(
-            job,
+        return job.replace(
             technique=technique,
             deepspeed=job.deepspeed if own else None,
             fsdp=job.fsdp if own else {},

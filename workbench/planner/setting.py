@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import fsdp_from, lora_from
+from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Optimizer, Peft, Precision, Shard, Technique
 from workbench.jobs.deepspeed.config import load
 from workbench.jobs.finetune import FineTune
@@ -80,7 +80,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
     technique, precision = Technique(job.technique), Precision(job.precision)
     on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
     ranks = on_pod * pods if technique is not Technique.SINGLE else 1
-    fsdp = fsdp_from(job.fsdp)
+    fsdp = Fsdp.from_dict(job.fsdp)
     config: Mapping[str, Any] = load(job)[0] if technique.uses_deepspeed else {}
     zero = config.get("zero_optimization", {})
     half = precision in (Precision.BF16, Precision.FP16)
@@ -134,7 +134,7 @@ def request_of(
 ) -> dict[str, object]:
     """Ask for the trace of a job's step."""
     source, target = lengths or (job.max_source_length, job.max_target_length)
-    lora = lora_from(job.lora)
+    lora = Lora.from_dict(job.lora)
     return {
         "config": dict(config),
         "source": -(-source // 8) * 8,  # as the trainer pads

@@ -6,12 +6,14 @@ Nothing here starts anything; `local/pods.py` and its siblings do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, ClassVar, Protocol
 
-from workbench.base.errors import ConfigError, one_of
+from pydantic import Field
+
+from workbench.base.record import Count, Environment, Positive, Record, Unit
 
 __all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
 
@@ -31,50 +33,26 @@ class Phase(StrEnum):
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PodSpec:
+class PodSpec(Record):
     """What one worker needs. All pods of a cluster are alike."""
 
-    cpus: float = 1
+    label: ClassVar[str] = "pods"
+
+    cpus: Annotated[Positive, Unit("cores")] = 1
     """Processor cores; ranks of the pod share this many threads. Default 1."""
-    memory_gib: float | None = None
+    memory_gib: Annotated[Positive, Unit("GiB")] | None = None
     """Memory in GiB; None leaves it to the place. Default None."""
-    gpus: int = 0
+    gpus: Count = 0
     """GPUs; each becomes one slot. Without any, the pod has one slot. Default 0."""
     image: str | None = None
     """Container image, where the place runs containers. Default None: the place's own."""
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed. Default none."""
-
-    def __post_init__(self) -> None:
-        if not self.cpus > 0:
-            raise ConfigError(f"PodSpec.cpus is {self.cpus!r}; it must be more than 0")
-        if self.memory_gib is not None and not self.memory_gib > 0:
-            raise ConfigError(f"PodSpec.memory_gib is {self.memory_gib!r}; it must be more than 0, or None")
-        if not isinstance(self.gpus, int) or self.gpus < 0:
-            raise ConfigError(f"PodSpec.gpus is {self.gpus!r}; it must be a whole number, 0 or more")
 
     @property
     def slots(self) -> int:
         """Return the number of ranks a pod carries: its GPUs, or 1."""
         return max(1, self.gpus)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form; `from_dict` reads it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> PodSpec:
-        """Read the JSON form.
-
-        Raises:
-            ConfigError: For a key that is not a field, naming the nearest one.
-        """
-        allowed = [f.name for f in fields(cls)]
-        for key in data:
-            if key not in allowed:
-                raise one_of("pods key", key, allowed)
-        return cls(**data)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,11 +80,11 @@ class Composition:
     @property
     def job_options(self) -> Mapping[str, object]:
         """The options of the job that differ from `FineTune`'s own, and the three that say what it is."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(FineTune) if hasattr(self, f.name)}
+        chosen = {name: getattr(self, name) for name in FineTune.model_fields if hasattr(self, name)}
         chosen |= {"deepspeed": self.deepspeed or None, "max_steps": self.max_steps or None}
         if self.max_steps:
             del chosen["epochs"]
-        defaults = {f.name: f.default for f in fields(FineTune)}
+        defaults = {option.name: option.default for option in FineTune.options()}
         always = ("model", "dataset", "technique")
         return {name: value for name, value in chosen.items() if name in always or value != defaults[name]}
 

@@ -16,7 +16,8 @@ from workbench.base import entries
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
-from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.script import Script
 from workbench.keeper.checkpoints.collect import send_checkpoint
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink

@@ -19,7 +19,8 @@ from workbench.base.files import read_json
 from workbench.base.package import zip_files
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.config import load
-from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.script import Script
 from workbench.pods.pod import PodSpec
 from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions

@@ -7,7 +7,7 @@ Reads the run directory, and of a script its folder; asks no cluster and starts 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
@@ -82,7 +82,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     job = job_from_dict(part(raw, "job"))
     options = _options(cluster, given)
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
-    pod = replace(options.pod or run_pod, env=run_pod.env)
+    pod = (options.pod or run_pod).replace(env=run_pod.env)
     options.image = options.image or pod.image or ""
     _check(kind, job, options)
     single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
@@ -93,7 +93,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         kind=kind,
         name=name,
         options=options,
-        pod=replace(pod, gpus=min(pod.gpus, 1)) if single else pod,
+        pod=pod.replace(gpus=min(pod.gpus, 1)) if single else pod,
         nodes=nodes,
         files=config_files(paths, job, options, pod, nodes),
         resumes=isinstance(job, FineTune) and job.save_steps is not None,

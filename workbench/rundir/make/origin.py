@@ -10,7 +10,8 @@ from pathlib import Path
 
 from workbench.base.files import read_json
 from workbench.base.package import file_digest
-from workbench.jobs.finetune import Job, Script
+from workbench.jobs.finetune import Job
+from workbench.jobs.script import Script
 from workbench.rundir.make.script import script_files
 from workbench.rundir.paths import RunPaths
 

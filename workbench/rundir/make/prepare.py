@@ -10,7 +10,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
@@ -18,8 +18,9 @@ from workbench.base.files import write_json
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.finetune import FineTune, Job, Script
+from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import Family, model_family, model_kind
+from workbench.jobs.script import Script
 from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
 from workbench.rundir.make.script import check_script
@@ -54,7 +55,7 @@ def prepare_run(
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
-    spec = replace(spec, job=_with_absolute_paths(spec.job))
+    spec = spec.replace(job=_with_absolute_paths(spec.job))
     fresh_folder(paths.root, paths.spec)
     try:
         paths.inputs.mkdir()
@@ -123,8 +124,8 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: A
 
 def _with_absolute_paths(job: Job) -> Job:
     if isinstance(job, Script):
-        return replace(job, path=str(Path(job.path).expanduser().absolute()))
+        return job.replace(path=str(Path(job.path).expanduser().absolute()))
     if job.resume is not None:
-        job = replace(job, resume=str(Path(job.resume).expanduser().absolute()))
+        job = job.replace(resume=str(Path(job.resume).expanduser().absolute()))
     folder = Path(job.model).expanduser()
-    return replace(job, model=str(folder.absolute())) if folder.is_dir() else job
+    return job.replace(model=str(folder.absolute())) if folder.is_dir() else job

@@ -21,7 +21,7 @@ from transformers import BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import lora_from
+from workbench.jobs.adapters import Lora
 from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.finetune import FineTune
 from workbench.worker.model.load import Loaded
@@ -59,7 +59,7 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     from peft import LoraConfig, get_peft_model
 
     _say_nothing_of_old_names()
-    options = lora_from(job.lora)
+    options = Lora.from_dict(job.lora)
     names = options.target_modules
     base = loaded.model
     if job.gradient_checkpointing:

@@ -21,7 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from workbench.jobs.adapters import lora_from
+from workbench.jobs.adapters import Lora
 from workbench.worker.data.rows import aligned
 from workbench.worker.trace.recorder import Point, Tape, front, layer_stacks, watch_layers
 
@@ -96,7 +96,7 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
 def _with_adapters(model: Any, request: Mapping[str, Any]) -> Any:
     from peft import LoraConfig, get_peft_model
 
-    options = lora_from(request["lora"])
+    options = Lora.from_dict(request["lora"])
     names = options.target_modules
     if request.get("checkpointing"):
         model.enable_input_require_grads()

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from workbench.base.errors import RunError
-from workbench.jobs.adapters import fsdp_from
+from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import emit
@@ -106,7 +106,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         most = self._seen.most_common(1)
         held = holdings_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
         emit("engine", **held.to_dict())
-        shards = spread_over(fsdp_from(self.job.fsdp), self.world_size)
+        shards = spread_over(Fsdp.from_dict(self.job.fsdp), self.world_size)
         found = list(differences(self.job, held, world_size=self.world_size, shards=shards))
         if self.job.technique == Technique.SINGLE and ranks.connected():
             found.append("technique single was asked for, but a process group is open")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.base.versions import installed_versions
-from workbench.jobs.adapters import fsdp_from
+from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.jobs.prompts import wording
@@ -78,7 +78,7 @@ def _run(work: Assignment) -> None:
 
 def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
     if work.technique is Technique.FSDP:
-        options = fsdp_from(work.job.fsdp)
+        options = Fsdp.from_dict(work.job.fsdp)
         sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
     clock = StepMeter(causal=encoder.causal)
     check = TechniqueCheck(work.job, world_size=work.world_size)

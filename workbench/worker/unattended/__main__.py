@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.jobs.finetune import Script
+from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
 from workbench.worker.agent.clients.adopted import place_from
 from workbench.worker.unattended.coordinator import Head

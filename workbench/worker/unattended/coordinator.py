@@ -13,7 +13,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
@@ -60,7 +59,7 @@ class Head:
         again = self._put_aside()
         spec = RunSpec.load(spec_file)
         pods = max(1, self._world_size // spec.cluster.pods.slots)  # an elastic job may have fewer than were asked for
-        spec = replace(spec, cluster=replace(spec.cluster, count=pods), pods=None)
+        spec = spec.replace(cluster=spec.cluster.replace(count=pods), pods=None)
         found = self._checkpoint(spec) if again else None
         hidden = _hide(self._paths.root, scratch)
         try:

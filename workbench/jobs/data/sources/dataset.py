@@ -8,113 +8,89 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Self
+
+from pydantic import model_validator
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.record import Allowed, Count, Record, Size, Text, read_kind
 from workbench.jobs.data.sources.convert import write_files, write_mini, write_release
 from workbench.jobs.data.sources.mini import MAX_ROWS
 
 __all__ = ["Dataset", "Hub", "Jsonl", "Mini", "Prepared", "Release", "dataset_from", "prepare"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mini:
+class Mini(Record):
     """The bundled dataset: questions over some forty small tables."""
 
+    label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "wikisql-mini"
 
-    seed: int = 0
+    seed: Count = 0
     """Which questions; the same seed gives the same bytes."""
-    train_rows: int = 4000
+    train_rows: Size = 4000
     """Questions to train on."""
-    eval_rows: int = 400
+    eval_rows: Size = 400
     """Questions to evaluate on; none of them is trained on."""
 
-    def __post_init__(self) -> None:
-        """Refuse counts that cannot be had."""
-        for name, least in (("seed", 0), ("train_rows", 1), ("eval_rows", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"dataset {name} is {value!r}; it must be a whole number, {least} or more")
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.train_rows + self.eval_rows > MAX_ROWS:
             raise ConfigError(f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Jsonl:
+class Jsonl(Record):
     """Files of one's own, one JSON object a line, in any form that `rows.py` knows."""
 
+    label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "jsonl"
 
-    train: str
+    train: Text
     """Path of the questions to train on."""
-    eval: str
+    eval: Text
     """Path of the questions to evaluate on."""
-    tables: str | Sequence[str] | None = None
+    tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = None
     """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no path."""
-        for name in ("train", "eval"):
-            _check_text(name, getattr(self, name))
-        if not isinstance(self.tables, str | list | tuple | None):
-            raise ConfigError(f"dataset tables is {self.tables!r}; it must be a path or a list of paths")
-        for path in self.table_paths:
-            _check_text("tables", path)
 
     @property
     def table_paths(self) -> Sequence[str]:
         """The paths of the tables, none or more."""
-        if self.tables is None:
-            return []
-        return [self.tables] if isinstance(self.tables, str) else self.tables
+        return [self.tables] if isinstance(self.tables, str) else self.tables or []
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Release:
+class Release(Record):
     """The original release of WikiSQL: its train part to train on, its dev part to evaluate on."""
 
+    label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "release"
 
-    path: str
+    path: Text
     """Path of `data.tar.bz2`."""
 
-    def __post_init__(self) -> None:
-        """Refuse what is no path."""
-        _check_text("path", self.path)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hub:
+class Hub(Record):
     """A dataset of the Hugging Face hub, loaded on the pods."""
 
+    label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "hub"
 
-    name: str
+    name: Text
     """Its id, `owner/name`, or a folder that `datasets` can load."""
-    config: str | None = None
+    config: Text | None = None
     """Which of its configurations."""
-    revision: str | None = None
+    revision: Text | None = None
     """Which branch, tag or commit."""
-    train_split: str = "train"
+    train_split: Text = "train"
     """The split to train on."""
-    eval_split: str = "validation"
+    eval_split: Text = "validation"
     """The split to evaluate on."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no text."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is not None or field.name not in ("config", "revision"):
-                _check_text(field.name, value)
 
 
 Dataset = Mini | Jsonl | Release | Hub
-_KINDS: Mapping[str, type[Mini] | type[Jsonl] | type[Release] | type[Hub]] = {
-    cls.kind: cls for cls in (Mini, Jsonl, Release, Hub)
-}
+_KINDS: Sequence[type[Mini] | type[Jsonl] | type[Release] | type[Hub]] = (Mini, Jsonl, Release, Hub)
 # The hub's own `wikisql` is a script, which `datasets` 4 and later refuse; the parquet of it stands here.
 _NAMES: Mapping[str, Mapping[str, object]] = {
     "wikisql-mini": {"kind": "wikisql-mini"},
@@ -159,18 +135,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(Path(value).expanduser(), value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
-    kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise one_of("dataset kind", kind, _KINDS)
-    cls = _KINDS[kind]
-    allowed = [field.name for field in fields(cls)]
-    for key in value:
-        if key != "kind" and key not in allowed:
-            raise one_of("dataset key", key, ["kind", *allowed])
-    for name in {Jsonl: ("train", "eval"), Release: ("path",), Hub: ("name",)}.get(cls, ()):
-        if name not in value:
-            raise ConfigError(f"a dataset of kind {kind!r} needs the key {name!r}")
-    dataset = cls(**{k: v for k, v in value.items() if k != "kind"})  # type: ignore[arg-type]
+    dataset: Dataset = read_kind("dataset", value, _KINDS)
     _check_files(dataset)
     return dataset
 
@@ -189,7 +154,7 @@ def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepa
         ConfigError: A file is missing or broken, or a row is none the model learns from; names it, line and field.
     """
     if isinstance(dataset, Hub):
-        return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=asdict(dataset))
+        return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=dataset.model_dump())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
@@ -240,8 +205,3 @@ def _check_files(dataset: Dataset) -> None:
         for path in each:
             if not Path(path).is_file():
                 raise ConfigError(f"dataset {key}: there is no file {path}; paths count from {Path.cwd()}")
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"dataset {name} is {value!r}; it must be text")

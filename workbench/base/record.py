@@ -1,0 +1,267 @@
+"""Records that are read from JSON or made in Python, whose every option is checked and explained in the same words.
+
+A refusal names the option, the value, what is allowed and the nearest option there is. This is the one module of
+`base/` that needs more than the standard library: nothing that the agent imports may import it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from workbench.base.errors import ConfigError, one_of
+
+__all__ = [
+    "Allowed",
+    "Choice",
+    "Count",
+    "Environment",
+    "Option",
+    "Positive",
+    "Record",
+    "Size",
+    "Text",
+    "Unit",
+    "nested",
+    "read_kind",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Part of a type: what an option may be, where its type alone does not say it well."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Part of a type: what a number counts."""
+
+    name: str
+
+
+class Choice:
+    """Part of a type: a text out of a closed set, such as an enum's values."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        """Keep the values as plain text, in their order."""
+        self.values = tuple(str(value) for value in values)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self.values))
+
+
+def _environment(value: object) -> object:
+    """Refuse what is not an environment, without showing a value of it."""
+    if not isinstance(value, Mapping):
+        raise ConfigError("env must be an object of strings, NAME: value")
+    for name, text in value.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"env has the name {name!r}; a name is letters, digits and _, no digit first")
+        if not isinstance(text, str):
+            raise ConfigError(f"env {name} is not a string; quote it")
+    return value
+
+
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One option of a record, for pages and forms."""
+
+    name: str
+    meaning: str
+    allowed: str
+    """What it may be, in words."""
+    choices: Sequence[str]
+    """The closed set it is out of; empty for an open one."""
+    default: object
+    required: bool
+    unit: str
+    """What it counts, such as tokens; empty where there is no unit."""
+
+
+class Record(BaseModel):
+    """Options that are checked when the record is made; nothing in it changes afterwards."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+    label: ClassVar[str] = ""
+    """What a refusal says before the name of an option."""
+    kind: ClassVar[str] = ""
+    """The word for it in JSON, where records of several kinds may stand."""
+
+    def __init__(self, **options: object) -> None:
+        """Check every option, then the options against each other; the first that cannot be is a ConfigError."""
+        problem = None
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            problem = self._refusal(error, options)
+        if problem is not None:
+            raise problem  # out of the handler: its error would show the values of secrets
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
+        """Let `help()` show every option with its default and meaning."""
+        types = get_type_hints(SimpleNamespace(__annotations__={n: f.annotation for n, f in cls.model_fields.items()}))
+        parameters = inspect.signature(cls).parameters.values()
+        cls.__signature__ = inspect.Signature([p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters])
+        lines = [f"    {option.name}: {_help_text(option)}" for option in cls.options()]
+        cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    @classmethod
+    def options(cls) -> list[Option]:
+        """Return every option with its meaning, default and what it may be."""
+        return [_option(name, field) for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Read the JSON form."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{cls.label or 'the record'} is {data!r}; it must be an object")
+        return cls(**{str(key): value for key, value in data.items() if key != "kind" or not cls.kind})
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON form with every default spelled out; `from_dict` reads it back."""
+        data = self.model_dump(mode="json")
+        return {"kind": self.kind, **data} if self.kind else data
+
+    def replace(self, **changes: object) -> Self:
+        """Return a record with some options changed, checked as a new one is."""
+        return type(self)(**{**dict(self), **changes})
+
+    @classmethod
+    def _refusal(cls, error: ValidationError, options: Mapping[str, object]) -> ConfigError:
+        """Word the first of pydantic's errors; an unknown option comes before all others."""
+        label = f"{cls.label} " if cls.label else ""
+        errors = error.errors(include_url=False, include_input=False)
+        problem = min(errors, key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
+        own = problem.get("ctx", {}).get("error")
+        if isinstance(own, ConfigError):
+            return own
+        name = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            return one_of(f"{label}option", name, cls.model_fields)
+        option = _option(name, cls.model_fields[name])
+        if problem["type"] == "missing":
+            what = f"{cls.label} of kind {cls.kind!r}" if cls.kind else cls.label or cls.__name__
+            return ConfigError(f"{what} needs the option {name!r}: {option.meaning}")
+        if option.choices:
+            return one_of(f"{label}{name}", options[name], option.choices)
+        value = f"is {options[name]!r}" if cls.model_fields[name].repr else "cannot be used"
+        return ConfigError(f"{label}{name} {value}; it must be {option.allowed}")
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def nested(read: Callable[[Any], object]) -> BeforeValidator:
+    """Return the part of a type that lets an object of JSON stand for the record that is read of it."""
+    return BeforeValidator(lambda value: read(value) if isinstance(value, Mapping) else value)
+
+
+def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]], default: str = "") -> _R:
+    """Read a record of the class that the key `kind` selects."""
+    kinds = {cls.kind: cls for cls in classes}
+    kind = data.get("kind", default or None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise one_of(f"{what} kind", kind, kinds)
+    return kinds[kind].from_dict(data)
+
+
+class _TypeText(str):
+    """A type as a signature shows it."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+    @classmethod
+    def of(cls, annotation: object) -> Self:
+        text = re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(annotation))
+        return cls(re.sub(r"Optional\[(.*)\]", r"\1 | None", text))
+
+
+def _help_text(option: Option) -> str:
+    if not option.choices:
+        return option.meaning
+    text, replaced = re.subn(r"One of `\w+`", f"One of {', '.join(option.choices)}", option.meaning)
+    return text if replaced else f"{text} One of {', '.join(option.choices)}."
+
+
+def _option(name: str, field: FieldInfo) -> Option:
+    parts = list(_parts(field.annotation, field.metadata))
+    return Option(
+        name=name,
+        meaning=" ".join((field.description or "").split()),
+        allowed=_allowed(field.annotation, field.metadata),
+        choices=next((part.values for part in field.metadata if isinstance(part, Choice)), ()),
+        default=None if field.is_required() else field.get_default(call_default_factory=True),
+        required=field.is_required(),
+        unit=next((part.name for part in parts if isinstance(part, Unit)), ""),
+    )
+
+
+_FIRST = {"extra_forbidden": 0, "missing": 1}
+_WORDS: Mapping[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Mapping: "an object",
+    Sequence: "a list of texts",
+    NoneType: "None",
+}
+_UNIONS = (Union, UnionType)
+_BOUNDS = {"ge": ", {} or more", "gt": " more than {}", "lt": " and less than {}", "le": " and {} or less"}
+
+
+def _parts(annotation: object, metadata: Iterable[Any]) -> Iterator[Any]:
+    """Yield what is attached to a type, and to the types that it is made of."""
+    for part in metadata:
+        yield from part.metadata if isinstance(part, FieldInfo) else (part,)
+    args = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        yield from _parts(args[0], args[1:])
+    elif get_origin(annotation) in _UNIONS:
+        for arg in args:
+            yield from _parts(arg, ())
+
+
+def _allowed(annotation: object, metadata: Iterable[Any]) -> str:
+    """Describe a type in words."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _allowed(args[0], [*args[1:], *metadata])
+    own = list(_parts(None, metadata))
+    for part in own:
+        if isinstance(part, Allowed):
+            return part.words
+        if isinstance(part, Choice):
+            return "one of " + ", ".join(part.values)
+    if origin in _UNIONS:
+        several = dict.fromkeys(_allowed(arg, ()) for arg in args if not (arg is int and float in args))
+        words = (", or " if "," in "".join(several) else " or ").join(several)
+    else:
+        words = _WORDS.get(origin or annotation, "an object")
+    return words + "".join(
+        text.format(getattr(part, mark)) for mark, text in _BOUNDS.items() for part in own if hasattr(part, mark)
+    )

@@ -1,0 +1,35 @@
+"""`Script`: any training script as a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from workbench.base.record import Allowed, Choice, Environment, Record, Text
+from workbench.jobs.choices import Launcher
+
+__all__ = ["Script"]
+
+
+class Script(Record):
+    """Run a training script of the user's, unchanged, as one process per slot.
+
+    The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun.
+    Its folder travels with it, at most 200 MiB. A file `.workbenchignore` there, in gitignore's syntax, names what
+    stays here; version control, environments, caches and `runs/` do so anyway, unless a line such as `!runs/` takes
+    them back.
+    """
+
+    label: ClassVar[str] = "job"
+    kind: ClassVar[str] = "script"
+
+    path: Annotated[Text, Allowed("the path of a Python file")]
+    """The script, a Python file."""
+    args: Annotated[Sequence[str], Allowed("a list of strings, one an argument")] = ()
+    """Its arguments, each passed as it stands."""
+    launcher: Annotated[str, Choice(Launcher)] = "ssh"
+    """One of `Launcher`."""
+    env: Environment = Field(default_factory=dict, repr=False)
+    """Environment variables of every rank. Values are never printed."""
