@@ -140,7 +140,7 @@ def test_the_paths_of_the_structure_page_are_there() -> None:
 
 QUOTED = (
     "is not known: did you mean",
-    "is no folder on this machine and no hub id",
+    "is neither a folder on this machine nor a hub id",
     "the key ",
     "was removed from DeepSpeed",
     "zero_optimization.stage is ",

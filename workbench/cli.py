@@ -1,7 +1,7 @@
 """The command line: `python -m workbench run SPEC.json [--out DIR]`, `… doctor`, `… plan` and `… report DIR…`.
 
 Exit codes: 0 the run succeeded, the pods are well or the report is written; 1 not; 2 what was asked is refused and
-nothing has started.
+nothing has started. Each verb imports what it needs, so that `--help` is there at once.
 """
 
 from __future__ import annotations
@@ -15,17 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.files import write_json
-from workbench.benchmark.report import write_report
-from workbench.client.cluster import Cluster
-from workbench.client.run import Run
-from workbench.jobs.finetune import FineTune
-from workbench.keeper.checkpoints.on_pods import held_checkpoint
-from workbench.planner.plan import Fit, plan
-from workbench.rundir.journal import fail_unstarted
-from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.spec import RunSpec
-from workbench.rundir.state import RunState
 
 __all__ = ["main"]
 
@@ -34,13 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     args = _parser().parse_args(argv)
     try:
-        if args.command == "doctor":
-            return doctor_spec(Path(args.spec))
-        if args.command == "plan":
-            return plan_spec(Path(args.spec), args.gpu_memory_gib)
-        if args.command == "report":
-            return report_on([Path(folder) for folder in args.folders], Path(args.out))
-        return run_spec(Path(args.spec), Path(args.out) if args.out else None)
+        done: bool = args.verb(args)
+        return 0 if done else 1
     except ConfigError as error:
         _say(f"refused: {error}")
         return 2
@@ -49,10 +33,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def run_spec(spec_path: Path, out: Path | None) -> int:
+def _run(args: argparse.Namespace) -> bool:
     """Carry out a `SPEC.json` from pods to result."""
-    spec = RunSpec.load(spec_path)
-    prepared = prepare_run(spec, root=out, ask_pods=partial(held_checkpoint, Path()))
+    from workbench.base.files import write_json
+    from workbench.client.cluster import Cluster
+    from workbench.keeper.checkpoints.on_pods import held_checkpoint
+    from workbench.rundir.journal import fail_unstarted
+    from workbench.rundir.make.prepare import prepare_run
+    from workbench.rundir.spec import RunSpec
+    from workbench.rundir.state import RunState
+
+    spec = RunSpec.load(args.spec)
+    prepared = prepare_run(spec, root=args.out, ask_pods=partial(held_checkpoint, Path()))
     cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
     try:
         cluster.start()
@@ -65,22 +57,32 @@ def run_spec(spec_path: Path, out: Path | None) -> int:
         raise
     with cluster:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
-        return _follow(cluster.submit_prepared(prepared))
+        run = cluster.submit_prepared(prepared)
+        result = run.wait()
+        _say(f"{result}\nrun directory: {run.path}")
+        return result.state is RunState.SUCCEEDED
 
 
-def doctor_spec(spec_path: Path) -> int:
-    """Start the pods of a `SPEC.json`, examine them, print what is found, and stop them; nothing stays."""
-    spec = RunSpec.load(spec_path).cluster.replace(warm=False)
+def _doctor(args: argparse.Namespace) -> bool:
+    """Start the pods of a `SPEC.json`, examine them, print the findings, and stop them; nothing stays."""
+    from workbench.client.cluster import Cluster
+    from workbench.rundir.spec import RunSpec
+
+    spec = RunSpec.load(args.spec).cluster.replace(warm=False)
     with TemporaryDirectory(prefix="workbench-doctor-") as folder:
         with Cluster.from_spec(spec, path=Path(folder) / "cluster") as cluster:
             diagnosis = cluster.doctor()
         _say(str(diagnosis))
-    return 0 if diagnosis.ok else 1
+    return diagnosis.ok
 
 
-def plan_spec(spec_path: Path, gpu_memory_gib: float | None) -> int:
+def _plan(args: argparse.Namespace) -> bool:
     """Print what the job of a `SPEC.json` needs under every technique; nothing starts."""
-    spec = RunSpec.load(spec_path)
+    from workbench.jobs.finetune import FineTune
+    from workbench.planner.plan import Fit, plan
+    from workbench.rundir.spec import RunSpec
+
+    spec = RunSpec.load(args.spec)
     if not isinstance(spec.job, FineTune):
         raise ConfigError("a plan is made for a finetune job; what a script needs is not known")
     pods = spec.cluster.pods
@@ -88,40 +90,38 @@ def plan_spec(spec_path: Path, gpu_memory_gib: float | None) -> int:
         spec.job,
         pods=spec.pods or spec.cluster.count,
         gpus=pods.slots,
-        gpu_memory_gib=gpu_memory_gib,
+        gpu_memory_gib=args.gpu_memory_gib,
         memory_gib=pods.memory_gib,
     )
     _say(str(table))
-    return 1 if table.row(spec.job.technique).fit is Fit.NOT else 0
+    return table.row(spec.job.technique).fit is not Fit.NOT
 
 
-def report_on(folders: Sequence[Path], out: Path) -> int:
+def _report(args: argparse.Namespace) -> bool:
     """Write `report.html` and `report.md` on the runs below some folders; nothing starts."""
-    html, md = write_report(folders, out)
+    from workbench.benchmark.report import write_report
+
+    html, md = write_report(args.folders, args.out)
     _say(f"{html}\n{md}")
-    return 0
-
-
-def _follow(run: Run) -> int:
-    result = run.wait()
-    _say(f"{result}\nrun directory: {run.path}")
-    return 0 if result.state is RunState.SUCCEEDED else 1
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m workbench", description="Fine-tune over several pods.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused")
-    run.add_argument("spec", metavar="SPEC.json")
+    run.add_argument("--out", type=Path, metavar="DIR", help="the run directory, new or empty")
     doctor = commands.add_parser("doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused")
-    doctor.add_argument("spec", metavar="SPEC.json")
-    planned = commands.add_parser("plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused")
-    planned.add_argument("spec", metavar="SPEC.json")
-    planned.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs")
-    run.add_argument("--out", metavar="DIR", help="the run directory, new or empty")
+    plan = commands.add_parser("plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused")
+    plan.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs")
+    for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
+        parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
+        parser_of_spec.set_defaults(verb=verb)
     report = commands.add_parser("report", help="write report.html and report.md on runs; exit 0 written, 2 refused")
-    report.add_argument("folders", metavar="DIR", nargs="+", help="run directories, clusters' or benchmarks' folders")
-    report.add_argument("--out", metavar="DIR", default=".", help="where to; default: the current folder")
+    folders = "run directories, clusters' or benchmarks' folders"
+    report.add_argument("folders", type=Path, metavar="DIR", nargs="+", help=folders)
+    report.add_argument("--out", type=Path, metavar="DIR", default=Path(), help="where to; default: the current folder")
+    report.set_defaults(verb=_report)
     return parser
 
 

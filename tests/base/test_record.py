@@ -3,7 +3,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
 import pytest
@@ -39,6 +39,7 @@ class Ship(Record):
 
     label: ClassVar[str] = "ship"
     kind: ClassVar[str] = "ship"
+    sections: ClassVar[Mapping[str, str]] = {"masts": "Above water", "hull": "Below"}
 
     name: Text
     """What it is called."""
@@ -137,6 +138,15 @@ def test_help_shows_every_option() -> None:
 def test_options_are_listed_for_pages_and_forms() -> None:
     options = {option.name: option for option in Ship.options()}
     assert list(options) == ["name", "masts", "boats", "hull", "ports", "engine", "env"]
+    assert [o.section for o in options.values()] == [
+        "",
+        "Above water",
+        "Above water",
+        "Below",
+        "Below",
+        "Below",
+        "Below",
+    ]
     assert [options[name].required for name in ("name", "hull")] == [True, False]
     hull, masts = options["hull"], options["masts"]
     assert (hull.choices, hull.default, hull.meaning) == (("steel", "wood"), "wood", "What it is made of.")

@@ -29,7 +29,7 @@ def test_the_default_can_start() -> None:
         ({"cpus": 0.0}, {"cpus"}, "more than 0"),
         ({"gpus": 1000}, {"gpus"}, "need 3000 GPUs"),
         ({"dataset": "wikisq"}, {"dataset"}, "did you mean 'wikisql'"),
-        ({"model": "/no/such/folder"}, {"model"}, "no folder on this machine"),
+        ({"model": "/no/such/folder"}, {"model"}, "neither a folder on this machine"),
         ({"learning_rate": 0.0}, {"learning_rate"}, "more than 0"),
         ({"per_device_train_batch_size": 0}, {"per_device_train_batch_size"}, "1 or more"),
         ({"max_steps": 0, "epochs": 0.0}, {"max_steps", "epochs"}, "more than 0"),

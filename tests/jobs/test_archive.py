@@ -101,7 +101,7 @@ def test_a_bomb_is_stopped_by_what_comes_out_of_it(tmp_path: Path) -> None:
 def test_a_broken_archive_is_said_to_be_one(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
     path = archive(tmp_path / "data.tar.bz2", member("train.jsonl", os.urandom(100_000)))
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ConfigError, match=r"data.tar.bz2 is no whole .tar.bz2 archive"):
+    with pytest.raises(ConfigError, match=r"data.tar.bz2 is not a whole .tar.bz2 archive"):
         unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()
 

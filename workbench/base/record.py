@@ -93,6 +93,8 @@ class Option:
     required: bool
     unit: str
     """What it counts, such as tokens; empty where there is no unit."""
+    section: str
+    """The heading that it stands under; empty where a record has no sections."""
 
 
 class Record(BaseModel):
@@ -105,6 +107,8 @@ class Record(BaseModel):
     """What a refusal says before the name of an option."""
     kind: ClassVar[str] = ""
     """The word for it in JSON, where records of several kinds may stand."""
+    sections: ClassVar[Mapping[str, str]] = {}
+    """Headings for a page or a form, each by the option that it begins with."""
 
     def __init__(self, **options: object) -> None:
         """Check every option, then the options against each other; the first that cannot be is a ConfigError."""
@@ -131,7 +135,12 @@ class Record(BaseModel):
     @classmethod
     def options(cls) -> list[Option]:
         """Return every option with its meaning, default and what it may be."""
-        return [_option(name, field) for name, field in cls.model_fields.items()]
+        options: list[Option] = []
+        section = ""
+        for name, field in cls.model_fields.items():
+            section = cls.sections.get(name, section)
+            options.append(_option(name, field, section))
+        return options
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
@@ -207,7 +216,7 @@ def _help_text(option: Option) -> str:
     return text if replaced else f"{text} One of {', '.join(option.choices)}."
 
 
-def _option(name: str, field: FieldInfo) -> Option:
+def _option(name: str, field: FieldInfo, section: str = "") -> Option:
     parts = list(_parts(field.annotation, field.metadata))
     return Option(
         name=name,
@@ -217,6 +226,7 @@ def _option(name: str, field: FieldInfo) -> Option:
         default=None if field.is_required() else field.get_default(call_default_factory=True),
         required=field.is_required(),
         unit=next((part.name for part in parts if isinstance(part, Unit)), ""),
+        section=section,
     )
 
 

@@ -101,15 +101,16 @@ def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: 
     changed: dict[str, object] = {**options, "technique": str(technique)}
     if "global_batch_size" in changed:
         ranks = 1 if technique == Technique.SINGLE else pods * slots
-        changed |= _batch(changed.pop("global_batch_size"), ranks, {**job.to_dict(), **changed})
+        steps = changed.get("gradient_accumulation_steps", job.gradient_accumulation_steps)
+        of_one = job.replace(per_device_train_batch_size=1, gradient_accumulation_steps=steps)
+        changed |= _batch(changed.pop("global_batch_size"), of_one.global_batch(ranks))
     if technique != job.technique:
         # What only the job's own technique knows does not go with it to another.
         changed = {"fsdp": {}, "deepspeed": None, **changed}
     return job.replace(**changed)
 
 
-def _batch(rows: object, ranks: int, options: Mapping[str, object]) -> dict[str, object]:
-    parts = ranks * int(str(options["gradient_accumulation_steps"]))
+def _batch(rows: object, parts: int) -> dict[str, object]:
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise ConfigError(f"global_batch_size is {rows!r}; it must be a whole number, 1 or more")
     if rows % parts:

@@ -52,6 +52,15 @@ class FineTune(Record):
 
     label: ClassVar[str] = "job"
     kind: ClassVar[str] = "finetune"
+    sections: ClassVar[Mapping[str, str]] = {
+        "model": "Model and data",
+        "technique": "Technique",
+        "epochs": "Training",
+        "max_source_length": "Text",
+        "save_steps": "Checkpoints",
+        "report_to": "Reports",
+        "seed": "Processes",
+    }
 
     model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'")] = "tiny-t5"
     """A hub id, a local folder, or one of the built-in `tiny-t5` and `tiny-llama` that need neither."""

@@ -35,7 +35,7 @@ class Family(StrEnum):
 
 
 def model_family(model: str) -> Family | None:
-    """Tell the family of the model that a job names, where that can be known without the hub.
+    """Return the family of the model that a job names; None where only the hub knows.
 
     Example:
         >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
@@ -70,6 +70,6 @@ def model_kind(model: str) -> ModelKind:
     if _HUB_ID.fullmatch(model) and not folder.exists():
         return ModelKind.HUB
     raise ConfigError(
-        f"model {model!r} is no folder on this machine and no hub id; allowed: '{TINY_T5}', '{TINY_LLAMA}', "
+        f"model {model!r} is neither a folder on this machine nor a hub id; allowed: '{TINY_T5}', '{TINY_LLAMA}', "
         "a folder made by save_pretrained, or a hub id such as 't5-small' or 'google/flan-t5-small'"
     )

@@ -1,7 +1,6 @@
 """What a model is asked: the prompt forms of the field, filled in with a row's instruction and input. Pure text.
 
-Tokens are `jobs/encode.py`'s business, among them the mark that begins a text and how a prompt is cut that is too
-long.
+Tokens, the mark that begins a text, and the cutting of long prompts are the business of `worker/model/encode.py`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
     if prompt == "llama2-chat":
         values["system"] = "" if system is None else _LLAMA2_SYSTEM.replace("{system}", system)
     # In one pass: a row's own text may hold such words in braces.
-    return _FIELD.sub(lambda found: values.get(found[1], found[0]), template)
+    return _FIELD.sub(lambda field: values.get(field[1], field[0]), template)
 
 
 def source_text(instruction: str, input: str = "") -> str:

@@ -38,26 +38,25 @@ _OF_STEP = tuple(name for name in CURVES if name != "eval_loss")
 class BatchSize:
     """The effective global batch, spelled out."""
 
-    micro: int
-    """Rows a rank takes in one forward pass."""
-    accumulation: int
-    """Micro-batches summed before one optimizer step."""
+    job: FineTune
+    """What runs."""
     world_size: int
     """Number of ranks."""
 
     @property
     def rows(self) -> int:
         """Rows per optimizer step."""
-        return self.micro * self.accumulation * self.world_size
+        return self.job.global_batch(self.world_size)
 
     def __str__(self) -> str:
         """Write the product.
 
         Example:
-            >>> str(BatchSize(micro=8, accumulation=1, world_size=3))
+            >>> str(BatchSize(job=FineTune(per_device_train_batch_size=8), world_size=3))
             '8 x 1 x 3 = 24'
         """
-        return f"{self.micro} x {self.accumulation} x {self.world_size} = {self.rows}"
+        micro, accumulation = self.job.per_device_train_batch_size, self.job.gradient_accumulation_steps
+        return f"{micro} x {accumulation} x {self.world_size} = {self.rows}"
 
 
 @dataclass(slots=True)
@@ -172,11 +171,7 @@ class RunView:
         job = self.spec.job if self.spec else None
         if not isinstance(job, FineTune) or not self.world_size:
             return None
-        batch = BatchSize(
-            micro=job.per_device_train_batch_size,
-            accumulation=job.gradient_accumulation_steps,
-            world_size=self.world_size,
-        )
+        batch = BatchSize(job=job, world_size=self.world_size)
         return batch if self.start.get("global_batch_size") in (None, batch.rows) else None
 
     @property

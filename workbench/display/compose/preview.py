@@ -101,7 +101,7 @@ def batch_text(composition: Composition) -> str:
         '4 rows a rank × 2 accumulated × 3 ranks = 24 rows per optimizer step; 10 steps see 240 rows, 0.06 epochs'
     """
     c = composition
-    rows = c.per_device_train_batch_size * c.gradient_accumulation_steps * c.ranks
+    rows = c.make_job().global_batch(c.ranks)
     ranks = f"{count(c.ranks)} rank{'s' if c.ranks != 1 else ''}"
     product = f"{count(c.per_device_train_batch_size)} rows a rank × {count(c.gradient_accumulation_steps)} accumulated"
     text = f"{product} × {ranks} = {count(rows)} rows per optimizer step"

@@ -50,8 +50,8 @@ class Fields:
     def get(self, key: str) -> object:
         """Return a value that must be there."""
         if key not in self.data:
-            known = ", ".join(map(str, self.data)) or "nothing"
-            raise ConfigError(f"{self.where}: the key {self.path + key!r} is missing; there is: {known}")
+            present = ", ".join(map(str, self.data)) or "nothing"
+            raise ConfigError(f"{self.where}: the key {self.path + key!r} is missing; there is: {present}")
         return self.data[key]
 
     def text(self, key: str) -> str:
@@ -82,7 +82,7 @@ class Fields:
         try:
             value.encode()
         except UnicodeEncodeError:
-            self.fail(key, f"is {short(value)}; half a surrogate pair is no letter")
+            self.fail(key, f"is {short(value)}; half a surrogate pair is not a letter")
         return " ".join(value.split())
 
     def prose(self, key: str, *, needed: bool = True) -> str:
@@ -132,4 +132,4 @@ def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
 
 
 def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON number")
+    raise ValueError(f"{word} is not a JSON number")

@@ -1,6 +1,6 @@
 """Rows in the forms they come in, made into the one form that the trainer reads.
 
-Instructions, dialogues with summaries, and plain text are told by their keys. Of WikiSQL three forms are told apart by
+Instructions, dialogues with summaries, and plain text are recognised by their keys. Three forms of WikiSQL differ in
 what `sql` holds: columns by name (the JSONL of corrected editions), columns by index with a tables file (the original
 release), and the hub's rows, which carry their table. A row that is `source` and `target` already passes as it is.
 Everything here is pure; each error names place and field.
@@ -20,7 +20,7 @@ from workbench.jobs.data.tables import TYPES, Cell, Table, read_number
 __all__ = ["PREFIX", "SUMMARIZE", "Row", "row_from", "table_from"]
 
 PREFIX = "translate to SQL: "
-"""What T5 is told to do, before every question."""
+"""The instruction before every question."""
 SUMMARIZE = "Summarize this dialogue:"
 """The instruction of a dialogue with its summary."""
 
@@ -32,13 +32,13 @@ class Row:
     """One line of a prepared dataset."""
 
     source: str
-    """What the model reads, or is told to do; empty where the target is plain text to learn from."""
+    """What the model reads, or its instruction; empty where the target is plain text to learn from."""
     target: str
     """What it should answer."""
     table_id: str | None = None
-    """The table that the question is asked of; None where there is none."""
+    """The table that the question is asked of; None for a row without a table."""
     input: str = ""
-    """What it is told to do it with, where the row keeps that apart."""
+    """What the instruction is about, where the row keeps that apart."""
 
     @property
     def is_plain(self) -> bool:
@@ -64,8 +64,8 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
     if "sql" not in row.data and (written := _written(row)) is not None:
         return written
     if "question" not in row.data:
-        known = ", ".join(map(str, row.data)) or "nothing"
-        raise ConfigError(f"{where}: the key 'question' is missing; there is: {known}. {_FORMS}")
+        present = ", ".join(map(str, row.data)) or "nothing"
+        raise ConfigError(f"{where}: the key 'question' is missing; there is: {present}. {_FORMS}")
     question, sql = row.text("question"), row.child("sql")
     if "table" in row.data:
         table = table_from(row.data["table"], f"{where}: table", named_types=False)
@@ -103,7 +103,7 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> Table:
 
 
 def _written(row: Fields) -> Row | None:
-    """Read the forms that hold their texts as they are; None where it is none of them."""
+    """Read the forms that hold their texts as they are; None where it is not one of them."""
     if "source" in row.data and "target" in row.data:
         table_id = row.text("table_id") if row.data.get("table_id") is not None else None
         source, given = row.prose("source", needed=False), row.prose("input", needed=False)

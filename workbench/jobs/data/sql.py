@@ -76,7 +76,7 @@ def parse(text: str) -> Query | None:
     because a model may have learned to write it in lower case.
 
     Returns:
-        The query, or None where the text is none.
+        The query, or None where the text is not a query.
 
     Example:
         >>> parse("SELECT MAX Points FROM table WHERE Team = Ike and Co AND Year < 1990").conditions
@@ -91,7 +91,7 @@ def parse(text: str) -> Query | None:
 
 
 def same_logic(a: str, b: str) -> bool:
-    """Whether two texts are queries that say the same; a text that is no query equals nothing."""
+    """Whether two texts are queries that say the same; a text that is not a query equals nothing."""
     left, right = parse(a), parse(b)
     return left is not None and right is not None and left.logical_form() == right.logical_form()
 
@@ -132,7 +132,7 @@ def _parse(text: str, flags: int) -> Query | None:
 
 
 def _conditions(text: str, flags: int) -> tuple[Condition, ...] | None:
-    found = []
+    conditions = []
     position = 0
     pattern = re.compile(_CONDITION, flags | re.DOTALL)
     while position < len(text):
@@ -140,10 +140,10 @@ def _conditions(text: str, flags: int) -> tuple[Condition, ...] | None:
         if match is None:
             return None
         column, operator, value = match.groups()
-        found.append(Condition(_unquote(column, '"'), operator, _read_value(value)))
+        conditions.append(Condition(_unquote(column, '"'), operator, _read_value(value)))
         position = match.end()
     # A text that ends in AND promised one more condition.
-    return None if re.search(r" AND\Z", text, flags) else tuple(found)
+    return None if re.search(r" AND\Z", text, flags) else tuple(conditions)
 
 
 def _column_text(name: str) -> str:

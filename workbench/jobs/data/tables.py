@@ -40,9 +40,9 @@ class Table:
     """Cells, by row and column; empty where only the columns are known."""
 
     def column(self, name: str) -> int | None:
-        """Return the position of a column; letter case and spacing do not matter. None where there is none."""
+        """Return the position of a column, or None; letter case and spacing do not matter."""
         wanted = fold(name)
-        return next((i for i, known in enumerate(self.header) if fold(known) == wanted), None)
+        return next((i for i, other in enumerate(self.header) if fold(other) == wanted), None)
 
     def to_json(self) -> str:
         """Return the line of `tables.jsonl`."""
@@ -66,8 +66,8 @@ def execute(query: Query, table: Table, *, timeout_s: float = 2.0, max_rows: int
         The answer: one value per row in the table's order, or the single value of an aggregation.
 
     Raises:
-        ConfigError: The query names a column that the table has not, or compares a number with what is none, or it
-            ran out of time.
+        ConfigError: The query names a column that the table lacks, or compares a number with text, or ran out of
+            time.
     """
     sql, parameters = _statement(query, table)
     deadline = time.monotonic() + timeout_s
@@ -81,7 +81,7 @@ def execute(query: Query, table: Table, *, timeout_s: float = 2.0, max_rows: int
 
 
 def read_number(text: str) -> int | float | None:
-    """Read a number as tables write them, thousands separators and all; None where the text is none.
+    """Read a number as tables write them, thousands separators and all; None for other text.
 
     Example:
         >>> read_number(" 1,234.5 "), read_number("12"), read_number("12 men")
@@ -148,7 +148,7 @@ def _as_number(value: Value, column: str) -> Value:
     whole = read_number(value)
     if whole is not None:
         return whole
-    found = re.search(r"[-+]?\d*\.\d+|\d+", value, re.ASCII)
-    if found is None:
+    number = re.search(r"[-+]?\d*\.\d+|\d+", value, re.ASCII)
+    if number is None:
         raise ConfigError(f"column {column!r} holds numbers; it cannot be compared with {value!r}")
-    return float(found[0])
+    return float(number[0])

@@ -1,1 +1,1 @@
-"""DeepSpeed configurations: found, checked, and filled in for the pods they run on."""
+"""DeepSpeed configurations: read, checked, and filled in for the pods they run on."""

@@ -35,15 +35,15 @@ def section(config: Mapping[str, object], key: str, source: str) -> Mapping[str,
 
 def _check_keys(config: Mapping[str, object], source: str) -> None:
     zero = section(config, "zero_optimization", source)
-    for where, keys, removed, known in (
+    for where, keys, removed, valid in (
         ("", config, REMOVED, TOP_LEVEL),
         ("zero_optimization.", zero, REMOVED_ZERO, ZERO),
     ):
         for key in keys:
             if key in removed:
                 raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
-            if key not in known:
-                raise one_of(f"{source}: key", f"{where}{key}", sorted(where + k for k in known))
+            if key not in valid:
+                raise one_of(f"{source}: key", f"{where}{key}", sorted(where + k for k in valid))
 
 
 def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -> None:
@@ -115,13 +115,10 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
 
 def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -> None:
     params = section(section(config, "scheduler", source), "params", source)
-    _equal(source, "scheduler.params.warmup_max_lr", params.get("warmup_max_lr", _MISSING), *_rate(job))
+    peak = params.get("warmup_max_lr", _MISSING)
+    _equal(source, "scheduler.params.warmup_max_lr", peak, "learning_rate", job.learning_rate)
     total = params.get("total_num_steps", _MISSING)
     _equal(source, "scheduler.params.total_num_steps", total, "max_steps", job.max_steps)
-
-
-def _rate(job: FineTune) -> tuple[str, object]:
-    return "learning_rate", job.learning_rate
 
 
 def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
@@ -131,18 +128,12 @@ def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, wor
     ):
         _equal(source, key, config.get(key, _MISSING), field, getattr(job, field))
     if world_size is not None:
-        rows = job.per_device_train_batch_size * job.gradient_accumulation_steps * world_size
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
-        _equal(source, "train_batch_size", config.get("train_batch_size", _MISSING), name, rows)
+        _equal(source, "train_batch_size", config.get("train_batch_size", _MISSING), name, job.global_batch(world_size))
     profiler = section(config, "flops_profiler", source)
     if profiler.get("enabled") is True:
-        _equal(
-            source,
-            "flops_profiler.profile_step",
-            profiler.get("profile_step", _MISSING),
-            "profile_step",
-            job.profile_step,
-        )
+        step = profiler.get("profile_step", _MISSING)
+        _equal(source, "flops_profiler.profile_step", step, "profile_step", job.profile_step)
     clipping = config.get("gradient_clipping", "auto")
     if clipping != "auto" and (isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping < 0):
         raise ConfigError(f"{source}: gradient_clipping is {clipping!r}; it must be a number, 0 or more, or 'auto'")

@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration of a job: found, checked, and filled in for the pods it will run on.
+"""The DeepSpeed configuration of a job: read, checked, and filled in for the pods it will run on.
 
 `"auto"` is left where the Hugging Face Trainer knows the value. DeepSpeed itself is not imported: a configuration
 that cannot work is refused in the notebook, before anything starts.
@@ -35,7 +35,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
         The whole configuration, or None for a technique without DeepSpeed.
 
     Raises:
-        ConfigError: When the file is missing or no JSON, a key is unknown or was removed from DeepSpeed, or the
+        ConfigError: When the file is missing or not JSON, a key is unknown or was removed from DeepSpeed, or the
             configuration says something else than the job.
 
     Example:
@@ -62,7 +62,7 @@ def load(job: FineTune) -> tuple[dict[str, Any], str]:
         A copy of its own, and what to call it in messages.
 
     Raises:
-        ConfigError: When there is no such file, or it is no JSON object.
+        ConfigError: When there is no such file, or it is not a JSON object.
     """
     if isinstance(job.deepspeed, Mapping):
         return copy.deepcopy(dict(job.deepspeed)), "deepspeed"
@@ -83,8 +83,8 @@ def _shipped(name: str) -> Traversable:
     # A checkout keeps the folder beside the package, where a user finds it.
     beside = getattr(package, "parent", None)
     if beside is not None and (beside / "dsconfig" / name).is_file():
-        found: Traversable = beside / "dsconfig" / name
-        return found
+        file: Traversable = beside / "dsconfig" / name
+        return file
     shipped = ", ".join(sorted(_names(package)))
     raise ConfigError(f"dsconfig/{name} is not among the files that are shipped: {shipped or 'none; install again'}")
 
@@ -100,7 +100,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"deepspeed file {str(path)!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"deepspeed file {str(path)!r} is no UTF-8 text") from error
+        raise ConfigError(f"deepspeed file {str(path)!r} is not UTF-8 text") from error
 
 
 def _parse(text: str, source: str) -> dict[str, Any]:

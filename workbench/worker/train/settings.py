@@ -97,7 +97,7 @@ class Assignment:
     @property
     def global_batch(self) -> int:
         """Rows of one optimizer step."""
-        return self.job.per_device_train_batch_size * self.job.gradient_accumulation_steps * self.world_size
+        return self.job.global_batch(self.world_size)
 
 
 def prepare_process(work: Assignment) -> None:

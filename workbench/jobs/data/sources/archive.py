@@ -36,7 +36,7 @@ def unpack(
         shutil.rmtree(folder)
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{archive} is no whole .tar.bz2 archive: {error}; fetch it again") from error
+        raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
     except BaseException:
         shutil.rmtree(folder)
         raise
@@ -73,7 +73,7 @@ class _Capped:
 
 
 def _unpack(archive: Path, folder: Path, wanted: Collection[str], max_members: int, max_bytes: int) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    written: dict[str, Path] = {}
     with bz2.open(archive) as plain:
         capped = cast("IO[bytes]", _Capped(cast("IO[bytes]", plain), archive, max_bytes))
         # "r|" reads forward only, so no header can send the reader back.
@@ -85,16 +85,18 @@ def _unpack(archive: Path, folder: Path, wanted: Collection[str], max_members: i
                 name = PurePosixPath(member.name).name
                 if not member.isreg() or name not in wanted:
                     continue
-                if name in found:
+                if name in written:
                     raise ConfigError(f"{archive} has {name!r} twice, the second time as {member.name!r}")
-                found[name] = _write(members, member, folder / name)
-    return found
+                written[name] = _write(members, member, folder / name)
+    return written
 
 
 def _check(member: tarfile.TarInfo, archive: Path, max_bytes: int) -> None:
     path = PurePosixPath(member.name)
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE) or member.sparse is not None:
-        raise ConfigError(f"{archive} has the member {member.name!r}, which is no plain file or folder; it is refused")
+        raise ConfigError(
+            f"{archive} has the member {member.name!r}, which is not a plain file or folder; it is refused"
+        )
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or "\0" in member.name:
         raise ConfigError(f"{archive} has the member {member.name!r}, which leads out of its folder; it is refused")
     if not 0 <= member.size <= max_bytes:

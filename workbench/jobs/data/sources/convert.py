@@ -53,9 +53,9 @@ def write_files(
 ) -> tuple[int, int]:
     """Convert files of questions and their tables."""
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
-    known = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
-    trained = _convert(train, folder / "train.jsonl", known, plain_text)
-    evaluated = _convert(evaluation, folder / "eval.jsonl", known, plain_text)
+    headers = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
+    trained = _convert(train, folder / "train.jsonl", headers, plain_text)
+    evaluated = _convert(evaluation, folder / "eval.jsonl", headers, plain_text)
     if kept := tables if kept is None else kept:
         _write(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
     return trained, evaluated
@@ -64,14 +64,14 @@ def write_files(
 def write_release(folder: Path, archive: Path) -> tuple[int, int]:
     """Unpack and convert the original release of WikiSQL."""
     names = ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
-    found = unpack(archive, folder / "unpacked", names)
+    files = unpack(archive, folder / "unpacked", names)
     for name in names:
-        if name not in found:
+        if name not in files:
             raise ConfigError(f"{archive} has no {name}; the release of WikiSQL has: {', '.join(names)}")
-    tables = [found["train.tables.jsonl"], found["dev.tables.jsonl"]]
+    tables = [files["train.tables.jsonl"], files["dev.tables.jsonl"]]
     # Only dev's tables go on: those of train are large, and nothing is run on them.
     return write_files(
-        folder, train=found["train.jsonl"], evaluation=found["dev.jsonl"], tables=tables, kept=tables[1:]
+        folder, train=files["train.jsonl"], evaluation=files["dev.jsonl"], tables=tables, kept=tables[1:]
     )
 
 

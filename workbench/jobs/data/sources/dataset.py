@@ -41,6 +41,10 @@ class Mini(Record):
             raise ConfigError(f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are")
         return self
 
+    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
+        """Write its files; return the rows to train and to evaluate on."""
+        return write_mini(folder, seed=self.seed, train=self.train_rows, evaluation=self.eval_rows)
+
 
 class Jsonl(Record):
     """Files of one's own, one JSON object a line, in any form that `rows.py` knows."""
@@ -56,9 +60,16 @@ class Jsonl(Record):
     """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
 
     @property
-    def table_paths(self) -> Sequence[str]:
-        """The paths of the tables, none or more."""
-        return [self.tables] if isinstance(self.tables, str) else self.tables or []
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """The paths by option."""
+        tables = [self.tables] if isinstance(self.tables, str) else self.tables or []
+        return {"train": [self.train], "eval": [self.eval], "tables": tables}
+
+    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+        """Convert the files; return the rows to train and to evaluate on."""
+        tables = [Path(path) for path in self.files["tables"]]
+        train, evaluation = Path(self.train), Path(self.eval)
+        return write_files(folder, train=train, evaluation=evaluation, tables=tables, plain_text=plain_text)
 
 
 class Release(Record):
@@ -69,6 +80,15 @@ class Release(Record):
 
     path: Text
     """Path of `data.tar.bz2`."""
+
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """The paths by option."""
+        return {"path": [self.path]}
+
+    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
+        """Unpack and convert it; return the rows to train and to evaluate on."""
+        return write_release(folder, Path(self.path))
 
 
 class Hub(Record):
@@ -135,9 +155,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(Path(value).expanduser(), value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
-    dataset: Dataset = read_kind("dataset", value, _KINDS)
-    _check_files(dataset)
-    return dataset
+    return _with_files(read_kind("dataset", value, _KINDS))
 
 
 def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepared:
@@ -158,25 +176,18 @@ def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepa
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
-        if isinstance(dataset, Mini):
-            counts = write_mini(made, seed=dataset.seed, train=dataset.train_rows, evaluation=dataset.eval_rows)
-        elif isinstance(dataset, Jsonl):
-            tables = [Path(path) for path in dataset.table_paths]
-            train, evaluation = Path(dataset.train), Path(dataset.eval)
-            counts = write_files(made, train=train, evaluation=evaluation, tables=tables, plain_text=plain_text)
-        else:
-            counts = write_release(made, Path(dataset.path))
+        trained, evaluated = dataset.write(made, plain_text=plain_text)
         (folder / "tables.jsonl").unlink(missing_ok=True)
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():
                 (made / name).replace(folder / name)
-    tables_or_none = folder / "tables.jsonl" if (folder / "tables.jsonl").exists() else None
+    tables = folder / "tables.jsonl"
     return Prepared(
         train=folder / "train.jsonl",
         eval=folder / "eval.jsonl",
-        tables=tables_or_none,
-        train_rows=counts[0],
-        eval_rows=counts[1],
+        tables=tables if tables.exists() else None,
+        train_rows=trained,
+        eval_rows=evaluated,
         hub=None,
     )
 
@@ -185,9 +196,9 @@ def _from_path(path: Path, value: str) -> Dataset:
     if path.is_dir():
         evaluation = path / ("eval.jsonl" if (path / "eval.jsonl").exists() else "dev.jsonl")
         tables = sorted({*path.glob("tables.jsonl"), *path.glob("train.tables.jsonl"), *path.glob("dev.tables.jsonl")})
-        found = Jsonl(train=str(path / "train.jsonl"), eval=str(evaluation), tables=[str(t) for t in tables] or None)
-        _check_files(found)
-        return found
+        return _with_files(
+            Jsonl(train=str(path / "train.jsonl"), eval=str(evaluation), tables=[str(t) for t in tables] or None)
+        )
     if path.name.endswith(".tar.bz2") and path.is_file():
         return Release(path=str(path))
     raise one_of(
@@ -195,13 +206,11 @@ def _from_path(path: Path, value: str) -> Dataset:
     )
 
 
-def _check_files(dataset: Dataset) -> None:
-    paths: dict[str, Sequence[str]] = {}
-    if isinstance(dataset, Jsonl):
-        paths = {"train": [dataset.train], "eval": [dataset.eval], "tables": dataset.table_paths}
-    elif isinstance(dataset, Release):
-        paths = {"path": [dataset.path]}
-    for key, each in paths.items():
-        for path in each:
+def _with_files(dataset: Dataset) -> Dataset:
+    """Return a dataset whose files are there."""
+    files = dataset.files if isinstance(dataset, Jsonl | Release) else {}
+    for option, paths in files.items():
+        for path in paths:
             if not Path(path).is_file():
-                raise ConfigError(f"dataset {key}: there is no file {path}; paths count from {Path.cwd()}")
+                raise ConfigError(f"dataset {option}: there is no file {path}; paths count from {Path.cwd()}")
+    return dataset

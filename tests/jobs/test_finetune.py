@@ -1,0 +1,88 @@
+"""What `FineTune` and `Script` say of their options."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.script import Script
+
+
+def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
+    with pytest.raises(ConfigError) as in_python:
+        FineTune(modle="x")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError) as in_json:
+        job_from_dict({"modle": "x"})
+    assert str(in_python.value) == str(in_json.value)
+    assert str(in_python.value).startswith("job option 'modle' is not known: did you mean 'model'? Allowed: model, ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"technique": "zero-1"}, "job technique 'zero-1' is not known: did you mean 'zero1'?"),
+        ({"epochs": 0}, "job epochs is 0; it must be a number more than 0"),
+        ({"max_steps": 0}, "job max_steps is 0; it must be a whole number, 1 or more, or None"),
+        ({"gradient_checkpointing": 1}, "job gradient_checkpointing is 1; it must be true or false"),
+        ({"model": ""}, "job model is ''; it must be a hub id, a folder or 'tiny-t5'"),
+        ({"report_to": "wandb"}, "job report_to is 'wandb'; it must be a list of wandb, mlflow"),
+        ({"report_to": ["tensorbord"]}, r"job report_to is \['tensorbord'\]; it must be a list of wandb, mlflow"),
+        ({"prompt": "{input}"}, "job prompt is '{input}'; it must be plain, alpaca, llama2-chat, or a template that"),
+        ({"system": "Be brief."}, "system is the system block of prompt 'llama2-chat'"),
+        ({"peft": "lora", "lora": {"rank": 4}}, "lora option 'rank' is not known"),
+        ({"peft": "lora", "lora": {"r": 0}}, "lora r is 0; it must be a whole number, 1 or more"),
+        ({"technique": "fsdp", "fsdp": {"layers": "T5Block"}}, "fsdp layers is 'T5Block'; it must be a list of class"),
+        ({"env": {"1A": "x"}}, "env has the name '1A'"),
+    ],
+)
+def test_a_refusal_says_what_is_allowed(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FineTune(**options)  # type: ignore[arg-type]
+
+
+def test_a_script_needs_its_path_and_a_list_of_strings() -> None:
+    with pytest.raises(ConfigError, match="job of kind 'script' needs the option 'path': The script, a Python file"):
+        job_from_dict({"kind": "script"})
+    with pytest.raises(ConfigError, match="job args is '-v'; it must be a list of strings, one an argument"):
+        Script(path="a.py", args="-v")
+    with pytest.raises(ConfigError, match="job kind 'scrip' is not known: did you mean 'script'"):
+        job_from_dict({"kind": "scrip"})
+
+
+def test_values_of_an_enum_are_kept_as_text() -> None:
+    job = FineTune(technique=Technique.ZERO2, report_to=["mlflow"])
+    assert type(job.technique) is str and job == FineTune(technique="zero2", report_to=("mlflow",))
+    assert job.to_dict()["report_to"] == ["mlflow"] and job_from_dict(job.to_dict()) == job
+
+
+def test_the_global_batch() -> None:
+    assert FineTune(per_device_train_batch_size=4, gradient_accumulation_steps=3).global_batch(2) == 24
+
+
+@pytest.mark.parametrize("record", [FineTune, Script, Lora, Fsdp])
+def test_help_explains_every_option(record: type[FineTune | Script | Lora | Fsdp]) -> None:
+    text = inspect.getdoc(record) or ""
+    for option in record.options():
+        assert option.meaning and f"\n    {option.name}: " in text
+        assert option.name in inspect.signature(record).parameters
+    assert set(record.sections) <= set(record.model_fields)
+
+
+def test_the_form_and_the_pages_have_choices_units_and_sections() -> None:
+    options = {option.name: option for option in FineTune.options()}
+    assert options["technique"].choices == tuple(map(str, Technique))
+    assert (options["max_source_length"].unit, options["save_steps"].unit) == ("tokens", "steps")
+    assert (options["dataset"].section, options["lora"].section) == ("Model and data", "Technique")
+
+
+def test_help_of_the_command_line_needs_no_record() -> None:
+    code = "import sys, workbench.cli; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pydantic" not in run.stdout.split()
