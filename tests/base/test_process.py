@@ -46,6 +46,7 @@ def test_descendants_are_found_and_ended_though_they_ignore_term(tmp_path: Path)
     mine = {process.pid for process in live_descendants(os.getpid())}
     assert child.pid in mine
     below = live_descendants(child.pid)
+    assert below == sorted(below, key=lambda process: process.start_time), "a parent comes before its children"
     assert len(below) >= 1
     root = find(child.pid)
     assert root is not None
