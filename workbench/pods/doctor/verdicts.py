@@ -145,18 +145,18 @@ def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
     if free < _SHM_GIB:
         verdict = Verdict.BAD if gpus or free < _SHM_LEAST_GIB else Verdict.WARNING
     fix = "make it larger: a volume of medium Memory at /dev/shm on Kubernetes, --shm-size=8g with docker"
-    found = f"{_free(free)} of {shm.total_gib:.1f}"
-    return Finding(check="/dev/shm", verdict=verdict, found=found, fix="" if verdict is Verdict.GOOD else fix)
+    room = f"{_free(free)} of {shm.total_gib:.1f}"
+    return Finding(check="/dev/shm", verdict=verdict, found=room, fix="" if verdict is Verdict.GOOD else fix)
 
 
 def _locks(locks: Sequence[CompileLock]) -> Finding:
     stale = [lock.path for lock in locks if not lock.busy and lock.age_s > _LOCK_S]
     if not stale:
-        found = "one is being compiled" if locks else "no locks"
-        return Finding(check="compiled ops", verdict=Verdict.GOOD, found=found)
+        state = "one is being compiled" if locks else "no locks"
+        return Finding(check="compiled ops", verdict=Verdict.GOOD, found=state)
     fix = "the next run that compiles waits for it without a word; on the pod: rm " + shlex.join(stale)
-    found = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
-    return Finding(check="compiled ops", verdict=Verdict.BAD, found=found, fix=fix)
+    state = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
+    return Finding(check="compiled ops", verdict=Verdict.BAD, found=state, fix=fix)
 
 
 def _free(gib: float) -> str:
