@@ -105,11 +105,11 @@ def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
 
 
 def test_a_helper_that_fails_is_told_and_a_run_beside_it_is_not_disturbed(warm):
-    assert warm.ask("foretell", run="r", inquiry={})["state"] == "busy"
+    assert warm.ask("predict", run="r", inquiry={})["state"] == "busy"
     start(warm, "stamp")
     assert [(r["done"], r["exit_code"]) for r in warm.until_exited("r")["ranks"]] == [(True, 0)]
     deadline = time.monotonic() + 60
-    while (said := warm.ask("foretell", run="r", inquiry={}))["state"] == "busy":
+    while (said := warm.ask("predict", run="r", inquiry={}))["state"] == "busy":
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert said == {"id": said["id"], "state": "none"}
@@ -118,7 +118,7 @@ def test_a_helper_that_fails_is_told_and_a_run_beside_it_is_not_disturbed(warm):
 
 
 def test_a_pod_without_a_warm_server_has_no_helpers(agent):
-    assert agent.ask("foretell", run="r", inquiry={})["state"] == "none"
+    assert agent.ask("predict", run="r", inquiry={})["state"] == "none"
 
 
 def test_a_rank_that_is_asked_for_during_the_imports_waits_for_them(make_agent, tmp_path):
