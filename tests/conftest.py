@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,44 +17,18 @@ from writtenrun import WrittenRun, write_run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 60.0
-# The files that take longest, from half a minute of CPU up. Tests run in three processes, which share the files among
-# them: the long ones begin early, so that none comes last and leaves the others with nothing to do, and with short ones
-# between, which mostly wait and leave the two cores to the long.
-LONG = (
-    "tests/worker/test_train.py",
-    "tests/test_cluster.py",
-    "tests/browser/test_cockpit.py",
-    "tests/test_cli.py",
-    "notebooks/00_quickstart.ipynb",
-    "notebooks/08_llama_qlora.ipynb",
-    "notebooks/06_benchmark.ipynb",
-    "tests/pods/test_contract.py",
-    "tests/planner/test_measured.py",
-    "tests/results/test_modelserver.py",
-    "tests/test_places.py",
-    "tests/results/test_recipe.py",
-    "notebooks/07_llama_fsdp.ipynb",
-    "tests/faults/test_launchers.py",
-    "tests/worker/test_adapters.py",
-    "notebooks/03_deepspeed_zero1.ipynb",
-    "notebooks/05_run_inference.ipynb",
-    "tests/worker/test_checkpoints.py",
-    "tests/faults/test_pods.py",
-    "tests/browser/test_bounds.py",
-    "tests/test_resume.py",
-)
+LONG_NOTEBOOKS = ("06_", "07_", "08_")  # `make test` runs the others, `make test-all` these too
 
 # A shell that starts this in the background has it ignore interrupts, and every child with it: tests that interrupt
 # a program would find it deaf.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# What is imported and collected stays: looking for garbage among it costs a third of that time, in each process.
-gc.disable()
+gc.disable()  # what is imported and collected stays: to look for garbage in it costs a third of that time
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    gc.freeze()  # nor do later collections look at it again
     gc.enable()
 
 
@@ -99,17 +74,31 @@ def left_after(*marks: str) -> list[str]:
     return left
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the notebooks, which carry no marks of their own."""
+    if item.path.suffix == ".ipynb":
+        item.add_marker("notebook")
+        if item.path.name.startswith(LONG_NOTEBOOKS):
+            item.add_marker("long")
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the long files among the short ones; `--no-loadscope-reorder` has pytest-xdist keep the order."""
-    files = list(dict.fromkeys(item.path for item in items))
-    long = [path for name in LONG if (path := REPOSITORY / name) in files]
-    short = [path for path in files if path not in long]
-    between = 1 + len(short) // max(1, len(long))
+    """Order the files for pytest-xdist, which keeps the order with `--no-loadscope-reorder`.
+
+    Heavy files begin early, so that none comes last and leaves the other processes idle; light ones, which mostly
+    wait, come between them and leave the cores to the heavy.
+    """
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += 10 * bool(item.get_closest_marker("notebook")) + bool(item.get_closest_marker("slow"))
+    heavy = [path for path, weight in weights.most_common() if weight]
+    light = [path for path, weight in weights.items() if not weight]
+    step = 1 + len(light) // max(1, len(heavy))
     order: list[Path] = []
-    while long or short:
-        order += [*long[:1], *short[:between]]
-        long, short = long[1:], short[between:]
-    places = {path: place for place, path in enumerate(order)}
+    for number, path in enumerate(heavy):
+        order += [path, *light[number * step : (number + 1) * step]]
+    places = {path: place for place, path in enumerate(order or light)}
     items.sort(key=lambda item: places[item.path])
 
 

@@ -218,7 +218,7 @@ def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
 def test_ci_runs_every_check() -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
-    assert "make test" in ci.read_text()
+    assert "make test-all" in ci.read_text()
 
 
 def test_the_site_is_built_with_warnings_as_errors_by_lint() -> None:

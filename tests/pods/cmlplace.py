@@ -34,7 +34,7 @@ class CMLPlace:
         self.api: WorkersV1 = importlib.import_module("cml.workers_v1").FAKE
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         sys.path.remove(str(self.folder))
         for name in ("cml.workers_v1", "cml"):
             sys.modules.pop(name, None)

@@ -32,7 +32,7 @@ class Place(Protocol):
         """Bring the platform up."""
         ...
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         """Take it down."""
         ...
 
@@ -57,7 +57,7 @@ class LocalPlace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         pass
 
     def backend(self) -> PodBackend:

@@ -43,7 +43,7 @@ class KubernetesPlace:
         self.do(self._start())
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.do(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)

@@ -97,7 +97,7 @@ class HostsPlace:
             self.add(address, port)
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         for host in self.hosts:
             host.stop()
 

@@ -24,7 +24,8 @@ def pod(identity: Identity, address: str = "127.0.0.2", port: int = 2222) -> Pod
     return Pod(name="pod-0", address=address, ssh_port=port, user="me", host_key=identity.public_key)
 
 
-def test_everything_is_private_whatever_the_umask(tmp_path: Path, open_umask: object) -> None:
+@pytest.mark.usefixtures("open_umask")
+def test_everything_is_private_whatever_the_umask(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "a" / "identity")
     identity.pin([pod(identity)])
     assert stat.S_IMODE(identity.folder.stat().st_mode) == 0o700

@@ -254,9 +254,10 @@ def test_a_run_shorter_than_the_profiled_step_profiles_its_last_one(short: dict[
     assert not (short["bf16"].folder / "out" / "profile.txt").exists()  # asked for none
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("technique", ["single", *TECHNIQUES])
 def test_the_saved_model_loads_plainly_and_gives_the_loss_and_the_answers_of_the_run(
-    ran: dict[str, Ran], technique: str, one_thread: None
+    ran: dict[str, Ran], technique: str
 ) -> None:
     import torch
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import PodError, RunError
@@ -145,7 +144,7 @@ class Cluster(ShownLive):
         """Start, unless `start` was called already."""
         return self if self.phase == "ready" else self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     @property

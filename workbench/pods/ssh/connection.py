@@ -48,7 +48,7 @@ class SSHConnection(Files):
     def __enter__(self) -> SSHConnection:
         return self.open()
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     @property
