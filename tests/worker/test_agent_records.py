@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.worker.agent import cgroup
+from workbench.worker.agent.machine import cgroup
 from workbench.worker.agent.ranks.records import failure_from, last_traceback, read_record, write_record
 
 PROGRAMS = {
