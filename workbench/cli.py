@@ -1,4 +1,4 @@
-"""The command line: `python -m workbench run SPEC.json [--out DIR]`, `… doctor`, `… plan` and `… report DIR…`.
+"""The command line: `workbench run SPEC.json [--out DIR]`, `… doctor`, `… plan` and `… report DIR…`.
 
 Exit codes: 0 the run succeeded, the pods are well or the report is written; 1 not; 2 what was asked is refused and
 nothing has started. Each verb imports what it needs, so that `--help` is there at once.
@@ -107,7 +107,7 @@ def _report(args: argparse.Namespace) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m workbench", description="Fine-tune over several pods.")
+    parser = argparse.ArgumentParser(prog="workbench", description="Fine-tune over several pods.")
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused")
     run.add_argument("--out", type=Path, metavar="DIR", help="the run directory, new or empty")
