@@ -9,12 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+from measured import MEASURED
+
 from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import Event, parse_event
 
 STEPS = 20
+GLOBAL_BATCH = 12
+TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
+# A wrong scale of the gradients hides in AdamW, which divides it out, and shows in SGD without momentum.
+OPTIMIZERS = ("adamw", "sgd")
+LENGTH = {"max_target_length": 24}
 # A model that has learned nothing answers up to the last token it may.
 DEFAULTS = {"predict_rows": 0, "max_steps": STEPS, "learning_rate": 2e-3, "max_target_length": 40}
 
@@ -86,3 +94,19 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
     files = [str(plan.root / "plan.json") for plan in plans]
     subprocess.run([sys.executable, str(forkrun), *files], check=True, timeout=timeout_s)
     return [plan.ran() for plan in plans]
+
+
+def follows(run: Ran, reference: Ran, what: str = "") -> None:
+    """Hold a run to the curves of another at equal global batches; note by how much they differ, under a name."""
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    off: dict[str, float] = {}
+    for metric in ("loss", "grad_norm", "learning_rate"):
+        expected, got = reference.curve(metric), run.curve(metric)
+        assert len(got) == len(expected) == STEPS
+        assert got == pytest.approx(expected, rel=0.01), metric
+        off[metric] = max(abs(g - e) / abs(e) for g, e in zip(got, expected, strict=True) if e)
+    (end,), (reference_end,) = run.data("end"), reference.data("end")
+    for key in ("eval_loss", "first_eval_loss", "train_loss"):
+        assert end[key] == pytest.approx(reference_end[key], rel=0.01)
+    if what:
+        MEASURED.append(f"{what}: loss within {off['loss']:.1e}, gradient norm within {off['grad_norm']:.1e} of single")

@@ -172,6 +172,7 @@ def _broken_model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> None:
     data = {"kind": "jsonl", "train": str(shared_data / "train.jsonl"), "eval": str(shared_data / "eval.jsonl")}
     job = {

@@ -14,7 +14,7 @@ from workbench.base.process import with_mark
 from workbench.client.run import Run
 from workbench.pods.pod import LaunchContext
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipynb"
 
 

@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.state import RunState
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 STEPS = 16
 JOB: dict[str, object] = {
     "dataset": {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 4},

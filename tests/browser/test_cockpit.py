@@ -10,6 +10,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from poll import until
 
 from tests.browser.conftest import notebook
 from workbench.base.process import is_alive
@@ -106,10 +107,7 @@ writer.close()
     book.run(2)
     assert book.see(2, "it ends with this kernel").split()[:2] == [str(pid), str(start_time)]
     book.restart()
-    deadline = time.monotonic() + 60
-    while is_alive(pid, start_time) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_alive(pid, start_time)
+    until(lambda: not is_alive(pid, start_time))
 
 
 def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str], Any]) -> None:

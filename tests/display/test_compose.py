@@ -4,10 +4,10 @@ import html
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench.base.errors import ConfigError
 from workbench.display.compose.choices import Composition
@@ -57,10 +57,7 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
     form._repr_mimebundle_()
     view = form._view
     assert view is not None
-    deadline = time.monotonic() + 60
-    while "Predicted at the longest rows" not in view._memory.value:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: "Predicted at the longest rows" in view._memory.value)
     assert asked == [form.composition]
     assert form.outlook.counted
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .conftest import World
 
 pytestmark = pytest.mark.slow
+long = pytest.mark.long
 
 
 def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(world: World, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(world: World
     nothing_below(world, cluster.path)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("after_s", [pytest.param(0.0, marks=long), 0.3, pytest.param(0.9, marks=long)])
 def test_closing_during_a_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
     cluster = Cluster(LocalPods(), count=3, path=tmp_path / "c", warm=False)
     raised: list[BaseException] = []
@@ -97,7 +98,7 @@ Cluster(LocalPods(), count=3, path=sys.argv[1], warm=False).start()
 """
 
 
-@pytest.mark.parametrize("after_s", [0.1, 0.8])
+@pytest.mark.parametrize("after_s", [0.1, pytest.param(0.8, marks=long)])
 def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
     """Ctrl-C goes to the whole process group of the notebook's kernel."""
     root = tmp_path / "c"

@@ -19,10 +19,17 @@ if TYPE_CHECKING:
     from .conftest import World
 
 pytestmark = pytest.mark.slow
+long = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    ("launcher", "victim"), [("pdsh", "pdsh"), ("pdsh", "deepspeed"), ("openmpi", "mpirun"), ("openmpi", "deepspeed")]
+    ("launcher", "victim"),
+    [
+        ("pdsh", "pdsh"),
+        pytest.param("pdsh", "deepspeed", marks=long),
+        pytest.param("openmpi", "mpirun", marks=long),
+        pytest.param("openmpi", "deepspeed", marks=long),
+    ],
 )
 def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: str) -> None:
     """Rows 46 and 13. DeepSpeed's runner exits with 0 when its pdsh is killed."""
@@ -40,7 +47,7 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
         assert "line 3" in run.logs(rank, "stdout", tail=None)
 
 
-@pytest.mark.parametrize("launcher", ["pdsh", "ssh"])
+@pytest.mark.parametrize("launcher", ["pdsh", pytest.param("ssh", marks=long)])
 def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, launcher: str) -> None:
     """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
     end = tmp_path / "end"
@@ -56,7 +63,7 @@ def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, 
             stopped.cancel()
             assert stopped.wait(60, progress=False).state is RunState.CANCELLED
             world.measured("47", f"cancel ({launcher}) -> result", time.monotonic() - asked, 5)
-            time.sleep(1)
+            time.sleep(1)  # a pkill that comes late
             assert decoy.poll() is None
         finally:
             decoy.kill()

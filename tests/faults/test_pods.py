@@ -26,9 +26,13 @@ if TYPE_CHECKING:
     from .conftest import World
 
 pytestmark = pytest.mark.slow
+long = pytest.mark.long
 
 
-@pytest.mark.parametrize(("script", "launcher"), [("beat.py", "ssh"), ("mesh.py", "ssh"), ("mesh.py", "pdsh")])
+@pytest.mark.parametrize(
+    ("script", "launcher"),
+    [("beat.py", "ssh"), ("mesh.py", "ssh"), pytest.param("mesh.py", "pdsh", marks=long)],
+)
 def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> None:
     """Row 12. In a mesh the other ranks fail at once, for they lost a peer; that is an echo."""
     run = world.submit(script, launcher=launcher)

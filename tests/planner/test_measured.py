@@ -20,7 +20,7 @@ from workbench.planner.setting import arithmetic_of, request_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import remember
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LENGTHS = (32, 32)
 OFF = 0.10

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from poll import until
 
 from workbench.base.errors import RemoteError
 from workbench.client.checkup import judge_memory
@@ -162,10 +162,7 @@ def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
     inquiry_thread = PredictionInquiry(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
     inquiry_thread.start()
     inquiry_thread.wait(300)
-    deadline = time.monotonic() + 10  # the prediction is written before the inquiry goes
-    while paths.inquiry.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not paths.inquiry.exists())  # it goes after the prediction is written
     said = json.loads(paths.prediction.read_text())
     assert "will not fit" in said["warning"] and "there are 0.40" in said["warning"]
 

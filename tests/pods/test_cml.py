@@ -150,7 +150,7 @@ def test_a_pod_that_nobody_logs_in_to_ends_with_its_lease(
     pods = backend.launch(PodSpec(), 1, replace(context, lease_s=0.5))
     identity.pin(pods)
     with SSHConnection(pods[0], identity):
-        time.sleep(1.5)
+        time.sleep(1.5)  # three leases
         assert session.api.processes[101].poll() is None
     assert session.api.processes[101].wait(20) == 0
     assert "nobody was logged in for 0 s" in backend.logs("pod-0")

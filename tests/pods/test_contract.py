@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -30,13 +30,20 @@ NASTY = ["a b", "$(touch canary)", "x;id", "'", '"', "\\", "`id`", "*", "~", "",
 ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
 
 
-owning_only = pytest.mark.parametrize("place", [kind for kind in PLACES if PLACES[kind].owns_daemons], indirect=True)
+def places(kinds: Iterable[str]) -> list[object]:
+    """Return these kinds as parameters: `make test` tries local pods, `make test-all` the other places too."""
+    return [kind if kind == "local" else pytest.param(kind, marks=pytest.mark.long) for kind in sorted(kinds)]
+
+
+owning_only = pytest.mark.parametrize(
+    "place", places(kind for kind in PLACES if PLACES[kind].owns_daemons), indirect=True
+)
 
 # Local pods have test_cluster.py; hosts and Kubernetes have a notebook of two such runs in test_places.py.
-elsewhere = pytest.mark.parametrize("place", ["cml"], indirect=True)
+elsewhere = pytest.mark.parametrize("place", places(["cml"]), indirect=True)
 
 
-@pytest.fixture(params=sorted(PLACES))
+@pytest.fixture(params=places(PLACES))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     with PLACES[request.param](tmp_path / "place") as made:
         note_others()

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from tests.pods.conftest import Launched, on_pods
 from workbench.base.versions import installed_versions
@@ -185,10 +186,7 @@ def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
     assert exchange.sizes[0][0] == 1 << 20
     assert [size for size, _ in exchange.sizes] == sorted(size for size, _ in exchange.sizes)
     assert exchange.bandwidth_gb_per_s is not None
-    deadline = time.monotonic() + 60
-    while {p.pid for p in on_pods(launched.pods)} - before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert {p.pid for p in on_pods(launched.pods)} <= before
+    until(lambda: {p.pid for p in on_pods(launched.pods)} <= before)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench.base.errors import BackendError
 from workbench.base.process import is_alive
@@ -62,10 +63,7 @@ def test_it_ends_with_its_owner_however_that_ends(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     pid, start_time = (int(word) for word in done.stdout.split())
-    deadline = time.monotonic() + 60
-    while is_alive(pid, start_time) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(pid, start_time)
+    until(lambda: not is_alive(pid, start_time))
 
 
 def test_another_folder_takes_over_a_prescribed_port(tmp_path: Path) -> None:

@@ -236,6 +236,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", RUNS)
 def test_the_recipe_repeats_the_run_to_the_last_digit(ran: Mapping[str, RunResult], tmp_path: Path, name: str) -> None:
     result = ran[name]

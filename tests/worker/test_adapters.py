@@ -29,7 +29,7 @@ from workbench.worker.data.rows import Example
 from workbench.worker.model import adapters
 from workbench.worker.model import load as model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # name: technique, ranks, rows of a micro-batch, accumulation; before the dash what is trained, as one process does
 RUNS = {

@@ -88,7 +88,7 @@ def test_when_it_is_killed_its_rank_goes_on(pods):
     started.stdout.readline()
     started.kill()
     started.communicate(timeout=20)
-    time.sleep(0.5)
+    time.sleep(0.5)  # long enough for the agent to end what it should leave
     assert pods[0].poll("r")["ranks"][0]["phase"] == "running"
 
 

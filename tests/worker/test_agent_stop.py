@@ -126,7 +126,7 @@ def test_a_daemon_that_left_session_parent_and_group_is_swept_by_its_marks(agent
 def test_end_of_one_rank_leaves_the_others(agent):
     agent.start("r", "import os, time; time.sleep(60 * (os.environ['RANK'] == '1'))", ranks=2)
     answer = agent.until("r", lambda a: a["ranks"][0]["phase"] == "exited")
-    time.sleep(1)
+    time.sleep(1)  # long enough for the agent to end what it should leave
     answer = agent.poll("r")
     assert answer["ranks"][1]["phase"] == "running" and answer["left"] == 1
 

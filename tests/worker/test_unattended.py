@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from poll import until
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
@@ -153,9 +154,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
 def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
     (process,), out = ranks(script_run(tmp_path, 1, NAP="300"), tmp_path, 1)
     log = out / "logs" / "rank-0.stdout.log"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and "hello" in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: log.exists() and "hello" in log.read_text())
     process.send_signal(signal.SIGTERM)
     code, _ = ended(process)
     result = RunResult.load(out)
