@@ -75,16 +75,19 @@ def left_after(*marks: str) -> list[str]:
     return left
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the notebooks, which carry no marks of their own."""
-    if item.path.suffix == ".ipynb":
-        item.add_marker("notebook")
-        if item.path.name.startswith(LONG_NOTEBOOKS):
-            item.add_marker("long")
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the notebooks, which carry no marks of their own; order what is left when others are deselected."""
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker("notebook")
+            if item.path.name.startswith(LONG_NOTEBOOKS):
+                item.add_marker("long")
+    yield
+    order_files(items)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def order_files(items: list[pytest.Item]) -> None:
     """Order the files for pytest-xdist, which keeps the order with `--no-loadscope-reorder`.
 
     Heavy files begin early, so that none comes last and leaves the other processes idle; light ones, which mostly
@@ -95,10 +98,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         weights[item.path] += 10 * bool(item.get_closest_marker("notebook")) + bool(item.get_closest_marker("slow"))
     heavy = [path for path, weight in weights.most_common() if weight]
     light = [path for path, weight in weights.items() if not weight]
-    step = 1 + len(light) // max(1, len(heavy))
+    share = len(light) / max(1, len(heavy))
     order: list[Path] = []
     for number, path in enumerate(heavy):
-        order += [path, *light[number * step : (number + 1) * step]]
+        order += [path, *light[round(number * share) : round((number + 1) * share)]]
     places = {path: place for place, path in enumerate(order or light)}
     items.sort(key=lambda item: places[item.path])
 
