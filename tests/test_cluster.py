@@ -28,6 +28,10 @@ TINY = FineTune(
     per_device_train_batch_size=4,
 )
 LAUNCHERS = ["ssh", "pdsh", "openmpi"]
+# Every launcher trains in `make test`; where each pod imports DeepSpeed, the same fault again is for `make test-all`.
+each_launcher = pytest.mark.parametrize(
+    "launcher", ["ssh", *(pytest.param(name, marks=pytest.mark.long) for name in LAUNCHERS[1:])]
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,7 @@ def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
     assert run.paths.manifest.exists()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@each_launcher
 def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None:
     command = cluster.command(Script(path=MESH, args=["--steps", "5", "two words", "$HOME"], launcher=launcher))
     done = subprocess.run(
@@ -97,7 +101,7 @@ def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None
     assert done.stdout.count("step 4 sum 3") == 3
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@each_launcher
 def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, launcher: str) -> None:
     job = Script(path=MESH, args=["--fail", "raise"], launcher=launcher)
     result = cluster.submit(job, pods=2).wait(120, progress=False)
@@ -112,7 +116,7 @@ def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, 
     assert raised.value.result == result
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@each_launcher
 def test_a_killed_rank_is_named_and_its_children_are_gone(cluster: Cluster, launcher: str) -> None:
     # The grandchild sleeps for 600 s and holds stdout: it must not keep the run.
     job = Script(path=MESH, args=["--fail", "kill"], launcher=launcher)
