@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from workbench.pods.hosts.pods import SSHPods
     from workbench.pods.kubernetes.pods import KubernetesPods
     from workbench.pods.local.pods import LocalPods
-    from workbench.pods.pod import Pod, PodSpec
+    from workbench.pods.pod import Pod
+    from workbench.pods.pod_spec import PodSpec
     from workbench.results.answers.ask import compare_predictions
     from workbench.results.answers.predictions import Predictions
     from workbench.results.profile.compare import compare
@@ -105,7 +106,7 @@ _HOME = {
     "LocalPods": "workbench.pods.local.pods",
     "Pod": "workbench.pods.pod",
     "PodError": "workbench.base.errors",
-    "PodSpec": "workbench.pods.pod",
+    "PodSpec": "workbench.pods.pod_spec",
     "PodTimeout": "workbench.base.errors",
     "Predictions": "workbench.results.answers.predictions",
     "RemoteError": "workbench.base.errors",

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Self
@@ -9,6 +11,7 @@ from typing import Annotated, ClassVar, Self
 import pytest
 from pydantic import Field, model_validator
 
+from workbench.base.entries import AGENT, GUARDIAN
 from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
@@ -161,3 +164,9 @@ def test_the_key_kind_selects_the_record() -> None:
     for data in ({"kind": "raf"}, {}, {"kind": ["raft"]}):
         with pytest.raises(ConfigError, match=r"vessel kind .* is not known.* Allowed: ship, raft"):
             read_kind("vessel", data, kinds)
+
+
+def test_what_starts_on_every_pod_loads_no_record() -> None:
+    code = f"import sys, {AGENT}, {GUARDIAN}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pydantic" not in run.stdout.split()

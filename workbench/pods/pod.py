@@ -1,6 +1,7 @@
 """The nouns of a place to run: `PodSpec`, `Pod`, and `PodBackend`, the protocol of four verbs.
 
-Nothing here starts anything; `local/pods.py` and its siblings do.
+Nothing here starts anything; `local/pods.py` and its siblings do. `PodSpec` is loaded when it is first asked for: the
+guardian of a pod needs `Pod` alone, and starts in half the time without pydantic.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from pydantic import Field
-
-from workbench.base.record import Count, Environment, Positive, Record, Unit
+if TYPE_CHECKING:
+    from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "PodSpec":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from workbench.pods.pod_spec import PodSpec
+
+    return PodSpec
 
 
 class Phase(StrEnum):
@@ -31,28 +39,6 @@ class Phase(StrEnum):
     def is_terminal(self) -> bool:
         """Whether the pod will never run again."""
         return self in (Phase.SUCCEEDED, Phase.FAILED)
-
-
-class PodSpec(Record):
-    """What one worker needs. All pods of a cluster are alike."""
-
-    label: ClassVar[str] = "pods"
-
-    cpus: Annotated[Positive, Unit("cores")] = 1
-    """Processor cores; ranks of the pod share this many threads. Default 1."""
-    memory_gib: Annotated[Positive, Unit("GiB")] | None = None
-    """Memory in GiB; None leaves it to the place. Default None."""
-    gpus: Count = 0
-    """GPUs; each becomes one slot. Without any, the pod has one slot. Default 0."""
-    image: str | None = None
-    """Container image, where the place runs containers. Default None: the place's own."""
-    env: Environment = Field(default_factory=dict, repr=False)
-    """Environment variables of every rank. Values are never printed. Default none."""
-
-    @property
-    def slots(self) -> int:
-        """Return the number of ranks a pod carries: its GPUs, or 1."""
-        return max(1, self.gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

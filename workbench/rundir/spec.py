@@ -18,7 +18,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.jobs.finetune import Job, job_from_dict
 from workbench.jobs.script import Script
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["ClusterSpec", "RunSpec", "expand_env", "hide_secrets"]
 
