@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.base.words import duration, gib
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.sheet import Line
-from workbench.display.kit.plots import COLOURS, FOREGROUND, dress_axes, figure_svg
+from workbench.display.kit.plots import COLOURS, FOREGROUND, dress_axes, figure_svg, legend_above
 from workbench.results.profile.parse import Profile
 
 __all__ = ["memory_bars_svg", "profile_bars_svg"]
@@ -18,6 +19,7 @@ _ROW_IN = 0.34
 _HEAD_IN = 0.34
 _FOOT_IN = 0.42
 _LETTER_IN = 0.083
+_HATCHES = ("", "////", "....")
 _FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it is cut, and says so
 
 
@@ -26,11 +28,10 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
     rows = [line for line in lines if (line.row.peak_memory_gib, line.row.predicted_memory_gib) != (None, None)]
     if not rows:
         return ""
+    sizes = [(x.row, size) for x in rows for size in (x.row.peak_memory_gib, x.row.predicted_memory_gib) if size]
     # A row that was never started may be predicted far off the scale of those that ran.
-    ran = [v for x in rows for v in (x.row.peak_memory_gib, _fits(x)) if v is not None]
-    far = max(ran, default=None)
-    reach = _FAR * far if far else max(line.row.predicted_memory_gib or 0.0 for line in rows)
-    reach = min(reach, max(v for x in rows for v in (x.row.peak_memory_gib, x.row.predicted_memory_gib) if v))
+    ran = [size for row, size in sizes if row.outcome is not Outcome.SKIPPED]
+    reach = min(_FAR * max(ran, default=math.inf), max((size for _, size in sizes), default=1.0))
 
     def draw(axes: Any) -> None:
         for place, line in enumerate(rows):
@@ -46,17 +47,13 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
                 far_off = predicted > reach
                 axes.barh(
                     place + 0.19, min(predicted, reach), 0.34, facecolor="none", edgecolor=COLOURS[1], linewidth=1.2,
-                    hatch="////",
+                    hatch=_HATCHES[1],
                 )  # fmt: skip
                 _write(axes, min(predicted, reach), place + 0.19, ("» " if far_off else "") + gib(predicted) + skipped)
-        _legend(axes, [("measured", COLOURS[0], False), ("predicted", COLOURS[1], True)])
+        _legend(axes, [("measured", COLOURS[0], ""), ("predicted", COLOURS[1], _HATCHES[1])])
         axes.set_xlim(0, reach)
 
     return _bars(draw, [line.label for line in rows], "GiB, peak of a pod", "peak memory of a pod", after=0.24)
-
-
-def _fits(line: Line) -> float | None:
-    return None if line.row.outcome is Outcome.SKIPPED else line.row.predicted_memory_gib
 
 
 def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
@@ -75,20 +72,19 @@ def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
         for place, seconds in enumerate(parts.values()):
             begun = 0.0
             for n, length in enumerate(seconds):
-                hatch = ("", "////", "....")[n]
                 axes.barh(
-                    place, length, 0.6, left=begun, facecolor=COLOURS[n] if not hatch else "none",
-                    edgecolor=COLOURS[n], linewidth=1.0, hatch=hatch,
+                    place, length, 0.6, left=begun, facecolor="none" if n else COLOURS[n], edgecolor=COLOURS[n],
+                    linewidth=1.0, hatch=_HATCHES[n],
                 )  # fmt: skip
                 begun += length
             _write(axes, begun, place, duration(begun))
-        _legend(axes, [(name, COLOURS[n], n > 0) for n, name in enumerate(names)])
+        _legend(axes, list(zip(names, COLOURS, _HATCHES, strict=False)))
         axes.set_xlim(0, reach)
 
     return _bars(draw, list(parts), "seconds of the profiled step, rank 0", "where a step's time goes", after=0.1)
 
 
-def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, said: str, after: float) -> str:
+def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, title: str, after: float) -> str:
     height = _HEAD_IN + _ROW_IN * len(labels) + _FOOT_IN
     left = min(0.42, (0.15 + _LETTER_IN * max(map(len, labels))) / _WIDE_IN)
 
@@ -103,7 +99,7 @@ def _bars(draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, said:
             text.set_parse_math(False)
 
     return figure_svg(
-        all_of_it, label=f"{said}: {'; '.join(labels)}", size_in=(_WIDE_IN, height),
+        all_of_it, label=f"{title}: {'; '.join(labels)}", size_in=(_WIDE_IN, height),
         place=(left, _FOOT_IN / height, 1 - left - after, 1 - (_FOOT_IN + _HEAD_IN) / height),
     )  # fmt: skip
 
@@ -112,16 +108,11 @@ def _write(axes: Any, x: float, y: float, text: str) -> None:
     axes.annotate(text, (x, y), (4, 0), textcoords="offset points", va="center", color=FOREGROUND, fontsize=8)
 
 
-def _legend(axes: Any, entries: Sequence[tuple[str, str, bool]]) -> None:
+def _legend(axes: Any, entries: Sequence[tuple[str, str, str]]) -> None:
     from matplotlib.patches import Patch
 
-    hatches = ("////", "....")
-    patches, hatched = [], 0
-    for name, colour, outlined in entries:
-        hatch = hatches[hatched] if outlined else ""
-        hatched += outlined
-        patches.append(Patch(facecolor="none" if outlined else colour, edgecolor=colour, hatch=hatch, label=name))
-    axes.legend(
-        handles=patches, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(entries), frameon=False,
-        labelcolor=FOREGROUND, borderpad=0, borderaxespad=0.3, handlelength=1.4, columnspacing=1.4,
-    )  # fmt: skip
+    patches = [
+        Patch(facecolor="none" if hatch else colour, edgecolor=colour, hatch=hatch, label=name)
+        for name, colour, hatch in entries
+    ]
+    legend_above(axes, len(entries), handles=patches)

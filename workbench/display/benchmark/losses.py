@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.labels import MARKERS, LineLabel, look_of, write_labels
-from workbench.display.kit.plots import COLOURS, FOREGROUND, dress_axes, figure_svg
+from workbench.display.kit.plots import COLOURS, dress_axes, figure_svg
 from workbench.results.losses import Losses, LossPoint
 
 __all__ = ["LossPlot", "loss_plots"]
@@ -40,8 +40,8 @@ def loss_plots(sheet: Sheet, losses: Mapping[int, Losses]) -> list[LossPlot]:
     plots = []
     for part in sheet.parts:
         lines = [line for line in part.lines if line.number in losses and len(losses[line.number].train) > 1]
-        for said, chosen in _portions(lines):
-            title = ", ".join(filter(None, (chosen[0].model, said, "" if part is sheet.parts[0] else part.heading)))
+        for pods, chosen in _portions(lines):
+            title = ", ".join(filter(None, (chosen[0].model, pods, "" if part is sheet.parts[0] else part.heading)))
             plots.append(_loss_plot(title, chosen, losses))
     return plots
 
@@ -99,8 +99,7 @@ def _losses_svg(title: str, means: Sequence[tuple[Line, Sequence[LossPoint]]], *
         axes.set_ylim(bottom, top)
         axes.margins(x=0)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=of == "step"))
-        dress_axes(axes, xlabel)
-        axes.set_title("training loss", loc="left", fontsize=8.5, color=FOREGROUND)
+        dress_axes(axes, xlabel, "training loss")
         write_labels(axes, labels, top, bottom)
 
     return figure_svg(

@@ -77,8 +77,7 @@ def scaling_svg(sheet: Sheet, published: Sequence[Published] = ()) -> str:
         axes.set_xlim(1 - 0.07 * (most - 1), most)
         axes.set_ylim(0, top)
         axes.set_xticks(sorted({point.pods for point in points} | {1}))
-        dress_axes(axes, "pods")
-        axes.set_title("speed-up in samples/s", loc="left", fontsize=8.5, color=FOREGROUND)
+        dress_axes(axes, "pods", "speed-up in samples/s")
         write_labels(axes, labels, top)
 
     label = "; ".join(

@@ -14,7 +14,8 @@ from workbench.rundir.figures.curve import Curve
 from workbench.rundir.view import RunView
 
 __all__ = [
-    "COLOURS", "CURVE_TITLES", "FOREGROUND", "curves_svg", "dress_axes", "figure_svg", "memory_svg", "svg_of", "warm",
+    "COLOURS", "CURVE_TITLES", "FOREGROUND", "curves_svg", "dress_axes", "figure_svg", "legend_above", "memory_svg",
+    "svg_of", "warm",
 ]  # fmt: skip
 
 CURVE_TITLES: Mapping[str, str] = {
@@ -127,16 +128,23 @@ def _dress(axes: Any, xlabel: str, from_zero: bool, *, named: bool) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     dress_axes(axes, xlabel)
     if named:
-        legend = axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, labelcolor=FOREGROUND,
-            borderpad=0, borderaxespad=0.3, handlelength=1.4, columnspacing=1.4,
-        )  # fmt: skip
-        for text in legend.get_texts():
-            text.set_parse_math(False)  # a name with a dollar sign is a name
+        legend_above(axes, 4)
 
 
-def dress_axes(axes: Any, xlabel: str) -> None:
-    """Give axes the house's look: two thin spines, a faint grid, everything in the page's text colour."""
+def legend_above(axes: Any, columns: int, **more: Any) -> None:
+    """Write the legend above the plot, in a row."""
+    legend = axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, frameon=False, labelcolor=FOREGROUND,
+        borderpad=0, borderaxespad=0.3, handlelength=1.4, columnspacing=1.4, **more,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name with a dollar sign is a name
+
+
+def dress_axes(axes: Any, xlabel: str, title: str = "") -> None:
+    """Dress axes in the house's look: two thin spines, a faint grid, everything in the page's text colour."""
+    if title:
+        axes.set_title(title, loc="left", fontsize=8.5, color=FOREGROUND)
     axes.set_xlabel(xlabel, color=FOREGROUND)
     axes.tick_params(color=FOREGROUND, labelcolor=FOREGROUND, length=3)
     axes.grid(visible=True, color=FOREGROUND, alpha=0.12, linewidth=0.6)
