@@ -16,40 +16,49 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.loose import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
-from workbench.client.run import Run
+from workbench.client.result import RunResult
 from workbench.jobs.choices import LossOn, Peft, Technique
 from workbench.jobs.finetune import job_from_dict
 from workbench.jobs.model import Family, model_family
 from workbench.jobs.script import Script
 from workbench.pods.pod import PodSpec
 from workbench.results.advice.shortage import shortage_of
-from workbench.results.speed import forward_flops, mfu, tflops_per_device
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.status import state_of
 from workbench.rundir.totals import RunTotals
 
 __all__ = ["key_of", "row_of", "skipped_row"]
 
 _PATHS = ("model", "dataset", "deepspeed", "resume", "path")
 _SAME_NAME = (
-    *("epochs", "duration_s", "train_runtime_s", "time_to_first_step_s", "useful_tokens_per_s", "padded_tokens_per_s"),
-    *("sent_bytes_per_step", "train_loss", "eval_loss", "perplexity", "exact_match"),
+    *("steps", "epochs", "duration_s", "train_runtime_s", "time_to_first_step_s", "useful_tokens_per_s"),
+    *("padded_tokens_per_s", "sent_bytes_per_step", "train_loss", "eval_loss", "perplexity", "exact_match"),
+    *("tflops_per_device", "mfu"),
 )
-_OUTCOMES = {RunState.QUEUED: Outcome.WAITING, RunState.CANCELLED: Outcome.CANCELLED}
+_OUTCOMES = {
+    RunState.QUEUED: Outcome.WAITING,
+    RunState.SUCCEEDED: Outcome.SUCCEEDED,
+    RunState.FAILED: Outcome.FAILED,
+    RunState.CANCELLED: Outcome.CANCELLED,
+}
 
 
 def row_of(run_dir: Path) -> BenchmarkRow:
     """Read the row of a run."""
     paths = RunPaths(run_dir)
-    spec, info, result = read_json(paths.spec), read_json(paths.info), read_json(paths.result)
-    facts = result or _facts_so_far(paths)
-    outcome, reason, fault = _end_of(paths, result)
+    spec, info = read_json(paths.spec), read_json(paths.info)
+    facts = read_json(paths.result) or _facts_so_far(paths)
+    try:
+        result = RunResult.read(run_dir, {**facts, "state": state_of(paths)})
+    except (OSError, ValueError, WorkbenchError):
+        result = RunResult(path=run_dir, state=RunState.LOST, message="its files do not say how it ended")
+    outcome, reason = _end_of(paths, result)
     note = part(info, "benchmark")
-    columns = {**_spec_columns(spec), **_run_columns(facts), **_measured_columns(facts)}
-    columns |= _shortage_columns(fault, spec) | _speed_columns(paths, facts, _job_of(spec))
+    columns = {**_spec_columns(spec), **_result_columns(result), **_shortage_columns(result.error, spec)}
     return BenchmarkRow(
         name=text(info.get("id")) or run_dir.name,
         outcome=outcome,
@@ -59,7 +68,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         repeat=whole(note.get("repeat")) or 0,
         reason=reason,
         predicted_memory_gib=_predicted_gib(paths, facts),
-        provenance=_provenance(spec, facts, read_json(paths.origin)),
+        provenance=_provenance(spec, result, read_json(paths.origin)),
         **columns,  # type: ignore[arg-type]
     )
 
@@ -75,7 +84,7 @@ def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float |
         key=key,
         reason=reason,
         predicted_memory_gib=predicted_memory_gib,
-        provenance=_provenance(raw, {}, {}),
+        provenance=Provenance(seed=whole(_job_of(raw).get("seed"))),
         **_spec_columns(raw),  # type: ignore[arg-type]
     )
 
@@ -174,32 +183,25 @@ def _dataset(value: object) -> str:
     return " ".join([text(value.get("kind")), *options])
 
 
-def _run_columns(facts: Json) -> dict[str, object]:
-    """Return the columns that a run reports of itself: the pods that it was really given."""
-    hosts = facts.get("hosts")
-    columns = {
-        "pods": len(hosts) if isinstance(hosts, list) else None,
-        "slots": whole(facts.get("world_size")),
-        "global_batch": whole(facts.get("global_batch_size")),
-        "precision": text(facts.get("precision")),
+def _result_columns(result: RunResult) -> dict[str, object]:
+    """Return the columns that a run reports: the pods that it was really given, and what was measured."""
+    given = {
+        "pods": len(result.hosts),
+        "slots": result.world_size,
+        "global_batch": result.global_batch_size,
+        "precision": result.precision,
     }
-    return {name: value for name, value in columns.items() if value}
-
-
-def _measured_columns(facts: Json) -> dict[str, object]:
-    columns = {name: number(facts.get(name)) for name in _SAME_NAME}
-    duration_s, hosts = columns["duration_s"], facts.get("hosts")
-    pods = len(hosts) if isinstance(hosts, list) else 0
-    kind = (text(facts.get("memory_kind")) or "resident") if facts.get("peak_memory_gib") else ""
-    peak, host = _highest(facts.get("peak_memory_gib")), _highest(facts.get("host_memory_gib"))
+    kind = result.memory_kind if result.peak_memory_gib else ""
+    peak, host = _highest(result.peak_memory_gib), _highest(result.host_memory_gib)
+    pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
     return {
-        **columns,
-        "samples_per_s": number(facts.get("train_samples_per_s")),
-        "steps": whole(facts.get("steps")),
+        **{name: value for name, value in given.items() if value},
+        **{name: getattr(result, name) for name in _SAME_NAME},
+        "samples_per_s": result.train_samples_per_s,
         "peak_memory_gib": peak,
         "memory_kind": kind,
         "host_memory_gib": peak if host is None and kind == "resident" else host,
-        "pod_hours": pods * duration_s / 3600 if duration_s is not None and pods else None,
+        "pod_hours": pod_seconds / 3600 if pod_seconds else None,
     }
 
 
@@ -211,28 +213,16 @@ def _facts_so_far(paths: RunPaths) -> Json:
         return {}
 
 
-def _end_of(paths: RunPaths, result: Json) -> tuple[Outcome, str, RunFault | None]:
-    try:
-        state = RunState(text(result.get("state"))) if result else Run(paths.root).state
-    except (OSError, ValueError, KeyError, WorkbenchError):
-        return Outcome.FAILED, "its files do not say how it ended", None
-    if state is RunState.SUCCEEDED:
-        return Outcome.SUCCEEDED, "", None
+def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
+    state, message = result.state, result.message or text(read_json(paths.state).get("message"))
+    if state is RunState.SUCCEEDED or not state.is_terminal:
+        return _OUTCOMES.get(state, Outcome.RUNNING), ""
     if state is RunState.LOST:
-        return Outcome.FAILED, "its keeper died before it ended", None
-    message = text(result.get("message"))
-    if state is not RunState.FAILED:
-        message = message or text(read_json(paths.state).get("message"))
-        return _OUTCOMES.get(state, Outcome.RUNNING), _line(message) if state.is_terminal else "", None
-    error = part(result, "error")
-    texts = {name: text(error.get(name)) for name in ("host", "pod", "kind", "message", "traceback", "others")}
-    fault = RunFault(**texts, rank=whole(error.get("rank")))
-    outcome = Outcome.FAILED if shortage_of(fault) is None else Outcome.OUT_OF_MEMORY
-    return outcome, _line(fault.message or message), fault
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
+        return Outcome.FAILED, result.message or "its keeper died before it ended"
+    if state is RunState.FAILED and result.error is not None:
+        outcome = Outcome.FAILED if shortage_of(result.error) is None else Outcome.OUT_OF_MEMORY
+        return outcome, " ".join((result.error.message or message).split())
+    return _OUTCOMES[state], " ".join(message.split())
 
 
 def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
@@ -251,32 +241,19 @@ def _predicted_gib(paths: RunPaths, facts: Json) -> float | None:
     return number(prediction.get(name))
 
 
-def _speed_columns(paths: RunPaths, facts: Json, job: Json) -> dict[str, object]:
-    rate, tokens = number(facts.get("padded_tokens_per_s")), whole(facts.get("profiled_tokens"))
-    tflops = tflops_per_device(
-        forward_flops=forward_flops(paths.profile) if rate and tokens else None,
-        profiled_tokens=tokens,
-        padded_tokens_per_s=rate,
-        devices=whole(facts.get("devices")) or 0,
-        adapters=text(job.get("peft")) not in ("", Peft.NONE),
-    )
-    return {"tflops_per_device": tflops, "mfu": mfu(tflops, text(facts.get("device")), text(facts.get("precision")))}
-
-
-def _provenance(spec: Json, facts: Json, origin: Json) -> Provenance:
-    package = text(facts.get("package")).removeprefix("workbench-").removesuffix(".zip")
+def _provenance(spec: Json, result: RunResult, origin: Json) -> Provenance:
+    package = result.package.removeprefix("workbench-").removesuffix(".zip")
     return Provenance(
-        versions={str(name): text(version) for name, version in part(facts, "versions").items()},
-        device=text(facts.get("device")),
-        devices=whole(facts.get("devices")),
+        versions=result.versions,
+        device=result.device,
+        devices=result.devices,
         commit=text(origin.get("commit")),
         seed=whole(_job_of(spec).get("seed")),
-        command=text(facts.get("command")),
+        command=result.command,
         data=text(origin.get("data")),
         code=" ".join(filter(None, (package, text(origin.get("script"))))),
     )
 
 
-def _highest(by_host: object) -> float | None:
-    sizes = [number(size) for size in by_host.values()] if isinstance(by_host, Mapping) else []
-    return max((size for size in sizes if size), default=None)  # 0: a rank that was gone before it was looked at
+def _highest(by_host: Mapping[str, float]) -> float | None:
+    return max((size for size in by_host.values() if size), default=None)  # 0: a rank that was gone before a look

@@ -6,9 +6,12 @@ The record only: `read.py` reads it off a run directory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field
 from enum import StrEnum
 from pathlib import Path
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 __all__ = ["BenchmarkRow", "Outcome", "Provenance"]
 
@@ -163,14 +166,4 @@ class BenchmarkRow:
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> BenchmarkRow:
         """Read the JSON form back; unknown keys, of a newer version, are left out."""
-        raw = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-        provenance = raw.get("provenance")
-        path = raw.get("path")
-        return cls(
-            **{
-                **raw,
-                "outcome": Outcome(str(raw["outcome"])),
-                "path": Path(str(path)) if path else None,
-                "provenance": Provenance(**provenance) if isinstance(provenance, dict) else Provenance(),
-            }  # type: ignore[arg-type]
-        )
+        return TypeAdapter(cls).validate_python(data)

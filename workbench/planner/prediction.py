@@ -51,7 +51,7 @@ def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[
         "setting": asdict(setting),
         "rows": job.per_device_train_batch_size,
         "request": request,
-        "limits": [None, pod_memory_gib(spec, pods, local=local)],
+        "memory_gib": pod_memory_gib(spec, pods, local=local),
         "saves": job.save_steps is not None,
     }
 
@@ -62,9 +62,7 @@ def prediction_of(
     """Answer an inquiry; `limits` are those of the pod itself, `free_gib` is on its disk."""
     setting = setting_from(inquiry["setting"])
     row = row_of(setting, trace, inquiry["rows"], (None, None))
-    gpu_gib, pod_gib = [
-        ours if ours is not None else pods for ours, pods in zip(inquiry["limits"], limits, strict=True)
-    ]
+    gpu_gib, pod_gib = limits[0], inquiry["memory_gib"] or limits[1]
     fit, text = judge(row, (gpu_gib, pod_gib))
     disk_gib = _disk_gib(setting, trace, saves=inquiry["saves"])
     memory = row.gpu or row.host
