@@ -51,6 +51,7 @@ def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
     assert (units["duration_s"], units["peak_memory_gib"], units["efficiency"]) == ("s", "GiB", "%")
     page = Page(benchmark_html(groups(rows)))
     assert "duration s to first step s samples/s" in page.text
+    assert "�" not in page.text
     slow = sheet_of(groups([replace(row, duration_s=7200.0) for row in rows]))
     assert next(f for f in slow.figures if f.column.field == "duration_s").of(slow.lines[0].row) == "120.0"
 
