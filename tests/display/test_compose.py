@@ -4,17 +4,41 @@ import html
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from poll import until
 
 from workbench.base.errors import ConfigError
-from workbench.display.compose.choices import Composition
+from workbench.client.composition import Composition
 from workbench.display.compose.form import Form, compose
+from workbench.display.kit.live import WIDGET
 from workbench.planner.setting import request_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import remember
+
+
+def inside(widget: Any) -> Iterator[Any]:
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from inside(child)
+
+
+def part(form: Form, description: str) -> Any:
+    """The widget with that description."""
+    return next(each for each in inside(form.widget) if getattr(each, "description", "") == description)
+
+
+def pick(form: Form, label: str, value: object) -> None:
+    part(form, label).value = value
+
+
+def shown(widget: Any) -> str:
+    """The HTML that a reader sees."""
+    drawn = (w.value for w in inside(widget) if type(w).__name__ == "HTML" and w.layout.display != "none")
+    return html.unescape("".join(drawn))
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:
@@ -38,7 +62,7 @@ def test_without_widgets_there_is_text_and_html() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("['text/html', 'text/plain']")
-    assert "48 rows per optimizer step" in done.stdout
+    assert "24 rows per optimizer step" in done.stdout
     assert "run = cluster.start().submit(job)" in done.stdout
 
 
@@ -49,43 +73,38 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
     def count(composition: Composition) -> None:
         asked.append(composition)
         sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
-        request = request_of(composition.make_job(), model_config(composition.model), ["fp32"], gpu=False, lengths=None)
+        config = model_config(composition["model"])
+        request = request_of(composition.make_job(), config, ["fp32"], gpu=False, lengths=None)
         remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
 
     monkeypatch.setattr("workbench.display.compose.form.count_memory", count)
     form = compose(count=2)
-    form._repr_mimebundle_()
-    view = form._view
-    assert view is not None
-    until(lambda: "Predicted at the longest rows" in view._memory.value)
+    until(lambda: "Predicted at the longest rows" in shown(form.widget))
     assert asked == [form.composition]
-    assert form.outlook.counted
+    assert form.preview.is_counted
 
 
 def test_the_widgets_show_what_follows_from_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.display.compose.form.count_memory", lambda _composition: None)
     form = compose(count=2)
     bundle = form._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}
-    view = form._view
-    assert view is not None
-    view._inputs["gradient_accumulation_steps"].value = 3
+    assert set(bundle) == {"text/plain", "text/html", WIDGET}
+    assert bundle[WIDGET]["model_id"] == form.widget.model_id
+    pick(form, "Accumulate", 3)
     assert form.composition == Composition(count=2, gradient_accumulation_steps=3)
-    assert "96 rows per optimizer step" in view._batch.value
-    assert "gradient_accumulation_steps=3" in view._pages["Python cell"].value
-    assert not view._button.disabled
+    assert "48 rows per optimizer step" in shown(form.widget)
+    assert "gradient_accumulation_steps=3" in shown(form.widget)
+    assert not part(form, "Start").disabled
 
-    view._inputs["technique"].value = "single"
-    view._inputs["launcher"].value = "pdsh"
-    assert view._button.disabled
-    assert "one rank" in view._said["launcher"].value
-    assert view._said["launcher"].layout.display == "block"
-    assert view._said["model"].layout.display == "none"
+    pick(form, "Technique", "single")
+    pick(form, "Launcher", "pdsh")
+    assert part(form, "Start").disabled
+    assert set(form.preview.problems) == {"technique", "launcher"}
+    assert shown(form.widget).count(form.preview.problems["launcher"]) == 2
 
-    view._inputs["launcher"].value = "ssh"
-    assert not view._button.disabled
-    assert view._said["launcher"].layout.display == "none"
-    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == view.root.model_id
+    pick(form, "Launcher", "ssh")
+    assert not part(form, "Start").disabled
+    assert "one rank;" not in shown(form.widget)
 
 
 def test_a_start_that_is_refused_starts_nothing() -> None:

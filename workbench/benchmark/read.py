@@ -53,7 +53,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     spec, info = read_json(paths.spec), read_json(paths.info)
     facts = read_json(paths.result) or _facts_so_far(paths)
     try:
-        result = RunResult.read(run_dir, {**facts, "state": state_of(paths)})
+        result = RunResult.at(run_dir, {**facts, "state": state_of(paths)})
     except (OSError, ValueError, WorkbenchError):
         result = RunResult(path=run_dir, state=RunState.LOST, message="its files do not say how it ended")
     outcome, reason = _end_of(paths, result)

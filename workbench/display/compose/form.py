@@ -1,23 +1,23 @@
-"""`compose()`: a form for people who would rather choose than type. A thin shell around `composition` and `outlook`.
+"""`compose()`: a form for people who would rather choose than type. A thin shell around `composition` and `preview`.
 
 Where there are no widgets it shows the same facts as text and HTML, and the Python cell to go on from.
 """
 
 from __future__ import annotations
 
-import html
 import logging
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.errors import WorkbenchError, one_of
+from workbench.base.errors import WorkbenchError
 from workbench.client.cluster import Cluster
-from workbench.display.compose.choices import FIELDS, Composition, FormField
-from workbench.display.compose.preview import Outlook, count_memory, look_ahead
-from workbench.display.kit.live import heard_at_once
+from workbench.client.composition import FIELDS, Composition, FormField
+from workbench.client.preview import PAGES, Page, Preview, count_memory, preview_of
+from workbench.display.kit.doc import Code, Doc, Note, blocks_html, to_html, to_text
+from workbench.display.kit.live import WIDGET, heard_at_once
+from workbench.display.kit.templates import render
 
 if TYPE_CHECKING:
     from workbench.client.run import Run
@@ -25,28 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["Form", "compose"]
 
 logger = logging.getLogger(__name__)
-_TELL_S = 0.25
-_MIME = "application/vnd.jupyter.widget-view+json"
+_MESSAGE_S = 0.25
 
 
 def compose(**choices: object) -> Form:
     """Show a form that composes a cluster and a fine-tune, checks it as you choose, and starts it.
 
     Args:
-        **choices: What to begin with, by the names of `Composition`: `technique="zero3"`, `count=2`, …
+        **choices: What to begin with, by the names of the options: `technique="zero3"`, `count=2`, …
 
     Returns:
-        The form. `form.composition` is what is chosen, `form.outlook.cell` the Python that says the same; after
-        Start, `form.cluster` and `form.run` are what runs.
+        The form. `form.composition` is what is chosen, `form.preview` what it comes to, with the Python cell that does
+        the same; after Start, `form.cluster` and `form.run` are what runs.
 
     Raises:
         ConfigError: A name is not known.
     """
-    known = [field.name for field in fields(Composition)]
-    for name in choices:
-        if name not in known:
-            raise one_of("choice", name, known)
-    return Form(Composition(**choices))  # type: ignore[arg-type]
+    return Form(Composition(**choices))
 
 
 class Form:
@@ -54,58 +49,61 @@ class Form:
 
     def __init__(self, composition: Composition):
         """Begin with some choices; nothing starts."""
-        self._composition = composition
-        self._outlook = look_ahead(composition)
+        self.composition = composition
+        """What is chosen now."""
+        self.preview = preview_of(composition)
+        """What it comes to."""
         self.cluster: Cluster | None = None
         self.run: Run | None = None
         self._started_with: object = None
         self._view: _FormView | None = None
 
-    @property
-    def composition(self) -> Composition:
-        """What is chosen now."""
-        return self._composition
-
-    @property
-    def outlook(self) -> Outlook:
-        """What it comes to."""
-        return self._outlook
-
-    def choose(self, composition: Composition) -> Outlook:
-        """Replace the choices and give what they come to."""
-        self._composition, self._outlook = composition, look_ahead(composition)
-        return self._outlook
+    def choose(self, composition: Composition) -> Preview:
+        """Replace the choices and return what they come to."""
+        self.composition, self.preview = composition, preview_of(composition)
+        return self.preview
 
     def start(self) -> Run:
         """Start the pods and submit the job; returns when it is submitted."""
-        composition = self._composition
+        composition = self.composition
         composition.check()
-        wanted = (composition.backend, composition.backend_options, composition.count, composition.pods)
+        backend, pods, count = composition.make_backend(), composition.pods, composition["count"]
+        wanted = (backend.to_dict(), pods, count)
         if self.cluster is None or self.cluster.phase != "ready" or wanted != self._started_with:
             if self.cluster is not None:
                 self.cluster.close()
             self._started_with = wanted
-            self.cluster = Cluster(composition.make_backend(), composition.pods, count=composition.count)
+            self.cluster = Cluster(backend, pods, count=count)
             self.cluster.start()
         self.run = self.cluster.submit(composition.make_job())
         return self.run
 
+    @property
+    def widget(self) -> Any:
+        """The widgets, made at the first look."""
+        self._view = self._view or _FormView(self)
+        return self._view.root
+
     def __repr__(self) -> str:
-        """Tell the choices in a line."""
-        c = self._composition
-        ready = f"refused: {', '.join(filter(None, self._outlook.problems))}" if self._outlook.problems else "ready"
-        return f"Form({c.model} on {c.dataset}, {c.technique}, {c.count} {c.backend} pods: {ready})"
+        """Return the choices in a line."""
+        c = self.composition
+        ready = f"refused: {', '.join(filter(None, self.preview.problems))}" if self.preview.problems else "ready"
+        return f"Form({c['model']} on {c['dataset']}, {c['technique']}, {c['count']} {c['backend']} pods: {ready})"
 
     def __str__(self) -> str:
-        """Tell the choices and what they come to."""
-        return "\n\n".join(f"{title}\n{text}" for title, text in self._parts())
+        """Return the choices and what they come to."""
+        return to_text(self._doc())
 
     def _repr_html_(self) -> str:
-        return "".join(f'<b style="{_TEXT}">{html.escape(title)}</b>{_pre(text)}' for title, text in self._parts())
+        return to_html(self._doc())
 
-    def _parts(self) -> list[tuple[str, str]]:
-        chosen = [(section, _choices_text(section, self._composition)) for section in FIELDS]
-        return [*chosen, *self._outlook.parts]
+    def _doc(self) -> Doc:
+        width = max(len(field.label) for fields in FIELDS.values() for field in fields)
+        chosen = [
+            (section, "\n".join(f"{f.label.ljust(width)}  {self.composition[f.name]}".rstrip() for f in fields))
+            for section, fields in FIELDS.items()
+        ]
+        return Doc(blocks=[Code(text, title) for title, text in (*chosen, *self.preview.parts)])
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": str(self), "text/html": self._repr_html_()}
@@ -113,10 +111,9 @@ class Form:
             import ipywidgets  # noqa: F401
         except ImportError:
             return bundle
-        self._view = self._view or _FormView(self)
-        heard_at_once(self._view.root)
-        view = self._view.root._repr_mimebundle_() or {}
-        return {**bundle, **{mime: data for mime, data in view.items() if mime == _MIME}}
+        heard_at_once(self.widget)
+        view = self.widget._repr_mimebundle_() or {}
+        return {**bundle, **{mime: data for mime, data in view.items() if mime == WIDGET}}
 
 
 class _FormView:
@@ -126,127 +123,124 @@ class _FormView:
         import ipywidgets as w
 
         self._form = form
-        self._inputs = {f.name: _input(f, form.composition) for fs in FIELDS.values() for f in fs}
-        self._said = {name: w.HTML(layout=w.Layout(display="none", margin="0 0 4px 9em")) for name in self._inputs}
-        self._said[""] = w.HTML(layout=w.Layout(display="none"))
+        self._inputs = {f.name: _input(f, form.composition[f.name]) for fields in FIELDS.values() for f in fields}
+        self._problems = {name: w.HTML(layout=w.Layout(display="none", margin="0 0 4px 9em")) for name in self._inputs}
+        self._problems[""] = w.HTML(layout=w.Layout(display="none"))
         self._batch, self._status, self._memory = w.HTML(), w.HTML(), w.HTML()
         self._counting = threading.Lock()
-        self._pages = {title: w.HTML() for title in ("Python cell", "Hostfile", "DeepSpeed JSON", "Launch command")}
+        self._pages = {title: w.HTML() for title in PAGES}
+        hidden = {"display": "none", "width": "auto"}
         self._button = w.Button(description="Start", button_style="primary", icon="play")
-        self._stop = w.Button(description="Stop the pods", icon="stop", layout=w.Layout(display="none", width="auto"))
-        self._again = w.Button(description="Show the form", icon="edit", layout=w.Layout(display="none", width="auto"))
+        self._stop = w.Button(description="Stop the pods", icon="stop", layout=w.Layout(**hidden))
+        self._again = w.Button(description="Show the form", icon="edit", layout=w.Layout(**hidden))
         self._panel, self._fields = w.Output(), w.HBox(layout=w.Layout(flex_flow="row wrap"))
         self.root = self._laid_out()
         for widget in self._inputs.values():
-            widget.observe(self._chosen, names="value")
-        self._button.on_click(lambda _button: self._begin())
-        self._stop.on_click(lambda _button: self._end())
+            widget.observe(self._on_choice, names="value")
+        self._button.on_click(lambda _button: self._on_start())
+        self._stop.on_click(lambda _button: self._on_stop())
         self._again.on_click(lambda _button: self._fold(False))
-        self._draw(form.outlook)
+        self._draw(form.preview)
 
     def _laid_out(self) -> Any:
         import ipywidgets as w
 
         column = []
-        for section, wanted in FIELDS.items():
-            column.append(w.HTML(f'<b style="{_TEXT}">{html.escape(section)}</b>'))
-            column += [widget for f in wanted for widget in (self._inputs[f.name], self._said[f.name])]
+        for section, fields in FIELDS.items():
+            column.append(w.HTML(_drawn(Note(section, "head"))))
+            column += [widget for f in fields for widget in (self._inputs[f.name], self._problems[f.name])]
         half = {"flex": "1 1 360px", "min_width": "0", "margin": "0 16px 0 0"}
         tabs = w.Tab(list(self._pages.values()), titles=list(self._pages))
-        right = [self._said[""], self._batch, self._memory, tabs]
+        right = [self._problems[""], self._batch, self._memory, tabs]
         right_half = w.VBox(right, layout=w.Layout(**{**half, "flex": "2 1 380px"}))
         self._fields.children = [w.VBox(column, layout=w.Layout(**half)), right_half]
         row = w.Layout(flex_flow="row wrap", align_items="center")
         buttons = w.HBox([self._button, self._again, self._stop, self._status], layout=row)
-        root = w.VBox([self._fields, buttons, self._panel])
-        return root.add_class("workbench-compose")
+        root = w.VBox([w.HTML(str(render("compose.html"))), self._fields, buttons, self._panel])
+        return root.add_class("workbench-compose").add_class("wb")
 
-    def _chosen(self, _change: object) -> None:
-        values = {name: widget.value for name, widget in self._inputs.items()}
-        self._draw(self._form.choose(Composition(**values)))
+    def _on_choice(self, _change: object) -> None:
+        self._draw(self._form.choose(Composition(**{name: widget.value for name, widget in self._inputs.items()})))
 
-    def _draw(self, outlook: Outlook) -> None:
-        for name, widget in self._said.items():
-            why = outlook.problems.get(name, "")
-            widget.value = f'<div style="{_BAD}">{html.escape(why)}</div>' if why else ""
+    def _draw(self, preview: Preview) -> None:
+        for name, widget in self._problems.items():
+            why = preview.problems.get(name, "")
+            widget.value = _drawn(Note(why, "bad"))
             widget.layout.display = "block" if why else "none"
-        self._batch.value = f'<p style="{_TEXT}">{html.escape(outlook.batch or "Mend what is red to see more.")}</p>'
-        self._memory.value = f'<p style="{_TEXT}">{html.escape(outlook.memory)}</p>' if outlook.memory else ""
-        if outlook.memory and not outlook.counted and self._counting.acquire(blocking=False):
-            threading.Thread(target=self._count, name="workbench-compose-count", daemon=True).start()
-        notes = outlook.notes
-        pages = {
-            "Python cell": (outlook.cell, "A click marks it all, to copy into a cell."),
-            "Hostfile": (outlook.hostfile, notes.get("hostfile", "")),
-            "DeepSpeed JSON": (outlook.deepspeed, notes.get("deepspeed", "")),
-            "Launch command": (outlook.command, notes.get("command", "")),
-        }
-        for title, (text, note) in pages.items():
-            said = f'<p style="{_NOTE}">{html.escape(note)}</p>' if note else ""
-            self._pages[title].value = (_pre(text) if text else "") + said
-        self._button.disabled = bool(outlook.problems)
+        self._batch.value = _drawn(Note(preview.batch or "Correct what is red to see more.", "plain"))
+        self._draw_memory(preview)
+        for title, widget in self._pages.items():
+            page = preview.pages.get(title, Page())
+            note = "A click marks it all, to copy into a cell." if title == PAGES[0] else page.note
+            widget.value = _drawn(Code(page.text), Note(note))
+        self._button.disabled = bool(preview.problems)
+        if preview.memory and not preview.is_counted and self._counting.acquire(blocking=False):
+            _in_thread(self._count, "count")
+
+    def _draw_memory(self, preview: Preview) -> None:
+        self._memory.value = _drawn(Note(preview.memory, "plain"))
 
     def _count(self) -> None:
         """Count what the choices need, and again as long as they change meanwhile."""
         try:
             counted = None
-            while counted != self._form.composition and not self._form.outlook.counted:
+            while counted != self._form.composition and not self._form.preview.is_counted:
                 counted = self._form.composition
                 count_memory(counted)
-                outlook = self._form.choose(self._form.composition)
-                self._memory.value = f'<p style="{_TEXT}">{html.escape(outlook.memory)}</p>'
+                self._draw_memory(self._form.choose(self._form.composition))
         finally:
             self._counting.release()
 
-    def _begin(self) -> None:
+    def _on_start(self) -> None:
         self._button.disabled = True
         self._lock(True)
-        threading.Thread(target=self._start, name="workbench-compose", daemon=True).start()
+        _in_thread(self._start, "start")
 
     def _start(self) -> None:
         done = threading.Event()
-        threading.Thread(target=self._tell, args=(done,), name="workbench-compose-tell", daemon=True).start()
+        _in_thread(lambda: self._show_progress(done), "progress")
         try:
             run = self._form.start()
         except WorkbenchError as error:
             done.set()
-            self._say(str(error), _BAD)
-        except Exception as error:  # a thread's border: what is raised here would be seen by nobody
+            self._show_status(str(error), "bad")
+        except Exception as error:  # thread boundary: what is raised here would be seen by nobody
             logger.exception("starting what was composed")
             done.set()
-            self._say(f"{type(error).__name__}: {error}", _BAD)
+            self._show_status(f"{type(error).__name__}: {error}", "bad")
         else:
             done.set()
-            self._say("", _TEXT)
+            self._show_status("")
             self._panel.outputs = ({"output_type": "display_data", "data": run._repr_mimebundle_(), "metadata": {}},)
             self._stop.layout.display = ""
             self._fold(True)
         self._lock(False)
-        self._button.disabled = bool(self._form.outlook.problems)
+        self._button.disabled = bool(self._form.preview.problems)
 
-    def _tell(self, done: threading.Event) -> None:
-        while not done.wait(_TELL_S):
+    def _show_progress(self, done: threading.Event) -> None:
+        while not done.wait(_MESSAGE_S):
             cluster = self._form.cluster
-            self._say((cluster.message if cluster else "") or "starting", _TEXT)
+            self._show_status((cluster.message if cluster else "") or "starting")
 
-    def _end(self) -> None:
+    def _on_stop(self) -> None:
         cluster = self._form.cluster
         if self._stop.description == "Stop the pods":
             self._stop.description, self._stop.button_style = "Stop, really?", "danger"
             return
         self._stop.description, self._stop.button_style = "Stop the pods", ""
         if cluster is not None:
-            threading.Thread(target=self._close, args=(cluster,), name="workbench-compose-close", daemon=True).start()
+            _in_thread(lambda: self._close(cluster), "close")
 
     def _close(self, cluster: Cluster) -> None:
         started = time.monotonic()
         try:
             cluster.close()
         except WorkbenchError as error:
-            self._say(str(error), _BAD)
+            self._show_status(str(error), "bad")
             return
         self._stop.layout.display = "none"
-        self._say(f"The pods are gone ({time.monotonic() - started:.1f} s); the run directory stays.", _TEXT)
+        seconds = time.monotonic() - started
+        self._show_status(f"The pods are gone ({seconds:.1f} s); the run directory stays.")
 
     def _fold(self, folded: bool) -> None:
         """Make way for the run's panel, or bring the fields back."""
@@ -258,25 +252,18 @@ class _FormView:
         for widget in self._inputs.values():
             widget.disabled = locked
 
-    def _say(self, text: str, style: str) -> None:
-        self._status.value = f'<div style="{style}">{html.escape(text)}</div>'
+    def _show_status(self, text: str, kind: str = "plain") -> None:
+        self._status.value = _drawn(Note(text, kind))
 
 
-_TEXT = "color: var(--jp-ui-font-color1, inherit); line-height: 1.4; overflow-wrap: anywhere"
-_NOTE = "color: var(--jp-ui-font-color2, inherit); line-height: 1.4; margin: 4px 0"
-_BAD = "color: var(--jp-error-color1, #d32f2f); line-height: 1.3; overflow-wrap: anywhere"
-_PRE = (
-    "color: var(--jp-ui-font-color1, inherit); background: var(--jp-layout-color2, #8881); padding: 8px; margin: 0; "
-    "max-height: 24em; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; user-select: all; "
-    "font-size: var(--jp-code-font-size, 13px); line-height: 1.35; font-family: var(--jp-code-font-family, monospace)"
-)
+def _in_thread(work: Callable[[], None], name: str) -> None:
+    threading.Thread(target=work, name=f"workbench-compose-{name}", daemon=True).start()
 
 
-def _input(field: FormField, composition: Composition) -> Any:
+def _input(field: FormField, value: object) -> Any:
     import ipywidgets as w
 
-    value = getattr(composition, field.name)
-    common: Mapping[str, Any] = {
+    common: dict[str, Any] = {
         "description": field.label,
         "value": value,
         "style": {"description_width": "9em"},
@@ -284,20 +271,12 @@ def _input(field: FormField, composition: Composition) -> Any:
     }
     if field.choices:
         return w.Dropdown(options=list(dict.fromkeys([*field.choices, value])), **common)
-    default = getattr(Composition(), field.name)
-    if isinstance(default, int):
-        return w.IntText(**common)
-    if isinstance(default, float):
-        return w.FloatText(**common)
-    text = {"placeholder": field.hint, "continuous_update": False}
-    return w.Combobox(options=list(field.proposals), **text, **common) if field.proposals else w.Text(**text, **common)
+    if isinstance(field.default, str):
+        common = {**common, "placeholder": field.hint, "continuous_update": False}
+        return w.Combobox(options=list(field.proposals), **common) if field.proposals else w.Text(**common)
+    return (w.IntText if isinstance(field.default, int) else w.FloatText)(**common)
 
 
-def _choices_text(section: str, composition: Composition) -> str:
-    width = max(len(field.label) for fields in FIELDS.values() for field in fields)
-    pairs = [(field.label, getattr(composition, field.name)) for field in FIELDS[section]]
-    return "\n".join(f"{label.ljust(width)}  {value}".rstrip() for label, value in pairs)
-
-
-def _pre(text: str) -> str:
-    return f'<pre style="{_PRE}">{html.escape(text.rstrip())}</pre>'
+def _drawn(*blocks: Code | Note) -> str:
+    """Draw what is not empty."""
+    return str(blocks_html([block for block in blocks if block.text]))

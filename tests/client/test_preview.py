@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, FineTune
-from workbench.display.compose.choices import Composition
-from workbench.display.compose.preview import look_ahead, python_cell
+from workbench.client.composition import Composition
+from workbench.client.preview import preview_of
 from workbench.jobs.choices import Launcher, Technique
 from workbench.planner.setting import request_of
 from workbench.planner.shapes import model_config
@@ -28,7 +28,7 @@ from workbench.pods.hostfile import Hostfile
     ],
 )
 def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> None:
-    made, _, rest = python_cell(composition).partition("run = ")
+    made, _, rest = preview_of(composition).pages["Python cell"].text.partition("run = ")
     assert rest == "cluster.start().submit(job)\nrun\n"
     scope: dict[str, object] = {}
     exec(made, scope)
@@ -37,38 +37,38 @@ def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> N
     assert isinstance(job, FineTune)
     assert isinstance(cluster, Cluster)
     assert cluster.spec.backend == composition.make_backend().to_dict()
-    assert (cluster.spec.count, cluster.spec.pods) == (composition.count, composition.pods)
+    assert (cluster.spec.count, cluster.spec.pods) == (composition["count"], composition.pods)
     assert not cluster.path.exists()
 
 
 def test_a_place_that_needs_options_says_so_while_it_has_none() -> None:
-    outlook = look_ahead(Composition(backend="ssh"))
-    assert "hosts=" in str(outlook.problems)
-    assert "Cluster(SSHPods()," in outlook.cell
+    preview = preview_of(Composition(backend="ssh"))
+    assert "hosts=" in str(preview.problems)
+    assert "Cluster(SSHPods()," in preview.pages["Python cell"].text
 
 
 def test_the_batch_is_spelled_out() -> None:
-    batch = look_ahead(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)).batch
+    batch = preview_of(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)).batch
     assert batch.startswith("4 rows a rank × 2 accumulated × 5 ranks = 40 rows per optimizer step")
-    assert "1 rank = 16 rows" in look_ahead(Composition(technique="single")).batch
-    assert "84 steps" in look_ahead(Composition(max_steps=0)).batch  # 4,000 rows by 48
-    assert "epochs" not in look_ahead(Composition(dataset="wikisql")).batch  # nobody here knows its rows
+    assert "1 rank = 8 rows" in preview_of(Composition(technique="single")).batch
+    assert "167 steps" in preview_of(Composition()).batch  # 4,000 rows by 24
+    assert "epochs" not in preview_of(Composition(dataset="wikisql", max_steps=9)).batch  # nobody here knows its rows
 
 
 def test_hostfile_and_json_are_the_ones_to_be() -> None:
-    outlook = look_ahead(Composition(count=2, technique="zero3"))
-    assert Hostfile.parse(outlook.hostfile).addresses == ("127.0.0.2", "127.0.0.3")
-    config = json.loads(outlook.deepspeed)
+    preview = preview_of(Composition(count=2, technique="zero3"))
+    assert Hostfile.parse(preview.pages["Hostfile"].text).addresses == ("127.0.0.2", "127.0.0.3")
+    config = json.loads(preview.pages["DeepSpeed JSON"].text)
     assert config["zero_optimization"]["stage"] == 3
-    single = look_ahead(Composition(technique="single"))
-    assert single.deepspeed == ""
-    assert "without DeepSpeed" in single.notes["deepspeed"]
-    assert "first pod" in single.notes["hostfile"]
+    single = preview_of(Composition(technique="single"))
+    assert single.pages["DeepSpeed JSON"].text == ""
+    assert "without DeepSpeed" in single.pages["DeepSpeed JSON"].note
+    assert "first pod" in single.pages["Hostfile"].note
 
 
 @pytest.mark.parametrize("launcher", list(Launcher))
 def test_the_command_names_every_rank_or_the_hostfile(launcher: Launcher) -> None:
-    command = look_ahead(Composition(launcher=str(launcher))).command
+    command = preview_of(Composition(launcher=str(launcher))).pages["Launch command"].text
     if launcher is Launcher.SSH:
         assert all(f"127.0.0.{n}" in command for n in (2, 3, 4))
     else:
@@ -77,28 +77,28 @@ def test_the_command_names_every_rank_or_the_hostfile(launcher: Launcher) -> Non
 
 
 @pytest.mark.parametrize("technique", list(Technique))
-def test_every_technique_has_an_outlook(technique: Technique) -> None:
-    assert look_ahead(Composition(technique=str(technique))).problems == {}
+def test_every_technique_has_a_preview(technique: Technique) -> None:
+    assert preview_of(Composition(technique=str(technique))).problems == {}
 
 
 def test_what_is_refused_still_has_its_cell() -> None:
-    outlook = look_ahead(Composition(precision="fp16", backend_options="{"))
-    assert 'precision="fp16"' in outlook.cell
-    assert "LocalPods()" in outlook.cell
-    assert (outlook.batch, outlook.hostfile, outlook.command) == ("", "", "")
-    assert "Precision: " in dict(outlook.parts)["Refused"]
+    preview = preview_of(Composition(precision="fp16", backend_options="{"))
+    assert 'precision="fp16"' in preview.pages["Python cell"].text
+    assert "LocalPods()" in preview.pages["Python cell"].text
+    assert (preview.batch, preview.memory, list(preview.pages)) == ("", "", ["Python cell"])
+    assert "Precision: " in dict(preview.parts)["Refused"]
 
 
 def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     form = Composition(technique="zero3", count=2)
-    assert look_ahead(form).memory == "Not counted yet: plan(job, pods=2) shows what fits."
-    assert not look_ahead(form).counted
-    request = request_of(form.make_job(), model_config(form.model), ["fp32"], gpu=False, lengths=None)
+    assert preview_of(form).memory == "Not counted yet: plan(job, pods=2) shows what fits."
+    assert not preview_of(form).is_counted
+    request = request_of(form.make_job(), model_config(form["model"]), ["fp32"], gpu=False, lengths=None)
     sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
-    said = look_ahead(form)
-    assert said.counted and said.memory.startswith("Predicted at the longest rows: ")
-    assert ("Memory", said.memory) in said.parts
+    preview = preview_of(form)
+    assert preview.is_counted and preview.memory.startswith("Predicted at the longest rows: ")
+    assert ("Memory", preview.memory) in preview.parts
     job = FineTune(model="me/mine")
-    assert "Not predicted" in look_ahead(Composition(model=job.model)).memory
+    assert "Not predicted" in preview_of(Composition(model=job.model)).memory

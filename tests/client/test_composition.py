@@ -1,17 +1,29 @@
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from workbench.display.compose.choices import FIELDS, Composition, find_problems
+from workbench.base.errors import ConfigError
+from workbench.client.composition import DEFAULTS, FIELDS, Composition, find_problems
+from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
+from workbench.pods.pod import PodSpec
 
 
 def test_the_form_has_every_choice_once() -> None:
     named = [field.name for section in FIELDS.values() for field in section]
-    assert sorted(named) == sorted(field.name for field in fields(Composition))
+    assert sorted(named) == sorted(DEFAULTS) == sorted(Composition())
+
+
+def test_defaults_and_choices_are_those_of_the_records() -> None:
+    job, fields = FineTune(), {field.name: field for section in FIELDS.values() for field in section}
+    assert Composition().make_job() == job
+    assert fields["learning_rate"].default == job.learning_rate
+    assert fields["technique"].choices == tuple(Technique)
+    assert (fields["cpus"].default, type(fields["cpus"].default)) == (PodSpec().cpus, float)
+    with pytest.raises(ConfigError, match="did you mean 'technique'"):
+        Composition(techniqe="zero1")
 
 
 def test_the_default_can_start() -> None:
@@ -32,8 +44,8 @@ def test_the_default_can_start() -> None:
         ({"model": "/no/such/folder"}, {"model"}, "neither a folder on this machine"),
         ({"learning_rate": 0.0}, {"learning_rate"}, "more than 0"),
         ({"per_device_train_batch_size": 0}, {"per_device_train_batch_size"}, "1 or more"),
-        ({"max_steps": 0, "epochs": 0.0}, {"max_steps", "epochs"}, "more than 0"),
-        ({"backend_options": "{"}, {"backend_options"}, "no JSON"),
+        ({"epochs": 0.0}, {"epochs"}, "more than 0"),
+        ({"backend_options": "{"}, {"backend_options"}, "not JSON"),
         ({"backend_options": "[]"}, {"backend_options"}, "{\"name\": value}"),
         ({"backend_options": '{"prt": 1}'}, {"backend_options"}, "did you mean 'port'"),
         ({"deepspeed": "/no/such.json"}, {"deepspeed"}, "cannot be read"),
@@ -42,7 +54,7 @@ def test_the_default_can_start() -> None:
 def test_a_mistake_is_explained_at_the_fields_that_mend_it(
     choices: dict[str, object], where: set[str], said: str
 ) -> None:
-    problems = find_problems(Composition(**choices))  # type: ignore[arg-type]
+    problems = find_problems(Composition(**choices))
     assert set(problems) == where
     assert all(said in why for why in problems.values())
 
@@ -64,12 +76,6 @@ def test_several_mistakes_are_all_found() -> None:
 
 def test_the_job_is_what_was_chosen() -> None:
     job = Composition(technique="zero3", gradient_accumulation_steps=4, max_steps=7).make_job()
-    assert job == FineTune(
-        technique="zero3",
-        gradient_accumulation_steps=4,
-        max_steps=7,
-        per_device_train_batch_size=16,
-        learning_rate=3e-3,
-    )
+    assert job == FineTune(technique="zero3", gradient_accumulation_steps=4, max_steps=7)
     assert Composition(max_steps=0, epochs=2.5).make_job().epochs == 2.5
     assert Composition(max_steps=0).make_job().max_steps is None
