@@ -291,14 +291,20 @@ def test_a_killed_daemon_is_the_end_of_its_pod(local: LocalPods, context: Launch
 KEEPER = """
     import json, sys, time
     from pathlib import Path
+    from workbench.pods.local import pods as local
     from workbench.pods.ssh.identity import Identity
     from workbench.pods.local.pods import LocalPods
     from workbench.pods.pod import LaunchContext, PodSpec
 
     folder = Path(sys.argv[1])
     identity = Identity.create(folder / "identity")
-    pods = LocalPods().launch(
-        PodSpec(), 2, LaunchContext(cluster_id="k", directory=folder, public_key=identity.public_key, lease_s=2.0)
+    plain = local.session_environment()
+    local.session_environment = lambda: {**plain, "WORKBENCH_WARM_MODULES": "json"}
+    backend = LocalPods()
+    pods = backend.launch(
+        PodSpec(),
+        2,
+        LaunchContext(cluster_id="k", directory=folder, public_key=identity.public_key, lease_s=2.0, warm=True),
     )
     identity.pin(pods)
     print(json.dumps([pod.to_dict() for pod in pods]), flush=True)
@@ -314,21 +320,39 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
     identity = Identity(tmp_path / "identity")
     for pod in pods:
         leave_something_running(pod, identity)
+    assert fork_servers(tmp_path)
     keeper.kill()
     keeper.wait()
     with SSHConnection(pods[0], identity) as connection:
         assert connection.run(["echo", "here"]).stdout == "here\n"
     assert len(on_pods(pods)) >= 2
+    until(lambda: not fork_servers(tmp_path), 60.0)
     until(lambda: not on_pods(pods) and not listening(pods[0].ssh_port), 60.0)
     assert "the keeper is gone; this pod ends in 2 s" in (tmp_path / "pods" / "pod-0.log").read_text()
     until(lambda: not any((tmp_path / "pods").glob("*/sshd")), 5.0)
+
+
+def fork_servers(folder: Path) -> list[Process]:
+    return with_mark("WORKBENCH_POD", [str(folder / "pods" / "fork-server")])
+
+
+def test_pods_that_are_to_be_warm_have_one_fork_server_which_goes_with_them(
+    local: LocalPods, context: LaunchContext
+) -> None:
+    pods = local.launch(PodSpec(), 2, replace(context, warm=True))
+    assert fork_servers(context.directory)
+    local.stop()
+    assert fork_servers(context.directory) == [] == on_pods(pods)
+    assert not (context.directory / "pods" / "fork-server.sock").exists()
+    local.launch(PodSpec(), 1, context)
+    assert fork_servers(context.directory) == []
 
 
 def test_nothing_is_readable_by_others_whatever_the_umask(local: LocalPods, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         identity = Identity.create(tmp_path / "c" / "identity")
-        context = LaunchContext(cluster_id="t", directory=tmp_path / "c", public_key=identity.public_key)
+        context = LaunchContext(cluster_id="t", directory=tmp_path / "c", public_key=identity.public_key, warm=True)
         identity.pin(local.launch(PodSpec(), 1, context))
         with SSHConnection(local.refresh()[0], identity) as connection:
             connection.put_bytes(b"x", f"{tmp_path}/c/pods/pod-0/sent", mode=0o600)

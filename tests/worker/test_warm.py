@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from poll import until
 
-from workbench.base.process import process_table
+from workbench.base.process import Process, end_all, marks, process_table, with_mark
+from workbench.pods.local.forkserver import ForkServer
+from workbench.worker.agent.warm_link import FORK_SERVER
 
 TOY = """
 import atexit, json, multiprocessing, os, subprocess, sys, threading, time
@@ -60,13 +64,50 @@ def spins():
 """
 
 
-@pytest.fixture
-def warm(make_agent, tmp_path):
+@pytest.fixture(params=["executed", "forked"])
+def warm(make_agent, tmp_path, request):
     """An agent whose warm server has only a toy imported, and serves it as soon as asked."""
     (tmp_path / "toy_job.py").write_text(TOY)
     agent = make_agent()
-    agent.serve("--warm", env=paths(tmp_path, WORKBENCH_WARM_MODULES="toy_job", WORKBENCH_TOY="1"))
-    return agent
+    env = paths(tmp_path, WORKBENCH_WARM_MODULES="toy_job", WORKBENCH_TOY="1")
+    if request.param == "executed":
+        agent.serve("--warm", env=env)
+        yield agent
+        return
+    with fork_server(tmp_path, env) as socket:
+        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        yield agent
+        agent.close()
+
+
+@contextlib.contextmanager
+def fork_server(folder: Path, env: dict[str, str]) -> Iterator[str]:
+    """The socket of a fork server that has the tests' environment and imports, as the agents have."""
+    server = ForkServer(folder, {**os.environ, **env}, "WORKBENCH_POD", env["PYTHONPATH"])
+    try:
+        yield str(server.socket)
+    finally:
+        server.end()
+        end_all(lambda: with_mark("WORKBENCH_POD", [server.name]), grace_s=0.0)
+
+
+def server_of(agent) -> Process:
+    """The warm server, wherever it comes from."""
+    until_ready(agent)
+    names = (b"workbench.worker.warm", b"workbench.worker.forkserver")
+    below = [p for p in process_table().values() if marks(p.pid).get("WORKBENCH_POD") == str(agent.root)]
+    # What it has forked is called as it is, and came later.
+    return min((p for p in below if argv(p).split(b"\0")[2] in names), key=lambda p: (p.start_time, p.pid))
+
+
+def argv(process: Process) -> bytes:
+    return Path(f"/proc/{process.pid}/cmdline").read_bytes()
+
+
+def children(agent) -> list[Process]:
+    """What the agent has below it, and its warm server if that is another's child."""
+    parents = {agent.pid, server_of(agent).pid}
+    return [p for p in process_table().values() if p.parent in parents or p.pid in parents - {agent.pid}]
 
 
 def paths(folder: Path, **env: str) -> dict[str, str]:
@@ -180,21 +221,19 @@ def test_multiprocessing_spawn_works_inside(warm):
 
 
 def test_stop_and_sweep_reach_forked_ranks_and_what_hides_from_them(warm, wait_gone):
-    until_ready(warm)
-    server = [p for p in process_table().values() if p.parent == warm.pid]
+    server = children(warm)
     start(warm, "hides")
     warm.until_printed("r", "up")
-    until(lambda: len([p for p in process_table().values() if p.parent == warm.pid and not p.zombie]) == 3)
+    until(lambda: len([p for p in children(warm) if not p.zombie]) == 3)
     warm.ask("stop", run="r", grace_s=0.3)
     warm.until_exited("r")
-    until(lambda: [p for p in process_table().values() if p.parent == warm.pid] == server)
+    until(lambda: children(warm) == server)
 
 
 def test_killed_agent_leaves_no_forked_rank_and_no_server(warm, wait_gone):
-    until_ready(warm)
     start(warm, "sleeps")
     warm.until_printed("r", "up")
-    below = [p for p in process_table().values() if p.parent == warm.pid]
+    below = children(warm)
     assert len(below) == 2
     os.kill(warm.pid, signal.SIGKILL)
     wait_gone(*below, timeout_s=30)
@@ -226,16 +265,20 @@ def test_imports_that_fail_are_told_and_ranks_start_cold(make_agent, tmp_path):
     assert agent.output["rank-0/stdout.log"] == b"cold\n"
 
 
-def test_when_the_server_is_killed_its_ranks_go_on_and_the_next_start_cold(warm):
-    until_ready(warm)
-    (server,) = [p for p in process_table().values() if p.parent == warm.pid]
+def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and_the_next_start_cold(warm):
+    server = server_of(warm)
     start(warm, "sleeps")
     warm.until_printed("r", "up")
     server.send(signal.SIGKILL)
     start(warm, "stamp", run="next")
     assert warm.until_exited("next")["ranks"][0]["how"] == "cold"
     answer = warm.poll("r")
-    assert answer["ranks"][0]["phase"] == "running" and answer["warm"] == "failed"
+    assert answer["warm"] == "failed"
+    if server.parent == warm.pid:
+        assert answer["ranks"][0]["phase"] == "running"
+    else:  # it was their parent
+        (rank,) = warm.until_exited("r")["ranks"]
+        assert (rank["exit_code"], rank["error"]["message"]) == (-9, "killed by SIGKILL")
 
 
 def test_a_variable_that_imports_read_is_honoured_by_a_cold_start(warm):

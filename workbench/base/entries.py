@@ -9,6 +9,7 @@ __all__ = [
     "BOARD",
     "CML_WORKER",
     "EXAMINE",
+    "FORK_SERVER",
     "GUARDIAN",
     "INQUIRY",
     "KEEPER",
@@ -24,6 +25,7 @@ __all__ = [
 
 AGENT = "workbench.worker.agent"
 WARM_SERVER = "workbench.worker.warm"
+FORK_SERVER = "workbench.worker.forkserver"
 TRAINER_MODULE = "workbench.worker.train.main"
 TRAINER = f"{TRAINER_MODULE}:main"
 UNATTENDED = "workbench.worker.unattended"

@@ -78,7 +78,8 @@ class Cluster(ShownLive):
             path: The cluster's directory, new or empty. Default: `runs/cluster-<time>-<id>` in the current folder.
             lease_s: Seconds that ranks outlive a keeper that fell silent.
             start_timeout_s: Seconds until pods that have not come are given up.
-            warm: Whether each pod keeps a process with torch imported (0.5 GiB), so that a `FineTune` starts at once.
+            warm: Whether each pod keeps a process with torch imported (0.5 GiB, which local pods share for the most
+                part), so that a `FineTune` starts at once.
             shared: Whether pods are asked if they see this machine's folders; see `ClusterSpec.shared`.
 
         Raises:

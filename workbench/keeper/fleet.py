@@ -73,6 +73,7 @@ class Fleet:
             lease_s=self._spec.lease_s,
             timeout_s=self._spec.start_timeout_s,
             report=self._report,
+            warm=self._spec.warm,
         )
         self._check_wanted()
         self.pods = self._backend.launch(self._spec.pods, self._spec.count, context)

@@ -119,6 +119,8 @@ class LaunchContext:
     """Seconds until pods that have not come are given up."""
     report: Callable[[str], None] = lambda _line: None
     """Takes one line of progress for people ("2 of 3 pods are up")."""
+    warm: bool = False
+    """Whether the pods' agents will keep a process with torch imported; pods of one machine can share the import."""
 
 
 class PodBackend(Protocol):

@@ -1,8 +1,9 @@
 """The warm server: import torch, transformers and DeepSpeed once, then fork a rank whenever the agent asks for one.
 
-Started by the agent as `python -m workbench.worker.warm FD`, with one end of a socket pair. It runs no tensor
-operation, makes no CUDA call and joins no process group, so that what it forks can do all of these. A rank is forked
-twice, is thereby the agent's child, and runs to the end of a normal Python program.
+Started by the agent as `python -m workbench.worker.warm FD`, with one end of a socket pair, or forked from the fork
+server (`forkserver.py`). It runs no tensor operation, makes no CUDA call and joins no process group, so that what it
+forks can do all of these. A rank is forked twice, is thereby the agent's child, or else the forked server's, and runs
+to the end of a normal Python program.
 
 The imports take 4 s of CPU, 6 s without what is done here: no garbage is looked for while they make a million objects
 that stay, and nothing is prepared for compiling that nobody compiles.
@@ -31,14 +32,16 @@ from typing import Any
 from workbench.base import entries
 from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
 
-__all__ = ["LATE_MODULES", "MODULES", "import_for_forks", "main"]
+__all__ = ["LATE_MODULES", "MODULES", "import_for_forks", "import_third_party", "main", "serve_forked"]
 
 MODULES = (
     "torch",
     "deepspeed",
     "transformers.trainer",
     "transformers.trainer_seq2seq",
+    "transformers.training_args_seq2seq",
     "transformers.models.t5.modeling_t5",
+    "transformers.models.llama.modeling_llama",
     "datasets",
     "accelerate",
     entries.TRAINER_MODULE,
@@ -60,11 +63,40 @@ def main() -> None:
     while data := link.recv(_MESSAGE_BYTES):
         request = json.loads(data)
         if _fork(link, request):
-            _become_rank(link, request)
-            module, _, function = str(request["entry"]).partition(":")
-            # An exception leaves the loop, and ends this as it ends any program: a traceback, exit code 1.
-            getattr(importlib.import_module(module), function)()
-            _end()
+            _run_rank(link, request)
+
+
+def serve_forked(link: socket.socket) -> None:
+    """Do the same in a fork of the fork server, as the parent of the ranks: the agent is told of their ends."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+    _import_all(link)
+    told: list[int] = []
+
+    def tell(*_: object) -> None:
+        with contextlib.suppress(ChildProcessError):
+            if not told and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                told.append(info.si_pid)
+                code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
+                link.send(json.dumps({"ended": info.si_pid, "code": code}).encode())
+
+    signal.signal(signal.SIGCHLD, tell)
+    server = os.getpid()
+    while data := link.recv(_MESSAGE_BYTES):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        request = json.loads(data)
+        if "reap" in request:
+            os.waitpid(told.pop(), 0)
+            tell()
+        elif _fork(link, request):
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            _run_rank(link, {**request, "agent": server})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+
+def import_third_party() -> None:
+    """Import what the fork server does: everything but this package, which is each pod's own."""
+    _import(*([name for name in names if not _is_ours(name)] for names in _modules()))
 
 
 def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
@@ -104,20 +136,33 @@ def _compile_when_called() -> Iterator[None]:
         torch.compile = at_once
 
 
+def _modules() -> tuple[Sequence[str], Sequence[str]]:
+    names = os.environ.get("WORKBENCH_WARM_MODULES")
+    return (names.split(","), ()) if names else (MODULES, LATE_MODULES)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
 def _import_all(link: socket.socket) -> None:
+    began = time.monotonic()
+    _import(*_modules())
+    ready = {"state": "ready", "took_s": round(time.monotonic() - began, 3), "pid": os.getpid()}
+    link.send(json.dumps(ready).encode())
+
+
+def _import(modules: Sequence[str], late: Sequence[str]) -> None:
     # torch.cuda.is_available() then asks NVML and leaves CUDA alone: CUDA does not survive a fork.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    began = time.monotonic()
-    names = os.environ.get("WORKBENCH_WARM_MODULES")
     try:
-        import_for_forks(names.split(",") if names else MODULES, () if names else LATE_MODULES)
+        import_for_forks(modules, late)
     except BaseException:  # the border of a process: whatever an import does, the agent must hear of it
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
     if threading.active_count() > 1:
         sys.stderr.write(f"warm server: imports left threads, which ranks will lack: {threading.enumerate()}\n")
-    link.send(json.dumps({"state": "ready", "took_s": round(time.monotonic() - began, 3)}).encode())
 
 
 def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
@@ -141,6 +186,14 @@ def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
     if failed:
         link.send(json.dumps({"token": request["token"], "error": error}).encode())
     return False
+
+
+def _run_rank(link: socket.socket, request: Mapping[str, object]) -> None:
+    _become_rank(link, request)
+    module, _, function = str(request["entry"]).partition(":")
+    # An exception leaves the server's loop, and ends this as it ends any program: a traceback, exit code 1.
+    getattr(importlib.import_module(module), function)()
+    _end()
 
 
 def _become_rank(link: socket.socket, request: Mapping[str, object]) -> None:

@@ -18,7 +18,7 @@ from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
 
-__all__ = ["LocalWorker", "session_environment", "tail_of"]
+__all__ = ["LocalWorker", "private", "session_environment", "tail_of"]
 
 _LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -43,7 +43,7 @@ class LocalWorker:
     @classmethod
     def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
         """Start the process, under a limit if there is one, and hand it its configuration on stdin, token and all."""
-        with open(config.log, "ab", opener=_private) as log:
+        with open(config.log, "ab", opener=private) as log:
             process = start(
                 "-m",
                 entries.GUARDIAN,
@@ -100,5 +100,6 @@ def _pick(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner reads."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

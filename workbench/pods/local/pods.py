@@ -4,6 +4,9 @@ All run as the calling user, without root, on one port that is free on all the a
 process that reports to a rendezvous as any other pod would. CPU is shared with all else that runs here: `PodSpec.cpus`
 says how many threads a rank gets. `memory_gib` is held to by a memory cgroup where this user may make one
 (`can_limit_memory`), elsewhere only the planner heeds it; `image` means nothing here.
+
+Pods that are alike share one import of torch: not those under a limit, which counts what each imports, nor those with
+GPUs of their own.
 """
 
 from __future__ import annotations
@@ -18,21 +21,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import POD_MARK, end_all, with_mark
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
-from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
 from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.hostfile import check_port
+from workbench.pods.local.forkserver import ForkServer
 from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 
 __all__ = ["LocalPods"]
 
+_FORK_SERVER = "WORKBENCH_FORK_SERVER"  # tells the agent
 _ATTEMPTS = 5
 _STOP_S = 4.0
 
@@ -60,6 +66,7 @@ class LocalPods:
         self._pods: list[Pod] = []
         self._logs: dict[str, Path] = {}
         self._limits: list[MemoryLimit] = []
+        self._fork_server: ForkServer | None = None
         self._stopped = False
         self._starting = threading.Lock()
 
@@ -124,6 +131,8 @@ class LocalPods:
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
         workers, roots = self._workers, [worker.config.root for worker in self._workers]
+        if self._fork_server is not None:
+            self._fork_server.end()
         for worker in workers:
             worker.process.terminate()
         deadline = time.monotonic() + _STOP_S
@@ -135,12 +144,12 @@ class LocalPods:
             worker.process.wait()
             if worker.process.stdin is not None:
                 worker.process.stdin.close()
-        _sweep(roots)
+        _sweep([*roots, *([self._fork_server.name] if self._fork_server is not None else [])])
         for root in roots:
             shutil.rmtree(root, ignore_errors=True)
         for limit in self._limits:
             limit.remove()
-        self._workers, self._pods, self._limits = [], [], []
+        self._workers, self._pods, self._limits, self._fork_server = [], [], [], None
 
     def _choose_port(self, addresses: Sequence[str]) -> int:
         if self.port is None:
@@ -154,10 +163,11 @@ class LocalPods:
         """Start one worker per address and wait for all; on any failure stop all again."""
         names = [f"pod-{i}" for i in range(len(addresses))]
         try:
+            self._start_fork_server(spec, context)
             with Rendezvous(names) as rendezvous:
                 for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
                     devices = gpus[i * spec.gpus : (i + 1) * spec.gpus]
-                    config = _configure(name, address, port, spec, devices, context, rendezvous)
+                    config = _configure(name, address, port, spec, devices, context, rendezvous, self._fork_server)
                     self._start_worker(
                         config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
                     )
@@ -169,6 +179,15 @@ class LocalPods:
         except BaseException:
             self._end()
             raise
+
+    def _start_fork_server(self, spec: PodSpec, context: LaunchContext) -> None:
+        """Have torch imported once for all pods, from as early as can be, where that makes no difference to a pod."""
+        alike = not spec.gpus and (spec.memory_gib is None or not can_limit_memory())
+        with self._starting:
+            self._check_not_stopped()
+            if context.warm and alike:
+                folder = context.directory.absolute() / "pods"
+                self._fork_server = ForkServer(folder, _sessions(()), POD_MARK, HOME)
 
     def _limit(self, name: str, gib: float | None) -> MemoryLimit | None:
         limit = MemoryLimit.make(name, gib) if gib is not None else None
@@ -214,7 +233,10 @@ def _configure(
     gpus: Sequence[str],
     context: LaunchContext,
     rendezvous: Rendezvous,
+    fork_server: ForkServer | None,
 ) -> WorkerConfig:
+    """Make the configuration of one worker."""
+    shared = {} if fork_server is None else {_FORK_SERVER: str(fork_server.socket)}
     root = context.directory.absolute() / "pods" / name
     return WorkerConfig(
         name=name,
@@ -224,12 +246,16 @@ def _configure(
         root=str(root),
         log=str(root.with_name(f"{name}.log")),
         public_key=context.public_key,
-        environment={**session_environment(), POD_MARK: str(root), "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+        environment={**_sessions(gpus), **shared, POD_MARK: str(root)},
         lease_s=context.lease_s,
         timeout_s=context.timeout_s,
         rendezvous=(rendezvous.host, rendezvous.port),
         token=rendezvous.token.hex(),
     )
+
+
+def _sessions(gpus: Sequence[str]) -> dict[str, str]:
+    return {**session_environment(), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def _sweep(roots: Sequence[str]) -> None:

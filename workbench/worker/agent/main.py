@@ -31,6 +31,7 @@ from workbench.base.wire import listen
 from workbench.worker.agent.clients.client import AgentRefused, Client
 from workbench.worker.agent.listener import serve_until_ended
 from workbench.worker.agent.supervisor import Agent
+from workbench.worker.agent.warm_link import FORK_SERVER
 
 __all__ = ["end_leftovers", "serve"]
 
@@ -162,8 +163,9 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
     listener = listen(root / "agent.sock")
     agent = Agent(root, lease_s)
     logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
+    fork_server = os.environ.pop(FORK_SERVER, "")
     if warm:
-        agent.warm.start(root)
+        agent.warm.start(root, fork_server)
     os.write(ready, json.dumps(os.getpid()).encode() + b"\n")
     os.close(ready)
 

@@ -103,7 +103,6 @@ class Agent:
             for run in self._runs.values():
                 self.launcher.stop(run, grace_s)
             self.helpers.close()
-            self.warm.kill("the agent ends")
 
     def tick(self) -> None:
         """Take note of what happened and do what is due. Cheap when nothing is."""
@@ -112,6 +111,7 @@ class Agent:
             self.end(f"no keeper has spoken for {self.lease_s:g} s")
         self.launcher.hear()
         self._reap()
+        self._hear_of_ends()
         self.warm.tick()
         live = any(run.live for run in self._runs.values())
         if live and now >= self._sampled + _SAMPLE_S:
@@ -125,6 +125,8 @@ class Agent:
             self._strays = True
         elif self._strays and not self.helpers.asked:
             self._strays = self._end_strays()
+        if self._end_by is not None and not any(run.live for run in self._runs.values()):
+            self.warm.kill("the agent ends")  # ranks may be its children
 
     def _hello(self, message: Message) -> Reply:
         address = message.get("address")
@@ -246,21 +248,34 @@ class Agent:
             self._table = (-1.0, {})  # a look from before this end may lack what was forked since
             # A forked rank names itself before it can end: hear it before its end is looked at.
             self.launcher.hear()
-            code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-            for run in self._runs.values():
-                for pid, rank in list(run.by_pid()):
-                    if pid == info.si_pid:
-                        run.ended(rank, code)
+            self._ended(info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
             _, status = os.waitpid(info.si_pid, 0)
-            self.helpers.reaped(info.si_pid)
             if info.si_pid == self.warm.pid:
                 self.warm.reaped(status)
+
+    def _hear_of_ends(self) -> None:
+        while ended := self.warm.take_ended():
+            self._table = (-1.0, {})
+            for pid, code in ended:
+                self._ended(pid, code)
+                self.warm.reap(pid)
+            self.launcher.hear()
+
+    def _ended(self, ended: int, code: int) -> None:
+        """Take note of an end while the zombie stands."""
+        for run in self._runs.values():
+            for pid, rank in list(run.by_pid()):
+                if pid == ended:
+                    run.ended(rank, code)
+        self.helpers.reaped(ended)
 
     def _end_strays(self) -> bool:
         """End whoever fell to the agent when a run was over, without marks, session or parent."""
         table = self._processes(fresh=True)
-        spared = {os.getpid()} | descendants(table, {self.warm.pid} if self.warm.pid else ()) | self.helpers.pids
-        strays = [table[pid] for pid in descendants(table, {os.getpid()}) - spared if not table[pid].zombie]
+        server = {self.warm.pid} if self.warm.pid is not None else set()
+        spared = {os.getpid()} | self.helpers.pids | (server if self.warm.forked else descendants(table, server))
+        own = descendants(table, {os.getpid()} | server)
+        strays = [table[pid] for pid in own - spared if not table[pid].zombie]
         for process in strays:
             process.send(signal.SIGKILL)
         return bool(strays)

@@ -1,11 +1,13 @@
 """The agent's end of the line to the warm server: start it, ask it for ranks, notice when it cannot.
 
-Nothing waits here: requests made while the server still imports are kept, and whoever cannot be served warm is
-handed back, to be started cold. The other end is `workbench.worker.warm`.
+Where the pod has a fork server, the warm server is a fork of that, else it is executed. Nothing waits here: requests
+made while the server still imports are kept, and whoever cannot be served warm is handed back, to be started cold. The
+other end is `workbench.worker.warm`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,21 +21,25 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.process import POD_MARK, die_with_parent, look_up
 
-__all__ = ["WarmLink"]
+__all__ = ["FORK_SERVER", "QUIET", "WarmLink"]
+
+FORK_SERVER = "WORKBENCH_FORK_SERVER"
+"""The variable that holds the path of the fork server's socket, in the agent's environment alone."""
+
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""What the keeper asks of every job anyway."""
 
 _log = logging.getLogger(__name__)
 
 _IMPORT_S = 300.0
 _FORK_S = 30.0
+_CONNECT_S = 1.0
 _MESSAGE_BYTES = 1 << 20
 # Read once, when a library is imported: a rank that sets one of these to something else must import for itself.
 _READ_AT_IMPORT = (
     "LD_", "PYTHON", "HF_HOME", "HF_ENDPOINT", "HF_HUB_", "HF_DATASETS_", "TRANSFORMERS_", "XDG_CACHE_HOME",
     "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "DS_ACCELERATOR", "TORCH_LOGS", "TORCH_CPP_",
 )  # fmt: skip
-
-# What the keeper asks of every job anyway.
-_QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class WarmLink:
@@ -44,19 +50,47 @@ class WarmLink:
         self.state = "off"
         self.socket: socket.socket | None = None
         self.pid: int | None = None
+        self.forked = False
+        self._root = Path()
+        self._ending = False
+        self._ranks: set[int] = set()
+        self._ended: list[tuple[int, int]] = []
         self._env: dict[str, str] = {}
         self._queue: dict[int, bytes] = {}
         self._asked: dict[int, float] = {}
         self._deadline = 0.0
         self._why = "it ended by itself"
 
-    def start(self, root: Path) -> None:
-        """Start the server as a child of the agent, with this process's own output for its log."""
+    def start(self, root: Path, fork_server: str = "") -> None:
+        """Start the server, with this process's own output for its log: by a fork server where one is there."""
+        self._root = root
+        self._env = {**QUIET, **os.environ, POD_MARK: str(root)}
+        self.state, self._deadline = "starting", time.monotonic() + _IMPORT_S
+        if not fork_server or not self._ask_fork_server(fork_server):
+            self._execute()
+
+    def _ask_fork_server(self, path: str) -> bool:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.settimeout(_CONNECT_S)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        request = {"agent": os.getpid(), "python": sys.executable, "env": self._env}
+        try:
+            line.connect(os.path.relpath(path))  # a Unix socket's address has no room for long paths
+            socket.send_fds(line, [json.dumps(request).encode()], [1, 2])
+        except OSError as error:
+            _log.info("warm server: no fork server at %s: %s", path, error)
+            line.close()
+            return False
+        line.setblocking(False)
+        self.socket, self.forked = line, True
+        return True
+
+    def _execute(self) -> None:
+        """Start the server as a child of the agent."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        self._env = {**_QUIET, **os.environ, POD_MARK: str(root)}
         agent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -72,8 +106,7 @@ class WarmLink:
             finally:
                 os._exit(127)
         theirs.close()
-        self.socket, self.pid, self.state = ours, pid, "starting"
-        self._deadline = time.monotonic() + _IMPORT_S
+        self.socket, self.pid, self.forked = ours, pid, False
 
     def serves(self, env: Mapping[str, str]) -> bool:
         """Whether a rank with these variables of the job can be forked, now or when the imports are done."""
@@ -108,32 +141,54 @@ class WarmLink:
             if not data:
                 # Every copy of the other end is closed: no rank that was forked can be unheard of.
                 refused += self._close()
-                break
+                continue
             message = json.loads(data)
-            if "pid" in message:
-                forked[message["token"]] = message["pid"]
+            if "token" in message:
                 self._asked.pop(message["token"], None)
-            elif "token" in message:
-                _log.warning("warm server: %s", message["error"])
-                self._asked.pop(message["token"], None)
-                refused.append(message["token"])
+                if "pid" in message:
+                    forked[message["token"]] = message["pid"]
+                    self._ranks |= {message["pid"]} if self.forked else set()
+                else:
+                    _log.warning("warm server: %s", message["error"])
+                    refused.append(message["token"])
+            elif "ended" in message:
+                self._ranks.discard(message["ended"])
+                self._ended.append((message["ended"], message["code"]))
+            elif "refused" in message:
+                _log.info("warm server: the fork server refused: %s", message["refused"])
             elif message["state"] == "ready":
-                _log.info("warm server: ready after %.1f s", message["took_s"])
-                self.state = "ready"
+                _log.info("warm server: %s after %.1f s", "forked" if self.forked else "ready", message["took_s"])
+                self.state, self.pid = "ready", message["pid"] if self.forked else self.pid
         self._flush()
         return forked, refused
+
+    def take_ended(self) -> list[tuple[int, int]]:
+        """Take the pids and exit codes of what a forked server was the parent of; `reap` each after a look at it."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def reap(self, pid: int) -> None:
+        """Have a forked server reap a process that it told the end of."""
+        if self.socket is not None:
+            try:
+                self.socket.send(json.dumps({"reap": pid}).encode())
+            except OSError as error:
+                self.kill(f"it cannot be told: {error}")
 
     def tick(self) -> None:
         """End a server that has hung: it then counts as failed."""
         now = time.monotonic()
         late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
-        if self.pid is not None and (late or (self.state == "starting" and now > self._deadline)):
+        if self.socket is not None and (late or (self.state == "starting" and now > self._deadline)):
             self.kill(f"no answer in time while {self.state}")
 
     def kill(self, why: str) -> None:
-        """End the server, if there is one. Idempotent; ranks it has forked go on."""
-        self._why = why
-        if self.pid is not None and (process := look_up(self.pid)) is not None:
+        """End the server, if there is one. Idempotent; ranks go on, unless it is their parent."""
+        self._why, self._ending = why, True
+        if self.forked and self.pid is None and self.socket is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # it sees that once it is there
+        elif self.pid is not None and (process := look_up(self.pid)) is not None:
             process.send(signal.SIGKILL)
 
     def reaped(self, status: int) -> None:
@@ -156,10 +211,21 @@ class WarmLink:
 
     def _close(self) -> list[int]:
         _log.info("warm server: gone while %s (%s)", self.state, self._why)
-        self.state = "failed"
         if self.socket is not None:
             self.socket.close()
             self.socket = None
+        if self.forked and self.state == "starting" and not self._ending:
+            try:
+                self._execute()
+            except OSError as error:
+                _log.error("warm server: cannot be executed: %s", error)
+            else:
+                return []
+        self.state = "failed"
+        if self.forked:
+            self.pid = None
+            self._ended += [(pid, -signal.SIGKILL) for pid in self._ranks]
+            self._ranks.clear()
         lost = [*self._queue, *self._asked]
         self._queue.clear()
         self._asked.clear()

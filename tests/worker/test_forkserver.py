@@ -1,0 +1,176 @@
+"""The fork server: its forks are warm servers like executed ones, and whoever cannot have one executes it.
+
+What a warm server does is tried in `test_warm.py`, for both kinds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
+from workbench.base.process import look_up, marks, with_mark
+from workbench.pods.guest.memory_limit import MemoryLimit
+from workbench.worker.agent.warm_link import FORK_SERVER
+
+MORE = """
+import resource, time
+def limits():
+    os.umask(mask := os.umask(0))
+    done(files=resource.getrlimit(resource.RLIMIT_NOFILE)[0], umask=mask,
+         package=sys.modules["workbench"].__file__, first=sys.path[0])
+def last_words():
+    __import__("signal").signal(15, lambda *_: (time.sleep(1), done(said="goodbye"), os._exit(0)))
+    print("up", flush=True); time.sleep(60)
+def eats():
+    kept = []
+    while True: kept.append(bytearray(os.urandom(1 << 20)))
+"""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "toy_job.py").write_text(TOY + MORE)
+    # One value for the fixtures and the test: the fork server refuses who has others.
+    return paths(tmp_path, WORKBENCH_WARM_MODULES="toy_job", PYTEST_CURRENT_TEST="")
+
+
+@pytest.fixture
+def socket(tmp_path: Path, env: dict[str, str]) -> Iterator[str]:
+    with fork_server(tmp_path, env) as path:
+        yield path
+
+
+def slow_imports(tmp_path: Path) -> None:
+    (tmp_path / "toy_job.py").write_text(f"import time; time.sleep(1.5)\n{TOY}{MORE}")
+
+
+def log(agent) -> str:
+    return (agent.root / "agent.log").read_text()
+
+
+def is_forked(agent) -> bool:
+    return b"workbench.worker.forkserver" in argv(server_of(agent))
+
+
+@contextlib.contextmanager
+def open_files(count: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_it_takes_after_the_agent(make_agent, socket, env, tmp_path):
+    agent = make_agent()
+    umask = os.umask(0o027)
+    try:
+        with open_files(777):
+            agent.serve("--warm", env={**env, FORK_SERVER: socket})
+    finally:
+        os.umask(umask)
+    start(agent, "limits")
+    assert agent.until_exited("r")["ranks"][0]["how"] == "warm" and is_forked(agent), log(agent)
+    taken = record(agent)
+    assert (taken["files"], taken["umask"]) == (777, 0o027)
+    assert Path(taken["package"]).parents[1] == Path(env["PYTHONPATH"].split(os.pathsep)[0])
+    server = server_of(agent)
+    assert marks(server.pid) == {"WORKBENCH_POD": str(agent.root)}
+    assert Path(f"/proc/{server.pid}/cwd").readlink() == agent.root == Path(taken["first"])
+    assert Path(f"/proc/{server.pid}/fd/1").readlink() == agent.root / "agent.log"
+    assert server.session == server.pid and server.parent != agent.pid
+    start(agent, "facts", run="facts")
+    agent.until_exited("facts")
+    (own,) = with_mark("WORKBENCH_POD", [str(tmp_path / "fork-server")])
+    assert own.pid == server.parent
+
+
+def test_agents_share_one_and_outlive_it(make_agent, tmp_path, env):
+    agents = [make_agent(f"pod-{number}") for number in range(3)]
+    with fork_server(tmp_path, env) as socket:
+        for agent in agents:
+            agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        assert all(is_forked(agent) for agent in agents)
+        assert len({server_of(agent).parent for agent in agents}) == 1
+    start(agents[1], "stamp")
+    assert agents[1].until_exited("r")["ranks"][0]["how"] == "warm"
+    os.kill(agents[2].pid, signal.SIGKILL)
+    agents[2].serve("--warm", env={**env, FORK_SERVER: socket})
+    assert "no fork server" in log(agents[2]) and not is_forked(agents[2])
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [({"HF_HUB_OFFLINE": "1"}, "other values of HF_HUB_OFFLINE"), ({"OMP_NUM_THREADS": "3"}, "of OMP_NUM_THREADS")],
+)
+def test_it_refuses_who_differs_in_what_imports_read(make_agent, socket, env, other, why):
+    agent = make_agent()
+    agent.serve("--warm", env={**env, **other, FORK_SERVER: socket})
+    start(agent, "stamp")
+    assert agent.until_exited("r")["ranks"][0]["how"] == "warm"
+    assert why in log(agent) and not is_forked(agent)
+
+
+def test_its_death_during_the_imports_costs_nothing_but_time(make_agent, tmp_path, env):
+    slow_imports(tmp_path)
+    agent = make_agent()
+    with fork_server(tmp_path, env) as socket:
+        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        start(agent, "stamp")
+    (rank,) = agent.until_exited("r")["ranks"]
+    assert (rank["how"], rank["done"]) == ("warm", True) and not is_forked(agent)
+
+
+def test_an_agent_that_ends_during_the_imports_leaves_nothing(make_agent, tmp_path, env):
+    slow_imports(tmp_path)
+    agent = make_agent()
+    with fork_server(tmp_path, env) as socket:
+        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        agent.ask("shutdown", grace_s=0.2)
+        time.sleep(2)
+        assert with_mark("WORKBENCH_POD", [str(agent.root)]) == []
+        assert [p.pid for p in with_mark("WORKBENCH_POD", [str(tmp_path / "fork-server")])]
+
+
+def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):
+    agent = make_agent()
+    agent.serve("--warm", env={**env, FORK_SERVER: socket})
+    start(agent, "last_words")
+    agent.until_printed("r", "up")
+    server = server_of(agent)
+    agent.ask("shutdown", grace_s=5)
+    assert record(agent) == {"said": "goodbye"}
+    assert look_up(server.pid) is None
+
+
+def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(make_agent, tmp_path, env):
+    slow_imports(tmp_path)
+    limit = MemoryLimit.make(f"test-fork-{os.getpid()}", 96 / 1024)
+    if limit is None:
+        pytest.skip("this user may not make a memory cgroup here")
+    small, large = make_agent("pod-0"), make_agent("pod-1")
+    with fork_server(tmp_path, env) as socket:
+        for agent in (small, large):
+            agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        limit.take(small.pid)  # before the fork server has imported
+        start(large, "sleeps")
+        large.until_printed("r", "up")
+        start(small, "eats")
+        (rank,) = small.until_exited("r", timeout_s=60)["ranks"]
+        assert (rank["how"], rank["exit_code"]) == ("warm", -9) and "out of memory" in rank["error"]["message"]
+        assert "the agent has another control group" in log(small)
+        assert not is_forked(small) and is_forked(large)
+        assert large.poll("r")["ranks"][0]["phase"] == "running"
+        for agent in (small, large):
+            agent.close()
+    limit.remove()
+    assert not limit.folder.exists()
