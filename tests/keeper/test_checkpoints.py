@@ -6,7 +6,8 @@ import os
 import random
 import shutil
 import subprocess
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,11 @@ from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back
 from workbench.keeper.launch.command import RankPlace
+from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.checkpoints.manifest import NAME, write_manifest
-from workbench.rundir.paths import PodRunPaths, RunPaths
+from workbench.rundir.paths import RunPaths
 
 OLD, NEW = 4, 6
 
@@ -115,8 +117,8 @@ class PodLink:
     """What the keeper asks of a line to a pod, answered from a folder of this machine."""
 
     def __init__(self, name: str, root: Path) -> None:
-        self.pod = Pod(name=name)
-        self.root = root
+        self.pod = Pod(name=name, root=str(root))
+        self.root = root / "runs" / "r"
         self.answers = True
 
     def ensure(self) -> None:
@@ -145,9 +147,12 @@ def save(links: list[PodLink], step: int, ranks: tuple[int, ...] = (0, 1)) -> No
 
 
 def bring(links: list[PodLink], home: Path) -> Returned:
-    pods = {link.pod.name: PodRunPaths(PurePosixPath(link.root)) for link in links}
     places = [RankPlace(rank=rank, local_rank=0, pod=f"pod-{rank}") for rank in (0, 1)]
-    return bring_checkpoints_back(links, places, pods, RunPaths(home))  # type: ignore[arg-type]
+    nothing: Any = None
+    context = RunContext(
+        run_id="r", paths=RunPaths(home), spec=nothing, links=links, places=places, identity=nothing, look=nothing
+    )  # type: ignore[arg-type]
+    return bring_checkpoints_back(context)
 
 
 def test_only_whole_checkpoints_come_back_and_the_last_two_stay(links: list[PodLink], tmp_path: Path) -> None:

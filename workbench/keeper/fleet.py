@@ -34,7 +34,6 @@ class Fleet:
     """The pods of one cluster."""
 
     def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
-        """Prepare; `launch` starts pods."""
         self.pods: Sequence[Pod] = ()
         """The pods as they were last seen."""
         self._paths = paths

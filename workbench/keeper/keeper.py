@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
@@ -26,14 +25,14 @@ from workbench.base.files import write_json
 from workbench.base.process import process_start_time
 from workbench.base.wire import listen, read_request, to_line
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import Job, job_from_dict
+from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.run.launch_plan import launch_plan
+from workbench.keeper.requests import Checkpoint, Close, OfRun, Request, Status, Submit, request_from
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.checkpoints.choose import newest_good
@@ -50,7 +49,6 @@ class Keeper:
     """Own one cluster from its launch to its end."""
 
     def __init__(self, paths: ClusterPaths, spec: ClusterSpec):
-        """Prepare; `serve` does the work."""
         self._paths = paths
         self._spec = spec
         self._fleet = Fleet(paths, spec, report=self._report)
@@ -74,11 +72,11 @@ class Keeper:
                 self._fleet.launch()
             with self._turn:
                 if not self._closing.is_set():
-                    shared = f"; {said}" if (said := self._fleet.shared) else ""
-                    self._say("ready", f"{len(self._fleet.pods)} pods are ready{shared}")
+                    parts = [f"{len(self._fleet.pods)} pods are ready", self._fleet.shared]
+                    self._say("ready", "; ".join(filter(None, parts)))
             threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
             self._work()
-        except Exception as error:  # the process's border: the notebook reads why from the state file
+        except Exception as error:  # process boundary: the notebook reads why from the state file
             logger.exception("the keeper ends")
             if not self._closing.is_set():  # else the launch was given up because the notebook asked
                 self._error = type(error).__name__
@@ -109,7 +107,7 @@ class Keeper:
         while (runner := self._next()) is not None:
             try:
                 runner.run()
-            except Exception:  # the border of a run: the pods and the runs after it live on
+            except Exception:  # run boundary: the pods and the runs after it live on
                 logger.exception("a run")
             with self._turn:
                 self._running = None
@@ -142,10 +140,10 @@ class Keeper:
             if not (runner.holds and runner.failed):
                 continue
             try:
-                said = f"{self._message}; bringing the last checkpoint of {run_id} back"
-                with TransferProgress(runner.links, lambda how: self._say("closing", how) if how else None, said):
+                what = f"{self._message}; bringing the last checkpoint of {run_id} back"
+                with TransferProgress(runner.links, lambda how: self._say("closing", how) if how else None, what):
                     runner.bring()
-            except Exception:  # the border of a run: the pods must go
+            except Exception:  # run boundary: the pods must go
                 logger.exception("the checkpoint of %s", run_id)
         over.set()
 
@@ -165,105 +163,93 @@ class Keeper:
         with connection:
             connection.settimeout(30)
             try:
-                answer: dict[str, object] = {"ok": True, **self._do(read_request(connection))}
+                answer: dict[str, object] = {"ok": True, **self._do(request_from(read_request(connection)))}
             except WorkbenchError as error:
                 answer = {"ok": False, "error": str(error)}
-            except Exception as error:  # a connection's border
+            except Exception as error:  # connection boundary
                 logger.exception("a request")
                 answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
             with suppress(OSError):
                 connection.sendall(to_line(answer))
 
-    def _do(self, request: dict[str, object]) -> dict[str, object]:
+    def _do(self, request: Request) -> dict[str, object]:
         self._touched = time.monotonic()
-        match request.get("op"):
-            case "status":
+        match request:
+            case Status():
                 return self._status()
-            case "submit":
-                return self._submit(request)
-            case "dry":
+            case Submit(op="dry"):
                 return self._runner_for(request).dry()
-            case "cancel":
-                return self._end(str(request.get("run")), Runner.cancel)
-            case "stop":
-                return self._end(str(request.get("run")), Runner.stop)
-            case "held":
-                links, last = self._fleet.take(self._spec.count), request.get("last_step")
-                good = newest_good(
-                    Path(str(request["path"])),
-                    last_step=last if isinstance(last, int) else None,
-                    on_pods=part_reader(links),
-                )
+            case Submit():
+                return self._submit(request)
+            case OfRun():
+                return self._of_run(request)
+            case Checkpoint():
+                links = self._fleet.take(self._spec.count)
+                good = newest_good(request.path, last_step=request.last_step, on_pods=part_reader(links))
                 return {"checkpoint": good.to_dict()}
-            case "bring":
-                returned = self._known(str(request.get("run"))).bring()
-                return {"steps": returned.steps, "notes": returned.notes}
-            case "stacks":
-                return self._stacks(str(request.get("run")))
-            case "close":
+            case Close():
                 self.close("closed by the notebook")
                 return {}
-            case other:
-                raise RunError(f"the keeper does not know the request {other!r}")
+
+    def _of_run(self, request: OfRun) -> dict[str, object]:
+        if request.run not in self._runners:
+            raise RunError(f"this keeper has no run {request.run}")
+        runner = self._runners[request.run]
+        match request.op:
+            case "cancel":
+                self._end(runner, runner.cancel)
+            case "stop":
+                self._end(runner, runner.stop)
+            case "bring":
+                returned = runner.bring()
+                return {"steps": returned.steps, "notes": returned.notes}
+            case "stacks":
+                if runner is not self._running:
+                    raise RunError(f"run {request.run} is not running")
+                return {"stacks": runner.stacks()}
+        return {}
 
     def _status(self) -> dict[str, object]:
         running = next((run_id for run_id, runner in self._runners.items() if runner is self._running), "")
         return {"phase": self._phase, "message": self._message, "running": running, "package": self._fleet.package}
 
-    def _submit(self, request: dict[str, object]) -> dict[str, object]:
+    def _submit(self, request: Submit) -> dict[str, object]:
         with self._turn:
             runner = self._runner_for(request)
             runner.enqueue()
-            self._runners[str(request["run"])] = runner
+            self._runners[request.run] = runner
             self._waiting.append(runner)
             self._turn.notify_all()
         return {}
 
-    def _runner_for(self, request: dict[str, object]) -> Runner:
+    def _runner_for(self, request: Submit) -> Runner:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
-        job = job_from_dict(request["job"])  # type: ignore[arg-type]
-        single = getattr(job, "technique", None) == Technique.SINGLE
-        wanted = 1 if single else request.get("pods")
-        links = self._fleet.take(int(str(wanted)) if wanted is not None else self._spec.count)
-        return self._runner(RunPaths(Path(str(request["path"]))), str(request["run"]), job, links, single)
-
-    def _runner(self, paths: RunPaths, run_id: str, job: Job, links: list[AgentLink], single: bool) -> Runner:
-        places = place_ranks([link.pod for link in links])[: 1 if single else None]
-        paths.hostfile.write_text(str(Hostfile.from_pods([link.pod for link in links])), encoding="utf-8")
+        job, paths = job_from_dict(request.job), RunPaths(request.path)
+        single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
+        wanted = 1 if single else request.pods
+        links = self._fleet.take(self._spec.count if wanted is None else wanted)
+        pods = [link.pod for link in links]
+        paths.hostfile.write_text(str(Hostfile.from_pods(pods)), encoding="utf-8")
         context = RunContext(
-            run_id=run_id,
+            run_id=request.run,
             paths=paths,
             spec=RunSpec(cluster=self._spec, job=job, pods=len(links)),
             links=links,
-            places=places,
-            plan=partial(launch_plan, run_id, job, links, places, self._fleet.identity, paths),
+            places=place_ranks(pods)[: 1 if single else None],
+            identity=self._fleet.identity,
             look=self._fleet.look,
-            lease_s=self._spec.lease_s,
         )
         return Runner(context)
 
-    def _end(self, run_id: str, ask: Callable[[Runner], None]) -> dict[str, object]:
+    def _end(self, runner: Runner, ask: Callable[[], None]) -> None:
         with self._turn:
-            runner = self._known(run_id)
             waiting = runner in self._waiting
             if waiting:
                 self._waiting.remove(runner)
                 runner.abandon("cancelled before it started")
         if not waiting:
-            ask(runner)  # it may wait for a pod, and nobody should wait with it
-        return {}
-
-    def _stacks(self, run_id: str) -> dict[str, object]:
-        runner = self._known(run_id)
-        if runner is not self._running:
-            raise RunError(f"run {run_id} is not running")
-        return {"stacks": runner.stacks()}
-
-    def _known(self, run_id: str) -> Runner:
-        if run_id not in self._runners:
-            raise RunError(f"this keeper has no run {run_id}")
-        return self._runners[run_id]
+            ask()  # it may wait for a pod, and nobody should wait with it
 
     def _report(self, line: str) -> None:
         if not self._closing.is_set():  # a launch that is being given up still reports

@@ -137,6 +137,11 @@ class PodRunPaths:
     stop = _Below("stop")
     """An empty file whose presence asks the trainer to stop after the step in progress; rank 0's pod has it."""
 
+    @classmethod
+    def of(cls, pod_root: str, run_id: str) -> PodRunPaths:
+        """Return the paths of a run on a pod with this root."""
+        return cls(PurePosixPath(pod_root) / "runs" / run_id)
+
     def rank(self, rank: int) -> PurePosixPath:
         """Return a rank's own folder: stdout.log, stderr.log, error.json, done.json."""
         return self.root / f"rank-{rank}"

@@ -11,10 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Collection
 
-from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back
-from workbench.keeper.checkpoints.on_pods import hold
+from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back, record_on_pods
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.stage import pod_paths
 
 __all__ = ["CheckpointCollector"]
 
@@ -26,7 +24,6 @@ class CheckpointCollector:
     """Fetch the checkpoints of one run."""
 
     def __init__(self, context: RunContext, saved: Callable[[], int]):
-        """Prepare; `start` begins."""
         self._context = context
         self._saved = saved
         self._end = threading.Event()
@@ -56,11 +53,8 @@ class CheckpointCollector:
                 done = step
 
     def _carry(self, lost: Collection[str]) -> Returned:
-        c = self._context
-        pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
-        links = [link for link in c.links if link.pod.name not in lost]
         try:
-            return (bring_checkpoints_back if self._brings else hold)(links, c.places, pods, c.paths)
-        except Exception as error:  # a thread's border; and the run's outcome must be written whatever happens here
-            logger.exception("bringing back the checkpoints of %s", c.run_id)
+            return (bring_checkpoints_back if self._brings else record_on_pods)(self._context, lost)
+        except Exception as error:  # thread boundary; and the run's outcome must be written whatever happens here
+            logger.exception("bringing back the checkpoints of %s", self._context.run_id)
             return Returned(notes=[f"its checkpoints could not be brought back: {error}"])

@@ -1,4 +1,4 @@
-"""Checkpoints that stay on the pods that wrote them: where they lie, whether they are good, brought back when asked.
+"""Checkpoints on the pods that wrote them: where they lie, and whether they are good.
 
 The run directory keeps a record of them (`RunPaths.held`). They are there for as long as their cluster, or the volume
 that its pods' folders are on; a keeper that closes brings the last one of each run back that did not succeed.
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import read_json
 from workbench.base.wire import ask
-from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back, look, whole_steps
-from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
-from workbench.rundir.checkpoints.choose import Checkpoint, ReadPart
-from workbench.rundir.paths import ClusterPaths, PodRunPaths, RunPaths
+from workbench.keeper.link.context import RunContext
+from workbench.rundir.checkpoints.choose import Checkpoint, ReadPart, number_in
+from workbench.rundir.checkpoints.manifest import NAME
+from workbench.rundir.paths import ClusterPaths, RunPaths
 
-__all__ = ["bring_held", "held_checkpoint", "hold", "part_reader"]
+__all__ = ["PodCheckpoints", "PodPart", "held_checkpoint", "look", "part_reader"]
 
 logger = logging.getLogger(__name__)
 _READ_S = 3600.0  # the parts of a large model are read whole, on their pods
@@ -32,25 +33,38 @@ _JUDGE = (
 )
 
 
-def hold(
-    links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
-) -> Returned:
-    """Write down which whole checkpoints of a run its pods hold; nothing travels."""
-    held = look(links, pods)
-    steps = whole_steps(held, {place.rank for place in places})
-    notes = []
-    silent = sorted(pods.keys() - {link.pod.name for link in held})
-    if cut := [step for parts in held.values() for step in parts if silent and step > max(steps, default=0)]:
-        notes.append(f"parts of the checkpoint of step {max(cut)} are on {', '.join(silent)}, out of reach")
-    if steps:
-        parts = {
-            step: {
-                rank: [link.pod.name, str(folder)] for link, all_ in held.items() for rank, folder in all_[step].items()
-            }
-            for step in steps
-        }
-        write_json(paths.held, {"steps": steps, "parts": parts})
-    return Returned(steps=steps, notes=notes)
+PodPart = tuple[AgentLink, int, PurePosixPath]
+"""A pod, a rank, and the folder of the rank's part there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodCheckpoints:
+    """The parts of checkpoints that the pods of a run have."""
+
+    steps: Mapping[int, Sequence[PodPart]]
+    """By step, all parts that were seen."""
+    world_size: int
+    silent: Sequence[str]
+    """Names of the pods that did not answer."""
+
+    @property
+    def whole(self) -> list[int]:
+        """The steps of which every rank's part is there, the newest first."""
+        whole = [step for step, parts in self.steps.items() if len({rank for _, rank, _ in parts}) == self.world_size]
+        return sorted(whole, reverse=True)
+
+
+def look(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
+    """Ask the pods of a run, but lost ones, which parts of checkpoints they have."""
+    answers = context.everywhere(
+        lambda link: None if link.pod.name in lost else _parts_on(link, context.on_pod(link).checkpoints)
+    )
+    steps: dict[int, list[PodPart]] = {}
+    for link, parts in zip(context.links, answers, strict=True):
+        for step, rank, folder in parts or ():
+            steps.setdefault(step, []).append((link, rank, folder))
+    silent = sorted(link.pod.name for link, parts in zip(context.links, answers, strict=True) if parts is None)
+    return PodCheckpoints(steps=steps, world_size=len(context.places), silent=silent)
 
 
 def part_reader(links: Sequence[AgentLink]) -> ReadPart:
@@ -69,16 +83,6 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
         return problem, manifest
 
     return read
-
-
-def bring_held(
-    links: Sequence[AgentLink], places: Sequence[RankPlace], pods: Mapping[str, PodRunPaths], paths: RunPaths
-) -> Returned:
-    """Bring the last checkpoint that the pods hold back into the run directory; its record goes when it is here."""
-    returned = bring_checkpoints_back(links, places, pods, paths, most=1)
-    if returned.steps:
-        paths.held.unlink(missing_ok=True)
-    return returned
 
 
 def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Checkpoint | None:
@@ -102,3 +106,16 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Ch
         ) from error
     assert isinstance(checkpoint, dict)
     return Checkpoint.from_dict(checkpoint)
+
+
+def _parts_on(link: AgentLink, checkpoints: PurePosixPath) -> list[tuple[int, int, PurePosixPath]] | None:
+    """Return step, rank and folder of each part; None for a pod that does not answer."""
+    find = ["find", str(checkpoints.parent), "-mindepth", "4", "-maxdepth", "4", "-name", NAME, "-print0"]
+    try:
+        link.ensure()
+        folders = [PurePosixPath(name).parent for name in link.run(find).split("\0")]
+    except WorkbenchError as error:
+        logger.warning("%s", error)
+        return None
+    parts = [(number_in(f.parent.name, "step"), number_in(f.name, "rank"), f) for f in folders]
+    return [(s, r, f) for s, r, f in parts if s >= 0 and r >= 0 and f.parent.parent == checkpoints]

@@ -37,10 +37,6 @@ class RankPlace:
     pod: str
     """Name of the pod."""
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form that the agent reads."""
-        return {"rank": self.rank, "local_rank": self.local_rank, "pod": self.pod}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:

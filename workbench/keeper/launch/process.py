@@ -25,7 +25,6 @@ class LauncherProcess:
     """A launcher that writes to a log file."""
 
     def __init__(self, command: LaunchCommand, log: Path):
-        """Start it."""
         with log.open("ab") as out:
             self._process = subprocess.Popen(
                 list(command.argv),

@@ -47,7 +47,6 @@ class AgentLink(Freight):
         warm: bool = True,
         folders: Sequence[Path] = (),
     ):
-        """Prepare a link; `open` connects it."""
         super().__init__(pod, identity, lease_s, folders)
         self.package = str(self.store / package[0])
         self.agent_pid = 0

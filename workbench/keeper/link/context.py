@@ -1,18 +1,23 @@
-"""What a run is carried out with: the pods and plans that the keeper hands it, and what people ask of it meanwhile."""
+"""What a run is carried out with: the pods that the keeper hands it, and what people ask of it meanwhile."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from workbench.keeper.launch.command import LaunchPlan, RankPlace
+from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
-from workbench.rundir.paths import RunPaths
+from workbench.pods.ssh.identity import Identity
+from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 
 __all__ = ["RunContext", "Wishes"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,21 +25,25 @@ class RunContext:
     """What the keeper hands to a run."""
 
     run_id: str
-    """Id of the run."""
     paths: RunPaths
-    """Its directory."""
     spec: RunSpec
-    """What was asked."""
     links: Sequence[AgentLink]
     """Open links to the pods of this run, in rank order."""
     places: Sequence[RankPlace]
     """All ranks."""
-    plan: Callable[[int], LaunchPlan]
-    """Gives the launch plan for a master port."""
+    identity: Identity
+    """The cluster's key."""
     look: Callable[[], Sequence[Pod]]
     """Asks the backend for the pods as they are now."""
-    lease_s: float = 120.0
-    """The agents' lease."""
+
+    def on_pod(self, link: AgentLink) -> PodRunPaths:
+        """Return where the run lies on a pod."""
+        return PodRunPaths.of(link.pod.root, self.run_id)
+
+    def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:
+        """Do something with all pods at once; return the results in rank order."""
+        with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:
+            return list(pool.map(action, self.links))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

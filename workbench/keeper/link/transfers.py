@@ -52,13 +52,11 @@ class TransferProgress:
     """Report transfers for as long as the context is open."""
 
     def __init__(self, links: Sequence[Carrier], report: Callable[[str], None], what: str):
-        """Prepare."""
         self._links, self._report, self._what = links, report, what
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="transfers", daemon=True)
 
     def __enter__(self) -> TransferProgress:
-        """Begin."""
         self._report(self._what)
         self._thread.start()
         return self

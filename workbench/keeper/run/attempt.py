@@ -1,7 +1,7 @@
 """One attempt at a run: prepare the pods, start the ranks, follow them, and leave nothing of them running.
 
 What it learns goes into its `RunLedger` and the journal at once; how the whole run ended is judged in `runner.py`, who
-of the ranks is to blame in `outcome.py`.
+of the ranks is to blame in `rundir/outcome.py`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.jobs.choices import Launcher
@@ -20,7 +19,7 @@ from workbench.keeper.launch.process import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.run.stage import pod_paths, rank_request, resumed_from, send_inputs
+from workbench.keeper.run.stage import launch_plan, rank_request, resumed_from, send_inputs
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
@@ -49,8 +48,7 @@ class Attempt:
     """Start the ranks of a run once and see them to their end."""
 
     def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes):
-        """Prepare; nothing starts yet."""
-        self.sight = RunLedger(pods=[link.pod.name for link in context.links], world_size=len(context.places))
+        self.ledger = RunLedger(pods=[link.pod.name for link in context.links], world_size=len(context.places))
         """What is known of it."""
         self.command: LaunchCommand | None = None
         """What starts its ranks; None before `prepare`."""
@@ -68,7 +66,7 @@ class Attempt:
     @property
     def left_processes(self) -> int | None:
         """Processes of it that are still alive; None where a pod does not answer."""
-        return self.sight.left_processes if self._begun else 0
+        return self.ledger.left_processes if self._begun else 0
 
     def run(self) -> RunFault | None:
         """Do all of it; blocks until nothing of it is left on any pod that answers."""
@@ -77,8 +75,8 @@ class Attempt:
         try:
             resumed = resumed_from(self._context.paths)
             what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
-            said = [f"sending {what} to the pods", *(resumed.notes if resumed else ())]
-            self._journal.state(RunState.STARTING, "; ".join(said))
+            notes = resumed.notes if resumed else ()
+            self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
             with TransferProgress(self._context.links, self._journal.hint, ""):
                 self.prepare()
             if self._wishes.cancel.is_set():
@@ -87,7 +85,7 @@ class Attempt:
             watches = self._watch()
             self._launch()
             fault = self._follow()
-        except Exception as error:  # the border of the run's thread: any failure is a failed run with a result
+        except Exception as error:  # thread boundary: any failure is a failed run with a result
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
         if watches:
@@ -100,19 +98,16 @@ class Attempt:
     def prepare(self) -> None:
         """Send the inputs and the request to every pod and make the launch command; nothing starts."""
         c = self._context
-        self._everywhere(AgentLink.ensure)
+        c.everywhere(AgentLink.ensure)
         address = c.links[0].pod.address
         self.master_port = int(str(c.links[0].call("free_port", address=address)["port"]))
-        master = (address, self.master_port)
-        job, spec = c.spec.job, c.spec.cluster.pods
 
         def one(link: AgentLink) -> None:
-            send_inputs(link, job, c.paths, c.run_id, spec.gpus, c.places)
-            request = rank_request(run_id=c.run_id, job=job, spec=spec, link=link, places=c.places, master=master)
-            link.call("prepare", run=c.run_id, request=request)
+            send_inputs(c, link)
+            link.call("prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port)))
 
-        self._everywhere(one)
-        self.command = build_command(c.plan(self.master_port))
+        c.everywhere(one)
+        self.command = build_command(launch_plan(c, self.master_port))
         c.paths.command.write_text(f"{self.command}\n", encoding="utf-8")
         self._prepared = True
         if self._wishes.stop.is_set():
@@ -122,32 +117,30 @@ class Attempt:
         """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent."""
         if self._prepared:
             first = self._context.links[0]
-            first.write(b"", str(pod_paths(first.pod, self._context.run_id).stop))
+            first.write(b"", str(self._context.on_pod(first).stop))
 
     def stacks(self) -> dict[int, str]:
         """Ask every rank where it is."""
         if not self._begun:
             raise RunError("its ranks have not been started yet")
-        texts = {place.rank: "" for place in self._context.places}
 
-        def one(link: AgentLink) -> None:
+        def one(link: AgentLink) -> dict[str, str]:
             try:
-                found = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
+                stacks: Any = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
             except WorkbenchError as error:
                 logger.warning("%s", error)
-                return
-            if isinstance(found, dict):
-                texts.update({int(rank): str(text) for rank, text in found.items()})
+                return {}
+            return dict(stacks)
 
-        self._everywhere(one)
-        return texts
+        answers = {int(rank): text for answer in self._context.everywhere(one) for rank, text in answer.items()}
+        return {place.rank: answers.get(place.rank, "") for place in self._context.places}
 
     def _watch(self) -> list[PodWatch]:
         c = self._context
         watches = []
         for link in c.links:
             ranks = [p.rank for p in c.places if p.pod == link.pod.name]
-            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.lease_s, c.look))
+            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.spec.cluster.lease_s, c.look))
         for watch in watches:
             watch.start()
         return watches
@@ -155,23 +148,23 @@ class Attempt:
     def _launch(self) -> None:
         self._journal.state(RunState.STARTING, "starting ranks")
         if self._context.spec.job.launcher == Launcher.SSH:
-            self._everywhere(lambda link: link.call("start", run=self._context.run_id))
+            self._context.everywhere(lambda link: link.call("start", run=self._context.run_id))
         elif self.command is not None:
             self._launcher = LauncherProcess(self.command, self._context.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
-        """Take in reports until the ranks are over or something is wrong; give the fault."""
+        """Take in reports until the ranks are over or something is wrong; return the fault."""
         while True:
             self._take()
-            if first_cause(self.sight.ranks.values()) is not None:
+            if first_cause(self.ledger.ranks.values()) is not None:
                 self._settle()
                 return self._blame()
             if self._wishes.cancel.is_set():
                 return None
-            if self.sight.lost:
+            if self.ledger.lost:
                 return self._lost_pod()
-            if self.sight.over:
-                return None if self.sight.all_done else self._stopped_by_others()
+            if self.ledger.over:
+                return None if self.ledger.all_done else self._stopped_by_others()
             if self._launcher is not None and (code := self._launcher.exit_code) is not None:
                 fault = self._launcher_ended(code)
                 if fault is not None:
@@ -185,7 +178,7 @@ class Attempt:
             return
         for note in report.notes:
             logger.warning("%s", note)
-        self.sight.see(report)
+        self.ledger.see(report)
         self._peaks.see(report.ranks)
         if (sample := self._sampler.see(report)) is not None:
             self._journal.event(sample)
@@ -195,7 +188,7 @@ class Attempt:
     def _take_event(self, event: Event, address: str) -> None:
         self._journal.event(event)
         self._peaks.see_event(event, address)
-        if (news := self.sight.see_event(event)) is not None:
+        if (news := self.ledger.see_event(event)) is not None:
             self._journal.state(*news)
 
     def _settle(self) -> None:
@@ -205,22 +198,22 @@ class Attempt:
             self._take(timeout_s=0.05)
 
     def _unexplained(self) -> bool:
-        silent = bool(self.sight.silent(_UNANSWERED_S)) and not self.sight.lost
-        return silent and only_echoes(self.sight.ranks.values())
+        silent = bool(self.ledger.silent(_UNANSWERED_S)) and not self.ledger.lost
+        return silent and only_echoes(self.ledger.ranks.values())
 
     def _blame(self) -> RunFault | None:
-        ranks = self.sight.ranks.values()
-        return self._lost_pod() if self.sight.lost and only_echoes(ranks) else first_cause(ranks)
+        ranks = self.ledger.ranks.values()
+        return self._lost_pod() if self.ledger.lost and only_echoes(ranks) else first_cause(ranks)
 
     def _lost_pod(self) -> RunFault:
-        name, why = next(iter(self.sight.lost.items()))
+        name, why = next(iter(self.ledger.lost.items()))
         fault = RunFault(pod=name, host=self._address(name), kind="pod", message=why)
-        return replace(fault, others=fold_failures(self.sight.ranks.values()))
+        return replace(fault, others=fold_failures(self.ledger.ranks.values()))
 
     def _stopped_by_others(self) -> RunFault:
-        stopped = next(rank for rank in self.sight.ranks.values() if not rank.done)
-        said = "was ended together with the agent of its pod, and not by this run's keeper"
-        return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=said)
+        stopped = next(rank for rank in self.ledger.ranks.values() if not rank.done)
+        why = "was ended together with the agent of its pod, and not by this run's keeper"
+        return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why)
 
     def _address(self, name: str) -> str:
         return next(link.pod.address for link in self._context.links if link.pod.name == name)
@@ -229,56 +222,52 @@ class Attempt:
         """Judge a launcher that ended: fine once every rank ended too, a fault while ranks wait or run."""
         began = time.monotonic()
         while (waited_s := time.monotonic() - began) < _LAUNCHER_S or (
-            waited_s < _PATIENCE_S and self.sight.silent(_UNANSWERED_S)
+            waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)
         ):
             self._take(timeout_s=0.1)
-            if first_cause(self.sight.ranks.values()) or self.sight.lost or self.sight.all_exited:
+            if first_cause(self.ledger.ranks.values()) or self.ledger.lost or self.ledger.all_exited:
                 return None
         assert self._launcher is not None
         name = self._context.spec.job.launcher
-        said = f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its ranks did"
-        return RunFault(kind="launcher", message=f"the launcher {name} {said}", traceback=self._launcher.tail())
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its ranks did"
+        return RunFault(kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail())
 
     def _say_what_is_silent(self) -> None:
-        silent = self.sight.silent(_SILENCE_SHOWN_S)
-        alone = [rank for rank, seconds in self.sight.ended_alone.items() if seconds >= _STUCK_SHOWN_S]
+        silent = self.ledger.silent(_SILENCE_SHOWN_S)
+        alone = [rank for rank, seconds in self.ledger.ended_alone.items() if seconds >= _STUCK_SHOWN_S]
         if silent:
-            said = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
-            hint = f"no sign from {said}; training goes on there until its lease ends"
+            pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
+            hint = f"no sign from {pods}; training goes on there until its lease ends"
         elif alone:
             hint = f"ranks {sorted(alone)} have ended; the others run on"
-        elif self.sight.stuck_s >= _STUCK_SHOWN_S:
-            hint = f"no step for {self.sight.stuck_s:.0f} s"
+        elif self.ledger.stuck_s >= _STUCK_SHOWN_S:
+            hint = f"no step for {self.ledger.stuck_s:.0f} s"
         elif self._wishes.stop.is_set():
             hint = "stopping after a checkpoint"
+        elif self.ledger.cut:
+            hint = "the disk is full: logs here are incomplete"
         else:
-            hint = (
-                "the disk is full: logs here are incomplete" if self.sight.cut else "; ".join(self.sight.warnings[:1])
-            )
+            hint = "; ".join(self.ledger.warnings[:1])
         self._journal.hint(hint)
 
     def _end_ranks(self) -> None:
         """Stop what still runs on every pod and wait until nothing is left there."""
-        if not self.sight.over or self.sight.lost:
+        if not self.ledger.over or self.ledger.lost:
             self._journal.hint("stopping ranks")
-            self._everywhere(self._stop)
+            self._context.everywhere(self._stop)
         if self._launcher is not None:
             self._launcher.end()
         deadline = time.monotonic() + _SWEEP_S
-        while time.monotonic() < deadline and not self.sight.gone_from(self._awaited()):
+        while time.monotonic() < deadline and not self.ledger.gone_from(self._awaited()):
             self._take(timeout_s=0.1)
 
     def _awaited(self) -> list[str]:
-        given_up = {*self.sight.lost, *self.sight.silent(_GIVEN_UP_S)}
-        return [name for name in self.sight.pods if name not in given_up]
+        given_up = {*self.ledger.lost, *self.ledger.silent(_GIVEN_UP_S)}
+        return [name for name in self.ledger.pods if name not in given_up]
 
     def _stop(self, link: AgentLink) -> None:
         try:
-            if link.pod.name not in self.sight.lost:
+            if link.pod.name not in self.ledger.lost:
                 link.call("stop", run=self._context.run_id, grace_s=_GRACE_S)
         except WorkbenchError as error:
             logger.warning("%s", error)
-
-    def _everywhere(self, action: Callable[[AgentLink], object]) -> None:
-        with ThreadPoolExecutor(max_workers=len(self._context.links)) as pool:
-            list(pool.map(action, self._context.links))

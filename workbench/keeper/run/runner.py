@@ -15,21 +15,20 @@ from pathlib import PurePosixPath
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.keeper.checkpoints.collect import Returned
+from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back
 from workbench.keeper.checkpoints.collector import CheckpointCollector
-from workbench.keeper.checkpoints.on_pods import bring_held
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.prediction import PredictionInquiry
-from workbench.keeper.run.stage import clear, fetch, pod_paths, resumed_from
+from workbench.keeper.run.stage import clear, fetch, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
-__all__ = ["RunContext", "Runner"]
+__all__ = ["Runner"]
 
 logger = logging.getLogger(__name__)
 _PREDICTED_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
@@ -40,7 +39,6 @@ class Runner:
     """Carry one run through; `run` blocks until its result is on disk."""
 
     def __init__(self, context: RunContext):
-        """Prepare; nothing starts yet."""
         self._context = context
         self._journal = Journal(context.paths)
         self._peaks = MemoryPeaks()
@@ -75,8 +73,8 @@ class Runner:
     def run(self) -> RunState:
         """Do all of it."""
         self._started_s = time.time()
-        courier = CheckpointCollector(self._context, lambda: self._attempt.sight.totals.saved_step)
-        courier.start()
+        collector = CheckpointCollector(self._context, lambda: self._attempt.ledger.totals.saved_step)
+        collector.start()
         inquiry = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
         inquiry.start()
         fault = self._attempt.run()
@@ -85,7 +83,7 @@ class Runner:
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
         with TransferProgress(self.links, self._journal.hint, "bringing results back"):
-            self._returned = courier.finish(self._attempt.sight.lost)
+            self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault)
         state, message = self._verdict(fault)
         inquiry.wait(_PREDICTED_S)
@@ -93,7 +91,7 @@ class Runner:
         return state
 
     def dry(self) -> dict[str, object]:
-        """Send the job to the pods and give the JSON form of the command that would start it; nothing starts."""
+        """Send the job to the pods and return the JSON form of the command that would start it; nothing starts."""
         self._attempt.prepare()
         assert self._attempt.command is not None
         return self._attempt.command.to_dict()
@@ -110,11 +108,11 @@ class Runner:
 
     def bring(self) -> Returned:
         """Bring its last checkpoint back from its pods, and say so in its result; blocks."""
-        c = self._context
-        pods = {link.pod.name: pod_paths(link.pod, c.run_id) for link in c.links}
-        returned = bring_held(c.links, c.places, pods, c.paths)
-        said = [f"its checkpoint of step {step} came back" for step in returned.steps] + list(returned.notes)
-        self._journal.amend("; ".join(said))
+        returned = bring_checkpoints_back(self._context, most=1)
+        if returned.steps:
+            self._context.paths.held.unlink(missing_ok=True)
+        came = [f"its checkpoint of step {step} came back" for step in returned.steps]
+        self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
 
     def abandon(self, why: str) -> None:
@@ -126,51 +124,50 @@ class Runner:
 
     def _port_was_taken(self, fault: RunFault) -> bool:
         """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
-        said = fault.message + fault.traceback
-        named = re.search(rf"\b{self._attempt.master_port}\b", said) is not None
-        return named and bool(_PORT_TAKEN.search(said)) and not self._attempt.sight.training
+        text = fault.message + fault.traceback
+        named = re.search(rf"\b{self._attempt.master_port}\b", text) is not None
+        return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
 
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
-        c = self._context
         try:
-            fetch(c.links[0], c.run_id, c.paths)
-            if fault is None and self._attempt.sight.all_done and not self._attempt.sight.cut:
+            fetch(self._context)
+            if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
-            logger.exception("bringing back %s", c.run_id)
-            said = f"the results could not be brought back: {error}"
-            return fault or RunFault(kind=type(error).__name__, message=said)
+            logger.exception("bringing back %s", self._context.run_id)
+            why = f"the results could not be brought back: {error}"
+            return fault or RunFault(kind=type(error).__name__, message=why)
         return fault
 
     def _clear(self) -> None:
         for link in self._context.links:
             try:
-                clear(link, self._context.run_id, all_but_checkpoints=self.holds)
+                clear(link, self._context.on_pod(link), all_but_checkpoints=self.holds)
             except WorkbenchError as error:
                 logger.warning("clearing %s: %s", link.pod.name, error)
 
     def _verdict(self, fault: RunFault | None) -> tuple[RunState, str]:
-        sight = self._attempt.sight
+        ledger = self._attempt.ledger
         resumed = resumed_from(self._context.paths)
         notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
-        notes += [f"ranks {sight.forced} did not end when asked and were killed"] if sight.forced else []
-        notes += [*sight.warnings, *self._returned.notes]
-        succeeded = fault is None and sight.all_done and sight.totals.stopped_step is None
+        notes += [f"ranks {ledger.forced} did not end when asked and were killed"] if ledger.forced else []
+        notes += [*ledger.warnings, *self._returned.notes]
+        succeeded = fault is None and ledger.all_done and ledger.totals.stopped_step is None
         if self._returned.steps and not succeeded:
             where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""
             notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}{where}"]
-        notes += ["the disk was full: logs here are incomplete"] if sight.cut else []
+        notes += ["the disk was full: logs here are incomplete"] if ledger.cut else []
         if self._attempt.left_processes is None:
             notes += ["a pod does not answer; what is left there ends with its agent's lease"]
         if fault is not None:
             return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
-        if not sight.all_done:
-            state, said = RunState.CANCELLED, "stopped when asked"
-        elif sight.totals.stopped_step is not None:
-            state, said = RunState.CANCELLED, f"stopped after a checkpoint at step {sight.totals.stopped_step}"
+        if not ledger.all_done:
+            state, how = RunState.CANCELLED, "stopped when asked"
+        elif ledger.totals.stopped_step is not None:
+            state, how = RunState.CANCELLED, f"stopped after a checkpoint at step {ledger.totals.stopped_step}"
         else:
-            state, said = RunState.SUCCEEDED, "every rank is done"
-        return state, "; ".join([said, *notes])
+            state, how = RunState.SUCCEEDED, "every rank is done"
+        return state, "; ".join([how, *notes])
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
@@ -16,61 +16,70 @@ from workbench.base import entries
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.choices import Launcher
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.checkpoints.collect import send_checkpoint
-from workbench.keeper.launch.command import RankPlace
+from workbench.keeper.launch.command import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
-from workbench.pods.pod import Pod, PodSpec
+from workbench.keeper.link.context import RunContext
 from workbench.pods.ssh.bulk.transfer import LARGE
+from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, zip_script
 from workbench.rundir.paths import PodRunPaths, RunPaths
 
-__all__ = ["clear", "fetch", "pod_paths", "rank_request", "resumed_from", "send_inputs"]
+__all__ = ["clear", "fetch", "launch_plan", "rank_request", "resumed_from", "send_inputs"]
 
 _FETCHES = 3  # times that a small file is fetched when it arrives as another
 # Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 
 
-def pod_paths(pod: Pod, run_id: str) -> PodRunPaths:
-    """Return the paths of a run on a pod."""
-    return PodRunPaths(PurePosixPath(pod.root) / "runs" / run_id)
-
-
-def rank_request(
-    *, run_id: str, job: Job, spec: PodSpec, link: AgentLink, places: Sequence[RankPlace], master: tuple[str, int]
-) -> dict[str, object]:
+def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
     """Make the request by which a pod's agent starts its ranks."""
-    pod = link.pod
-    entry = entries.TRAINER
-    module, _, function = entry.partition(":")
+    pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
     script = isinstance(job, Script)
-    argv = [pod.python, "-u", *([Path(job.path).name, *job.args] if isinstance(job, Script) else [])]
-    argv += [] if script else ["-c", f"from {module} import {function}; {function}()"]
+    module, _, function = entries.TRAINER.partition(":")
+    program = [Path(job.path).name, *job.args] if isinstance(job, Script) else []
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
     package = {} if script else {"PYTHONPATH": link.package}
     return {
-        "run": run_id,
+        "run": context.run_id,
         "kind": job.kind,
-        "ranks": [place.to_dict() for place in places],
-        "world_size": len(places),
+        "ranks": [asdict(place) for place in context.places],
+        "world_size": len(context.places),
         "master_addr": master[0],
         "master_port": master[1],
         "env": {**_QUIET, **network, **package, **spec.env, **job.env},
-        "cwd": str(pod_paths(pod, run_id).root / "script") if script else None,
-        "argv": argv,
-        "entry": None if script else entry,
+        "cwd": str(context.on_pod(link).root / "script") if script else None,
+        "argv": [pod.python, "-u", *(program or ["-c", f"from {module} import {function}; {function}()"])],
+        "entry": None if script else entries.TRAINER,
         "threads": max(1, int(spec.cpus // pod.slots)),
     }
 
 
-def send_inputs(
-    link: AgentLink, job: Job, paths: RunPaths, run_id: str, gpus: int, places: Sequence[RankPlace]
-) -> None:
+def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
+    """Gather what the launch command of a run is made of."""
+    launcher, identity, links = Launcher(context.spec.job.launcher), context.identity, context.links
+    return LaunchPlan(
+        run_id=context.run_id,
+        launcher=launcher,
+        pods=[link.pod for link in links],
+        places=context.places,
+        master_port=master_port,
+        interface=links[0].interface,
+        package=links[0].package,
+        hostfile=context.paths.hostfile,
+        ssh_argv={link.pod.name: ssh_argv(link.pod, identity) for link in links},
+        pdsh_env=pdsh_environment(identity) if launcher is Launcher.PDSH else {},
+        rsh_wrapper=Path(ssh_wrapper(identity)) if launcher is Launcher.OPENMPI else Path("ssh"),
+    )
+
+
+def send_inputs(context: RunContext, link: AgentLink) -> None:
     """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks."""
-    target = pod_paths(link.pod, run_id)
+    job, paths, target = context.spec.job, context.paths, context.on_pod(link)
     link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
     if link.sees(paths.root):  # results are then written where they belong
         paths.arrivals.mkdir(exist_ok=True)
@@ -80,9 +89,9 @@ def send_inputs(
         archive = link.put(zip_script(Path(job.path)), ".zip")
         link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
         return
-    _send_finetune(link, job, paths, target, gpus)
+    _send_finetune(link, job, paths, target, context.spec.cluster.pods.gpus)
     if resume := resumed_from(paths):
-        here = {place.rank for place in places if place.pod == link.pod.name}
+        here = {place.rank for place in context.places if place.pod == link.pod.name}
         send_checkpoint(link, resume, here, target.resume)
 
 
@@ -107,7 +116,7 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
 
 
 def _send_model(link: AgentLink, folder: Path) -> str:
-    """Send a model's folder, each file once per content whatever its size, and give the folder's path on the pod."""
+    """Send a model's folder, each file once per content whatever its size, and return the folder's path on the pod."""
     digests = {path.relative_to(folder).as_posix(): _digest_of(path) for path in files_of(folder)}
     listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     target = link.store / f"model-{listing[:32]}.{link.pod.name}"
@@ -129,9 +138,10 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
     return file_digest(path)  # read once for all pods
 
 
-def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
+def fetch(context: RunContext) -> None:
     """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256."""
-    out = pod_paths(link.pod, run_id).out
+    link, paths = context.links[0], context.paths
+    out = context.on_pod(link).out
     listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
     sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
     shared = link.sees(paths.arrivals)
@@ -150,12 +160,10 @@ def fetch(link: AgentLink, run_id: str, paths: RunPaths) -> Mapping[str, str]:
     shutil.rmtree(paths.arrivals, ignore_errors=True)
     if manifest:
         write_json(paths.manifest, manifest)
-    return manifest
 
 
-def clear(link: AgentLink, run_id: str, *, all_but_checkpoints: bool) -> None:
+def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> None:
     """Remove a run's folder from a pod; only for a run whose files are all back."""
-    pod = pod_paths(link.pod, run_id)
     if all_but_checkpoints:
         others = ["-mindepth", "1", "-maxdepth", "1", "-not", "-name", pod.checkpoints.name]
         link.run(["find", str(pod.root), *others, "-exec", "rm", "-rf", "--", "{}", "+"])

@@ -67,7 +67,6 @@ class PodWatch:
         lease_s: float,
         look: Callable[[], Sequence[Pod]],
     ):
-        """Prepare; `start` begins."""
         self._link = link
         self._run_id = run_id
         self._collector = Collector(paths, ranks)

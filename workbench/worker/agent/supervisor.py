@@ -51,7 +51,6 @@ class Agent:
     """The state of one pod's agent."""
 
     def __init__(self, root: Path, lease_s: float) -> None:
-        """Start with no runs; the lease begins now."""
         self.root = root
         self.launcher = Launcher(root)
         self.warm, self.helpers = self.launcher.warm, self.launcher.helpers

@@ -45,7 +45,6 @@ class Answerer:
     """The models of one run, each loaded when it is first asked."""
 
     def __init__(self, folder: str, job: FineTune) -> None:
-        """Keep what is needed to load them."""
         self._folder = folder
         self._job = job
         self._loaded: dict[str, model.Loaded] = {}

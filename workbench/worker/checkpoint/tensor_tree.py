@@ -61,7 +61,6 @@ class TreePacker:
     """Take trees apart into JSON and tensors."""
 
     def __init__(self) -> None:
-        """Start with no tensors."""
         self.tensors: dict[str, torch.Tensor] = {}
         """The tensors by the names that stand for them in the JSON; each is contiguous and owns its memory."""
         self._names: dict[tuple[object, ...], str] = {}

@@ -96,7 +96,6 @@ class Collator:
     """Pad rows to the longest of their batch, rounded up to a multiple of 8."""
 
     def __init__(self, *, pad_id: int, start_id: int | None = None, left: bool = False) -> None:
-        """Keep how to pad."""
         self.pad_id = pad_id
         self.start_id = start_id
         self.left = left

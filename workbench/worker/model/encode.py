@@ -25,7 +25,6 @@ class Encoder:
     """The one way from a job's rows to its model's tokens; training, evaluation and answers all go by it."""
 
     def __init__(self, loaded: Loaded, job: FineTune) -> None:
-        """Keep what it takes."""
         check_family(job, loaded.family)
         self.job = job
         self.tokenizer = loaded.tokenizer

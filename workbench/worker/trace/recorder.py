@@ -31,7 +31,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publish
     """See every operation, and the release of every storage."""
 
     def __init__(self, *, vocabulary: int, rows: int) -> None:
-        """Start with nothing held."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = "before"
         """Where in the step it is: the same words in a model of any depth."""

@@ -71,7 +71,6 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
     """Look on during the first step, tell what was seen, and stop the run where it is something else."""
 
     def __init__(self, job: FineTune, *, world_size: int) -> None:
-        """Keep what was asked, and how many ranks were started for it."""
         self.job = job
         self.world_size = world_size
         self.trainer: Any = None

@@ -31,7 +31,6 @@ class StepClock:
     """Time the training steps, and nothing else."""
 
     def __init__(self) -> None:
-        """Start with nothing measured."""
         self.runtime_s = 0.0
         self._fair_s = 0.0
         self._fair_samples = 0
@@ -81,7 +80,6 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
     """Turn the Trainer's progress into events."""
 
     def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int, scales_loss: bool = False) -> None:
-        """Keep what the events are computed from."""
         self.scales_loss = scales_loss
         self.clock = clock
         self.global_batch = global_batch

@@ -33,7 +33,6 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
     """Profile one forward pass, and time the backward pass and the update that follow it."""
 
     def __init__(self, model: Any, *, step: int, micro_batch: int, report: Path, options: Mapping[str, Any]) -> None:
-        """Keep what to look at."""
         self.model = model
         self.step = step
         self.micro_batch = micro_batch

@@ -68,7 +68,6 @@ class Traffic:
     """Add up what this rank sends while steps run, evaluations and checkpoints left out."""
 
     def __init__(self, read: Callable[[], Sent | None]) -> None:
-        """Start with nothing seen."""
         self.steps = 0
         """Steps that were counted; 0 until the third has ended."""
         self.sent_bytes: int | None = 0

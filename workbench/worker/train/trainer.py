@@ -41,7 +41,6 @@ class FineTuner(ResumableTrainer):
         causal: bool = False,
         **options: Any,
     ) -> None:
-        """Make the Trainer."""
         self.causal = causal
         self.sharded = isinstance(options.get("model"), FSDPModule)
         super().__init__(

@@ -36,7 +36,6 @@ class Head:
     """The keeper's part of a run that has none."""
 
     def __init__(self, spec_file: Path, out: Path, *, world_size: int, started_by: str):
-        """Keep what is to be done; nothing is touched yet."""
         self._spec_file, self._paths = spec_file, RunPaths(out)
         self._world_size, self._started_by = world_size, started_by
         self._spec: RunSpec | None = None

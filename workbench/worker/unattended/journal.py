@@ -26,7 +26,6 @@ class Scribe:
     """Copy logs, pass events on, and know how the ranks ended."""
 
     def __init__(self, paths: RunPaths, work: Path, world_size: int, journal: Journal):
-        """Begin at the beginning of every log."""
         self._work, self._world_size, self._journal = work, world_size, journal
         self._collector = Collector(paths, list(range(world_size)))
         self._peaks = MemoryPeaks()

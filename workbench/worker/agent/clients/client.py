@@ -27,7 +27,6 @@ class Client:
     """A connection to the agent of one root."""
 
     def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
-        """Connect."""
         self._socket = connect(root, timeout_s)
         self._file = self._socket.makefile("rb")
         self._number = 0

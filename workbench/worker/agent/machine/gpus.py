@@ -32,7 +32,6 @@ class GpuWatch:
     """Look at the pod's GPUs now and then; a look that fails is the last one."""
 
     def __init__(self, library: str = _LIBRARY):
-        """Load nothing yet."""
         self._name = library
         self._library: ctypes.CDLL | None = None
         self._given_up = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() == ""

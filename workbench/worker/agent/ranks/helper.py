@@ -27,7 +27,6 @@ class Helpers:
     """The helpers of one pod; every inquiry has one."""
 
     def __init__(self, folder: Path, warm: WarmLink) -> None:
-        """Start none yet."""
         self._folder = folder
         self._warm = warm
         self._asked: dict[int, str] = {}

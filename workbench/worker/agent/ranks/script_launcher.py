@@ -36,7 +36,6 @@ class Launcher:
     """Starts ranks, and keeps those that the warm server was asked for until their pids are known."""
 
     def __init__(self, root: Path) -> None:
-        """Start without a warm server."""
         self.warm = WarmLink()
         self.helpers = Helpers(root / "helpers", self.warm)
         self._asked: dict[int, _Launch] = {}
