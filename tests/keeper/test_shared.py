@@ -23,7 +23,7 @@ from workbench.pods.guest.addresses import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 
 POD = Pod(name="pod-1", root="/nowhere/pods/pod-1", python=sys.executable)
@@ -116,7 +116,9 @@ def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_t
     out.symlink_to(paths.arrivals)
     (out / "model" / "model.safetensors").write_bytes(b"weights")
     (out / "profile.txt").write_text("profile")
-    assert fetch(link, "r", paths) == read_json(paths.manifest)  # type: ignore[arg-type]
+    pod = PodRunPaths.of(link.pod.root, "r")
+    fetch(link, pod, paths)  # type: ignore[arg-type]
+    assert read_json(paths.manifest)["profile.txt"] == hashlib.sha256(b"profile").hexdigest()
     assert link.fetched == []
     assert (paths.model / "model.safetensors").read_bytes() == b"weights"
     assert paths.profile.read_text() == "profile"
@@ -124,7 +126,7 @@ def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_t
     out.unlink()
     out.mkdir()
     (out / "profile.txt").write_text("written elsewhere")
-    fetch(link, "r", paths)  # type: ignore[arg-type]
+    fetch(link, pod, paths)  # type: ignore[arg-type]
     assert (link.fetched, paths.profile.read_text()) == (["profile.txt"], "written elsewhere")
 
 

@@ -24,8 +24,8 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[byt
         keeper = child.start("-m", entries.KEEPER, str(paths.root), stdin=subprocess.PIPE, stdout=log, stderr=log)
     assert keeper.stdin is not None
     with keeper.stdin:
-        known = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
-        write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **known})
+        process = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
+        write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **process})
         keeper.stdin.write(json.dumps(spec.to_dict()).encode())
     return keeper
 

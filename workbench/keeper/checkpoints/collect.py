@@ -16,7 +16,7 @@ from workbench.base.files import write_json
 from workbench.keeper.checkpoints.on_pods import PodCheckpoints, PodPart, look
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.rundir.checkpoints.choose import Checkpoint, number_in
+from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest
 from workbench.rundir.checkpoints.manifest import NAME, problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
 
@@ -43,7 +43,7 @@ def bring_checkpoints_back(context: RunContext, lost: Collection[str] = (), most
         problems = {
             step: _fetch(pool, checkpoints.steps[step], context.paths, step) for step in checkpoints.whole[:most]
         }
-    here = _keep_the_last(context.paths)
+    here = keep_newest(context.paths.checkpoints)
     notes = [f"the checkpoint of step {step} did not come back: {why}" for step, why in problems.items() if why]
     return Returned(steps=here, notes=notes + _out_of_reach(checkpoints, here))
 
@@ -80,14 +80,6 @@ def _out_of_reach(checkpoints: PodCheckpoints, steps: Sequence[int]) -> list[str
     if not checkpoints.silent or cut <= max(steps, default=0):
         return []
     return [f"parts of the checkpoint of step {cut} are on {', '.join(checkpoints.silent)}, out of reach"]
-
-
-def _keep_the_last(paths: RunPaths) -> list[int]:
-    """Remove all but the last checkpoints that are here; return their steps, the newest first."""
-    here = sorted((number_in(path.name, "step") for path in paths.checkpoints.glob("step-*")), reverse=True)
-    for step in here[_KEPT:]:
-        shutil.rmtree(paths.checkpoints / f"step-{step}", ignore_errors=True)
-    return here[:_KEPT]
 
 
 def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:

@@ -31,11 +31,8 @@ class RankPlace:
     """Which rank runs on which pod."""
 
     rank: int
-    """Number among all ranks."""
     local_rank: int
-    """Number among the ranks of its pod."""
     pod: str
-    """Name of the pod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +40,7 @@ class LaunchPlan:
     """All that a launch command is made of."""
 
     run_id: str
-    """Id of the run."""
     launcher: Launcher
-    """How ranks start."""
     pods: Sequence[Pod]
     """The pods of the run in rank order."""
     places: Sequence[RankPlace]
@@ -57,7 +52,6 @@ class LaunchPlan:
     package: str
     """Path on the pods of the zipped workbench package."""
     hostfile: Path
-    """The hostfile of this run on this machine."""
     ssh_argv: Mapping[str, Sequence[str]]
     """By pod name, the OpenSSH command line that reaches it."""
     pdsh_env: Mapping[str, str]

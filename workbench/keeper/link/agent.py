@@ -90,9 +90,9 @@ class AgentLink(Freight):
     def _look_at_its_clock(self) -> tuple[float, float]:
         """Return the seconds that the question took, and the pod's clock minus this machine's."""
         before = time.time()
-        told = float(str(self.call("hello")["time_s"]))
+        there = float(str(self.call("hello")["time_s"]))
         after = time.time()
-        return after - before, told - (before + after) / 2
+        return after - before, there - (before + after) / 2
 
     def ensure(self) -> None:
         """Open the line unless it stands. The agent may be another one than before, if its lease had ended."""

@@ -30,7 +30,6 @@ class RunContext:
     links: Sequence[AgentLink]
     """Open links to the pods of this run, in rank order."""
     places: Sequence[RankPlace]
-    """All ranks."""
     identity: Identity
     """The cluster's key."""
     look: Callable[[], Sequence[Pod]]

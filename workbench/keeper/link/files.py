@@ -69,8 +69,8 @@ class Freight:
             return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
         path = str(self.store / digest[:32])
         if not self._lasting(lambda ssh: ssh.exists(path)):
-            told = self._carry(local.name, lambda route, tell: send_file(route, local, path, self._part(path), tell))
-            if told != digest:
+            sent = self._carry(local.name, lambda route, tell: send_file(route, local, path, self._part(path), tell))
+            if sent != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
         return path

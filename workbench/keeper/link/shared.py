@@ -73,12 +73,12 @@ def shared_words(pods: Sequence[tuple[str, Sequence[Path]]]) -> str:
         'all share /nfs'
     """
     folders = dict.fromkeys(folder for _, seen in pods for folder in seen)
-    said = []
+    parts = []
     for folder in folders:
         names = [name for name, seen in pods if folder in seen]
         who = "all share" if len(names) == len(pods) > 1 else f"{', '.join(names)} share{'s' * (len(names) == 1)}"
-        said.append(f"{who} {folder}")
-    return "; ".join(said)
+        parts.append(f"{who} {folder}")
+    return "; ".join(parts)
 
 
 def _sees(ssh: SSHConnection, pod: Pod, folder: Path) -> bool:
@@ -86,8 +86,8 @@ def _sees(ssh: SSHConnection, pod: Pod, folder: Path) -> bool:
     mine = path.with_name(f"{path.name}.{pod.name}")
     try:
         path.write_text(token)
-        said = ssh.run([pod.python, "-IS", "-c", _ANSWER, str(path), str(mine)], timeout_s=20.0)
-        return said.stdout == token and mine.read_text() == token[::-1]
+        answer = ssh.run([pod.python, "-IS", "-c", _ANSWER, str(path), str(mine)], timeout_s=20.0)
+        return answer.stdout == token and mine.read_text() == token[::-1]
     except (OSError, UnicodeDecodeError, WorkbenchError) as error:
         logger.info("%s does not share %s: %s", pod.name, folder, error)
         return False

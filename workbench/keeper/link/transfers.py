@@ -25,11 +25,9 @@ class TransferStatus:
     """A large file on its way."""
 
     name: str
-    """Its name."""
     done: int
     """Bytes that are over."""
     size: int
-    """Bytes in all."""
     begun: int
     """Bytes that an earlier try had brought over."""
     began_at: float
@@ -40,7 +38,6 @@ class Carrier(Protocol):
     """What large files travel over."""
 
     moving: TransferStatus | None
-    """The file that is on its way now."""
 
     @property
     def pod(self) -> Pod:

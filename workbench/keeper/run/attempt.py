@@ -49,7 +49,6 @@ class Attempt:
 
     def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes):
         self.ledger = RunLedger(pods=[link.pod.name for link in context.links], world_size=len(context.places))
-        """What is known of it."""
         self.command: LaunchCommand | None = None
         """What starts its ranks; None before `prepare`."""
         self.master_port = 0

@@ -129,8 +129,9 @@ class Runner:
         return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
 
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
+        link = self._context.links[0]
         try:
-            fetch(self._context)
+            fetch(link, self._context.on_pod(link), self._context.paths)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
         except Exception as error:  # the run's own outcome must be written whatever happens to its files

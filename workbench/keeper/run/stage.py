@@ -138,10 +138,9 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
     return file_digest(path)  # read once for all pods
 
 
-def fetch(context: RunContext) -> None:
+def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> None:
     """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256."""
-    link, paths = context.links[0], context.paths
-    out = context.on_pod(link).out
+    out = pod.out
     listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
     sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
     shared = link.sees(paths.arrivals)

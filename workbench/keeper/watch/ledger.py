@@ -25,9 +25,7 @@ class RunLedger:
     """The sum of all reports of a run's pods."""
 
     pods: Sequence[str]
-    """Names of the pods of the run."""
     world_size: int
-    """Number of its ranks."""
     ranks: dict[int, RankStatus] = field(default_factory=dict)
     """The last status of each rank, by number."""
     lost: dict[str, str] = field(default_factory=dict)
@@ -41,7 +39,6 @@ class RunLedger:
     _drained: dict[str, bool] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
-    """Seconds that only go up."""
     _begun_at: float = field(init=False)
     _progress_at: float = field(init=False)
 

@@ -33,9 +33,7 @@ class PodReport:
     """What one look at a pod gave."""
 
     pod: Pod
-    """The pod."""
     ranks: Sequence[RankStatus] = ()
-    """Its ranks."""
     events: Sequence[Event] = ()
     """New events, with times on this machine's clock."""
     left: int = 0
@@ -151,6 +149,6 @@ class PodWatch:
         return True
 
 
-def _gpus(told: object) -> list[dict[str, float]]:
-    raws = [raw for raw in told if isinstance(raw, dict)] if isinstance(told, list) else []
+def _gpus(answer: object) -> list[dict[str, float]]:
+    raws = [raw for raw in answer if isinstance(raw, dict)] if isinstance(answer, list) else []
     return [{str(name): float(x) for name, x in raw.items() if isinstance(x, int | float)} for raw in raws]

@@ -7,6 +7,7 @@ parts are there, match their manifests byte by byte, and belong to this user. No
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from workbench.base.files import read_json
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Checkpoint", "ReadPart", "newest_good", "number_in"]
+__all__ = ["Checkpoint", "ReadPart", "keep_newest", "newest_good", "number_in"]
 
 ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
 """By the pod's name and the folder of a part: what is wrong with it, and its manifest."""
@@ -77,6 +78,14 @@ def newest_good(root: Path, *, last_step: int | None = None, on_pods: ReadPart |
         raise ConfigError(f"there is no checkpoint to resume from on the pods of {root}: {'; '.join(notes)}")
     why = "; ".join(notes) or f"{paths.checkpoints} is empty: its run saved none (save_steps), or has not ended"
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
+
+
+def keep_newest(folder: Path, most: int = 2) -> list[int]:
+    """Remove all but the newest checkpoints of a folder; return the steps of those, the newest first."""
+    steps = sorted((number_in(path.name, "step") for path in folder.glob("step-*")), reverse=True)
+    for step in steps[most:]:
+        shutil.rmtree(folder / f"step-{step}", ignore_errors=True)
+    return steps[:most]
 
 
 def number_in(name: str, what: str) -> int:

@@ -161,12 +161,12 @@ class _Server:
         self._watch(connection, events)
 
     def _watch(self, connection: _Connection, events: int) -> None:
-        known = connection.socket in self.selector.get_map()
-        if events and known:
+        is_watched = connection.socket in self.selector.get_map()
+        if events and is_watched:
             self.selector.modify(connection.socket, events, connection)
         elif events:
             self.selector.register(connection.socket, events, connection)
-        elif known:
+        elif is_watched:
             self.selector.unregister(connection.socket)
 
     def _send(self, connection: _Connection) -> bool:

@@ -103,11 +103,11 @@ def _take_lock(root: Path, lock: int) -> int | None:
 
 def _kill_hung(root: Path) -> None:
     try:
-        said = json.loads((root / "agent.json").read_text())
-        process = look_up(int(said["pid"]))
+        state = json.loads((root / "agent.json").read_text())
+        process = look_up(int(state["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if process is not None and process.start_time == said.get("start_time"):
+    if process is not None and process.start_time == state.get("start_time"):
         process.send(signal.SIGKILL)
 
 
@@ -127,9 +127,9 @@ def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
     os.close(write)
     with os.fdopen(read, "rb") as answers:
         answer = answers.readline()
-    said = json.loads(answer or b'"it ended at once"')
-    if said != pid:
-        raise RuntimeError(f"the agent in {root} did not start: {said}")
+    answer = json.loads(answer or b'"it ended at once"')
+    if answer != pid:
+        raise RuntimeError(f"the agent in {root} did not start: {answer}")
     return pid
 
 

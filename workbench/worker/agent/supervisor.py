@@ -143,10 +143,10 @@ class Agent:
         if not isinstance(raw, Mapping):
             raise ValueError("prepare needs a request object")
         request = RunRequest.from_dict({"run": message.get("run"), **raw})
-        known = self._runs.get(request.run)
-        if known is not None and not known.settled:
-            known.tick(process_table())
-        if known is not None and not known.settled:
+        earlier = self._runs.get(request.run)
+        if earlier is not None and not earlier.settled:
+            earlier.tick(process_table())
+        if earlier is not None and not earlier.settled:
             raise ValueError(f"run {request.run} has live processes on {self.root.name}; stop it first")
         if self._end_by is not None:
             raise ValueError(f"the agent of {self.root.name} is ending")

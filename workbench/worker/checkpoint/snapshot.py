@@ -124,14 +124,14 @@ def _from_the_first(state: Mapping[str, Any] | None) -> Any:
     packer = TreePacker()
     text = json.dumps(packer.pack(state)).encode() if ranks.rank() == 0 else None
     shapes = json.dumps({n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}).encode()
-    told = json.loads(ranks.broadcast_bytes(text))
+    packed = json.loads(ranks.broadcast_bytes(text))
     tensors = {}
     for name, (dtype, shape) in json.loads(ranks.broadcast_bytes(shapes if text else None)).items():
         mine = packer.tensors.get(name)
         data = ranks.broadcast_bytes(bytes(mine.reshape(-1).view(torch.uint8).numpy()) if mine is not None else None)
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         tensors[name] = flat.view(getattr(torch, dtype)).reshape(shape)
-    return unpack(told, tensors)
+    return unpack(packed, tensors)
 
 
 def _deepspeed_state(engine: Any) -> dict[str, object]:
@@ -156,10 +156,16 @@ def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
         vars(zero.loss_scaler).update(state["scaler"])
     if hasattr(zero, _STAGE_3):
         # DeepSpeed's own way, with what its checkpoint files would hold.
-        told = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
+        scaling = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
         zero.checkpoint_event_prologue()
         zero.load_state_dict(
-            {ranks.rank(): {**told, "optimizer_state_dict": state["optimizer"], "fp32_flat_groups": state["weights"]}}
+            {
+                ranks.rank(): {
+                    **scaling,
+                    "optimizer_state_dict": state["optimizer"],
+                    "fp32_flat_groups": state["weights"],
+                }
+            }
         )
         zero.checkpoint_event_epilogue()
     else:

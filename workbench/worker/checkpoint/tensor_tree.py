@@ -34,8 +34,8 @@ def write_tree(folder: Path, tree: object) -> None:
     needed = sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS
     free = shutil.disk_usage(folder).free
     if free < needed:
-        said = f"the disk is full: {needed / _MIB:.0f} MiB are needed, {free / _MIB:.0f} MiB are free"
-        raise OSError(errno.ENOSPC, said)
+        problem = f"the disk is full: {needed / _MIB:.0f} MiB are needed, {free / _MIB:.0f} MiB are free"
+        raise OSError(errno.ENOSPC, problem)
     try:
         save_file(packer.tensors, folder / TENSORS)
     except SafetensorError as error:  # so it says that a write failed

@@ -42,7 +42,6 @@ class Example:
     opening: str = ""
     """How the answer begins, where the model is only asked to go on."""
     table_id: str | None = None
-    """The table that it is asked of, where there is one."""
 
 
 Row = Mapping[str, Sequence[int]]

@@ -48,9 +48,9 @@ def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
     layers = [module for module in model.modules() if type(module).__name__ in wanted]
     missing = set(names) - {type(layer).__name__ for layer in layers}
     if missing or not layers:
-        known = sorted({type(module).__name__ for module in model.modules()})
+        names_there = sorted({type(module).__name__ for module in model.modules()})
         what = f"fsdp layers names {', '.join(sorted(missing))}" if missing else "fsdp layers is empty"
-        raise ConfigError(f"{what}, and the model consists of {', '.join(known)}; name its transformer layers")
+        raise ConfigError(f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers")
     _check_nothing_is_tied(model, None, set(layers), {})
     return layers
 

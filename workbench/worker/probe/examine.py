@@ -46,8 +46,8 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
     """Return the memory that a job can have here, whatever is taken now."""
     limit, whole = memory_limit_bytes(os.getpid()), _memory_gib("MemTotal")
-    known = [size for size in (whole, limit / _GIB if limit is not None else None) if size is not None]
-    return min((gpu["total_gib"] for gpu in gpus), default=None), min(known, default=None)
+    sizes = [size for size in (whole, limit / _GIB if limit is not None else None) if size is not None]
+    return min((gpu["total_gib"] for gpu in gpus), default=None), min(sizes, default=None)
 
 
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
@@ -60,13 +60,13 @@ def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
 
 
 def _working_folders() -> set[str]:
-    found = set()
+    folders = set()
     for process in Path("/proc").glob("[0-9]*/cwd"):
         try:
-            found.add(str(process.readlink()))
+            folders.add(str(process.readlink()))
         except OSError:
             continue  # another user's, or gone
-    return found
+    return folders
 
 
 def _room(folder: Path) -> dict[str, float] | None:

@@ -47,14 +47,14 @@ def memory() -> dict[str, float]:
     import torch
 
     status = _status()
-    found = {
+    sizes = {
         "rss_gib": status.get("VmRSS", 0) * 1024 / _GIB,
         "peak_rss_gib": status.get("VmHWM", 0) * 1024 / _GIB,
     }
     if torch.cuda.is_available():
-        found["cuda_allocated_gib"] = torch.cuda.max_memory_allocated() / _GIB
-        found["cuda_reserved_gib"] = torch.cuda.max_memory_reserved() / _GIB
-    return {name: round(value, 4) for name, value in found.items()}
+        sizes["cuda_allocated_gib"] = torch.cuda.max_memory_allocated() / _GIB
+        sizes["cuda_reserved_gib"] = torch.cuda.max_memory_reserved() / _GIB
+    return {name: round(value, 4) for name, value in sizes.items()}
 
 
 def device() -> str:

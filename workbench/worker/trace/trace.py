@@ -65,14 +65,14 @@ def _prime(request: Mapping[str, Any]) -> int:
 
 
 def _config(raw: Mapping[str, Any]) -> Any:
-    known = {key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")}
-    return AutoConfig.for_model(raw["model_type"], **known)
+    options = {key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")}
+    return AutoConfig.for_model(raw["model_type"], **options)
 
 
 def _depth(config: Any) -> int:
     """Return the layers of each stack; 0 where its stacks differ and no shallow copy can stand for it."""
-    found = {getattr(config, key) for key in _DEPTH_KEYS if getattr(config, key, None)}
-    return int(found.pop()) if len(found) == 1 else 0
+    depths = {getattr(config, key) for key in _DEPTH_KEYS if getattr(config, key, None)}
+    return int(depths.pop()) if len(depths) == 1 else 0
 
 
 def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
@@ -172,13 +172,13 @@ def _loss(model: Any, batch: Any, labels: torch.Tensor, tape: Tape, autocast: to
 def _extrapolated(runs: Mapping[int, Tape], depth: int) -> list[Point]:
     """Work out every moment of the deep model's step from the shallow ones'."""
     depths = sorted(runs)
-    found = []
+    points = []
     for place, moments in runs[depths[0]].moments.items():
         copies = [runs[d].moments.get(place, []) for d in depths]
         if any(len(copy) != len(moments) for copy in copies):
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
-        found += [Point(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
-    return found
+        points += [Point(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
+    return points
 
 
 def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> list[float]:

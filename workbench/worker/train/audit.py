@@ -106,13 +106,13 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         held = holdings_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
         emit("engine", **held.to_dict())
         shards = spread_over(Fsdp.from_dict(self.job.fsdp), self.world_size)
-        found = list(differences(self.job, held, world_size=self.world_size, shards=shards))
+        problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
         if self.job.technique == Technique.SINGLE and ranks.connected():
-            found.append("technique single was asked for, but a process group is open")
+            problems.append("technique single was asked for, but a process group is open")
         if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
-            found.append("precision tf32 was asked for, but torch multiplies in full fp32")
-        if found:
-            raise RunError("; ".join([*found, "check the DeepSpeed configuration of the job"]))
+            problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
+        if problems:
+            raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
 
     def _look_no_more(self) -> None:
         for hook in self._hooks:

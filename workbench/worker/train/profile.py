@@ -151,10 +151,10 @@ def _linear_counted_once() -> Iterator[None]:
     def once(*args: Any, **kwargs: Any) -> Any:
         tallies = [each[-1] for each in (profiler.module_flop_count, profiler.module_mac_count) if each]
         before = [len(tally) for tally in tallies]
-        found = counted(*args, **kwargs)
+        output = counted(*args, **kwargs)
         for tally, length in zip(tallies, before, strict=True):
             del tally[length + 1 :]
-        return found
+        return output
 
     functional.linear = once
     try:

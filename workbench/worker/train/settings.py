@@ -36,19 +36,14 @@ class Assignment:
     evaluation: str | None
     """The evaluation file; None for no evaluation."""
     hub: Mapping[str, object] | None
-    """The options of a hub dataset."""
     deepspeed: Mapping[str, Any] | None
     """The resolved DeepSpeed configuration; None without DeepSpeed."""
     gpus: int
     """GPUs of a pod; 0 trains on the CPU."""
     folder: Path
-    """This run's folder on this pod."""
     rank_folder: Path
-    """This rank's folder in it."""
     rank: int
-    """This rank."""
     world_size: int
-    """The number of ranks."""
     resumed_step: int = 0
     """The step of the checkpoint that it goes on from; 0 from the beginning."""
 

@@ -41,11 +41,9 @@ class Holdings:
     engine: str
     """`none`, `ddp`, `fsdp`, or `deepspeed-zero` with the stage."""
     world_size: int
-    """Ranks that train together."""
     parameters: Share
     """The model's weights between steps, frozen ones too."""
     trained: Share
-    """The weights that are trained."""
     gradients: Share
     """Gradients at the update, averaged over the ranks."""
     updated: Share
@@ -153,8 +151,8 @@ def _local(tensor: Any) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     shard = getattr(tensor, "ds_tensor", None)  # ZeRO-3 leaves an empty tensor in place of the parameter
-    found: torch.Tensor = tensor if shard is None else shard
-    return found
+    local: torch.Tensor = tensor if shard is None else shard
+    return local
 
 
 def _whole(tensors: Iterable[Any]) -> int:

@@ -97,10 +97,10 @@ class Traffic:
             return
         now = self._read()
         # One that is new counts from its opening on; of one that was closed, the last bytes are not known.
-        known = now is not None and now.keys() >= self._since.keys()
+        complete = now is not None and now.keys() >= self._since.keys()
         before, self._since = self._since, None
-        self.sent_bytes += sum(count - before.get(ends, 0) for ends, count in now.items()) if known and now else 0
-        if not known:
+        self.sent_bytes += sum(count - before.get(ends, 0) for ends, count in now.items()) if complete and now else 0
+        if not complete:
             self.sent_bytes = None
 
     def tell(self, reason: str = "") -> None:

@@ -158,8 +158,8 @@ class FineTuner(ResumableTrainer):
         return total / count
 
     def _token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
-        logits, told = aligned(outputs["logits"], labels, self.causal)
-        return token_loss({"logits": logits}, told, num_items_in_batch)
+        logits, targets = aligned(outputs["logits"], labels, self.causal)
+        return token_loss({"logits": logits}, targets, num_items_in_batch)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved

@@ -14,14 +14,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
 from workbench.worker.agent.clients.adopted import place_from
-from workbench.worker.unattended.coordinator import Head
+from workbench.worker.agent.machine.network import free_port
+from workbench.worker.agent.ranks.request import RankPlace
+from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
-from workbench.worker.unattended.rendezvous import Muster
+from workbench.worker.unattended.rendezvous import Rendezvous
 
 __all__ = ["main"]
 
@@ -35,13 +38,9 @@ class Place:
     """Which rank this is."""
 
     rank: int
-    """Its number."""
     local_rank: int
-    """Its number on its node."""
     world_size: int
-    """Number of ranks."""
     per_node: int
-    """Ranks of a node."""
     started_by: str
     """torchrun, mpirun or python."""
 
@@ -50,13 +49,13 @@ class Place:
         """Read it from the variables of torch or of OpenMPI."""
         if "RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env:
             return cls(rank=0, local_rank=0, world_size=1, per_node=1, started_by="python")
-        told = place_from({}, env)
+        place = place_from({}, env)
         by_torch = "RANK" in env
         per_node = env.get("LOCAL_WORLD_SIZE" if by_torch else "OMPI_COMM_WORLD_LOCAL_SIZE") or 1
         return cls(
-            rank=int(str(told["rank"])),
-            local_rank=int(str(told["local_rank"] or 0)),
-            world_size=int(str(told["world_size"] or 1)),
+            rank=int(str(place["rank"])),
+            local_rank=int(str(place["local_rank"] or 0)),
+            world_size=int(str(place["world_size"] or 1)),
             per_node=int(per_node),
             started_by="torchrun" if by_torch else "mpirun",
         )
@@ -67,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workbench.worker.unattended")
     parser.add_argument("spec", type=Path, metavar="SPEC.json")
     parser.add_argument("out", type=Path, metavar="OUT", help="the run directory, in a folder that all ranks see")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     place = Place.read(os.environ)
     try:
-        return _run(given.spec.absolute(), given.out.absolute(), place)
+        return _run(options.spec.absolute(), options.out.absolute(), place)
     except WorkbenchError as error:
         sys.stderr.write(f"rank {place.rank}: {'refused: ' if isinstance(error, ConfigError) else ''}{error}\n")
         return 2 if isinstance(error, ConfigError) else 1
@@ -78,38 +77,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(spec_file: Path, out: Path, place: Place) -> int:
     scratch = out.with_name(f".{out.name}.ranks")
-    muster = Muster(folder=scratch, rank=place.rank, world_size=place.world_size)
+    rendezvous = Rendezvous(folder=scratch, rank=place.rank, world_size=place.world_size)
     if place.rank:
-        facts = muster.follow()
+        facts = rendezvous.follow()
         return 0 if facts.get("finished") else run_task(_task(facts, out, place))
-    head = Head(spec_file, out, world_size=place.world_size, started_by=place.started_by)
-    facts = muster.lead(lambda: _facts(head, scratch))
+    coordinator = Coordinator(spec_file, out, world_size=place.world_size, started_by=place.started_by)
+    facts = rendezvous.lead(
+        lambda: {**coordinator.prepare(scratch), "address": address_of(), "port": free_port("0.0.0.0")}
+    )
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")
         return 0
-    task = _task(facts, out, place)
-    code = run_task(task, meanwhile=head.begin)
-    state = head.finish(_PATIENCE_S if code == 0 else _HURRY_S)
+    code = run_task(_task(facts, out, place), meanwhile=coordinator.begin)
+    state = coordinator.finish(_PATIENCE_S if code == 0 else _HURRY_S)
     shutil.rmtree(scratch, ignore_errors=True)
     sys.stdout.write(f"the run {state}; run directory: {out}\n")
     return code
 
 
-def _facts(head: Head, scratch: Path) -> Mapping[str, object]:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return {**head.prepare(scratch), "master": f"{address_of()}:{port}"}
-
-
-def _task(facts: Mapping[str, object], out: Path, place: Place) -> Task:
-    spec = RunSpec.load(Path(str(facts["spec"])))
+def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
+    spec = RunSpec.load(Path(facts["spec"]))
     work, pods = out / "work", spec.cluster.pods
-    address, _, port = str(facts["master"]).rpartition(":")
+    folder = work / f"rank-{place.rank}"
+    script = spec.job if isinstance(spec.job, Script) else None
+    path = Path(script.path) if script else None
     env = {
         "OMP_NUM_THREADS": str(max(1, int(pods.cpus // pods.slots))),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR", address),
-        "MASTER_PORT": os.environ.get("MASTER_PORT", port),
+        "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
+        "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
         **_QUIET,
         **pods.env,
         **spec.job.env,
@@ -118,15 +113,17 @@ def _task(facts: Mapping[str, object], out: Path, place: Place) -> Task:
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.per_node),
         "WORKBENCH_RUN_DIR": str(work),
-        "WORKBENCH_RANK_DIR": str(work / f"rank-{place.rank}"),
+        "WORKBENCH_RANK_DIR": str(folder),
+        # A script is the user's: it gets this package's path no more than under an agent.
+        **({"PYTHONPATH": ""} if script else {}),
     }
-    folder = work / f"rank-{place.rank}"
-    if not isinstance(spec.job, Script):
-        return Task(folder=folder, rank=place.rank, env=env)
-    path = Path(spec.job.path)
-    argv = [sys.executable, "-u", path.name, *spec.job.args]
-    # A script is the user's: it gets this package's path no more than under an agent.
-    return Task(folder=folder, rank=place.rank, env={**env, "PYTHONPATH": ""}, argv=argv, cwd=path.parent)
+    return Task(
+        folder=folder,
+        place=RankPlace(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
+        env=env,
+        argv=[sys.executable, "-u", path.name, *script.args] if script and path else (),
+        cwd=path.parent if path else None,
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One rank without an agent: its process, its output in files, and a record of how it ended.
+"""One rank without an agent: its process, its output in files, and a record of how it stands.
 
 The trainer runs in a fork of this process, so that a crash of it leaves somebody to write down why. Its output goes to
 the rank's folder and, without the event lines, to this process's own output: the log of the container.
@@ -15,20 +15,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import write_json
 from workbench.base.process import die_with_parent
 from workbench.rundir.collect import LineSplitter
 from workbench.rundir.events import MARK
-from workbench.worker.agent.ranks.records import failure_from, read_record
-from workbench.worker.rank.records import write_done
+from workbench.worker.agent.ranks.rank import Rank
+from workbench.worker.agent.ranks.request import RankPlace
 
-__all__ = ["END", "Task", "address_of", "run_task"]
+__all__ = ["STATUS", "Task", "address_of", "run_task"]
 
-END = "end.json"
-"""The record of how a rank ended, in its folder."""
+STATUS = "status.json"
+"""In a rank's folder: what an agent would tell of it, and where it runs."""
 _GRACE_S = 8.0  # Kubernetes waits 30 s between SIGTERM and SIGKILL, torchrun too; the record must be written in them
 _LOOK_S = 0.1
 _BLOCK_BYTES = 1 << 16
@@ -40,8 +40,7 @@ class Task:
 
     folder: Path
     """The rank's own folder; new."""
-    rank: int
-    """Its number."""
+    place: RankPlace
     env: Mapping[str, str]
     """Variables beside those of this process. May hold secrets: never printed."""
     argv: Sequence[str] = ()
@@ -51,7 +50,7 @@ class Task:
 
 
 def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
-    """Run it to its end and leave `end.json`; blocks."""
+    """Run it to its end and leave its status; blocks."""
     task.folder.mkdir(parents=True, exist_ok=True)
     stopped: list[float] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,6 +63,9 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
     pid = os.fork()
     if pid == 0:
         _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
+    rank = Rank(place=task.place, folder=task.folder, kind="script" if task.argv else "finetune")
+    rank.begin(pid, "cold")
+    _write_status(rank)
     if meanwhile is not None:
         meanwhile()
     copies = []
@@ -75,7 +77,10 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
     code, rss_bytes = _await(pid, stopped)
     for copy in copies:
         copy.join(timeout=5)  # a process that the rank left behind may hold the other end for ever
-    _write_end(task, code, rss_bytes, stopped=bool(stopped))
+    rank.stopped = bool(stopped)
+    rank.end(code)
+    rank.rss_bytes = rss_bytes
+    _write_status(rank)
     return code if code >= 0 else 128 - code
 
 
@@ -85,6 +90,10 @@ def address_of() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return "127.0.0.1"
+
+
+def _write_status(rank: Rank) -> None:
+    write_json(rank.folder / STATUS, {**rank.to_dict(), "host": socket.gethostname(), "address": address_of()})
 
 
 def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
@@ -107,7 +116,7 @@ def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
-    except BaseException:  # the border of a process
+    except BaseException:  # process boundary
         traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
@@ -127,14 +136,14 @@ def _copy(reader: int, path: Path, own: int) -> None:
 
 
 def _await(pid: int, stopped: list[float]) -> tuple[int, int]:
-    """Wait for the process; give its exit code (negative for a signal) and its peak of resident memory, bytes."""
-    told = killed = False
+    """Wait for the process; return its exit code (negative for a signal) and its peak of resident memory, bytes."""
+    asked = killed = False
     while True:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
-        if stopped and not told:
-            told = _send(pid, signal.SIGTERM)
+        if stopped and not asked:
+            asked = _send(pid, signal.SIGTERM)
         if stopped and not killed and time.monotonic() - stopped[0] > _GRACE_S:
             killed = _send(pid, signal.SIGKILL)
         time.sleep(_LOOK_S)
@@ -146,24 +155,3 @@ def _send(pid: int, number: signal.Signals) -> bool:
     except ProcessLookupError:
         return False  # it has not made its group yet, or has just ended
     return True
-
-
-def _write_end(task: Task, code: int, rss_bytes: int, *, stopped: bool) -> None:
-    done = task.folder / "done.json"
-    if task.argv and code == 0:
-        write_done(task.folder, task.rank)
-    error: Mapping[str, object] | None = None
-    if code != 0 or not done.exists():
-        error = read_record(task.folder / "error.json") or asdict(failure_from(task.folder, code))
-    facts = {
-        "rank": task.rank,
-        "exit_code": code,
-        "done": code == 0 and done.exists(),
-        "stopped": stopped,
-        "error": error,
-        "host": socket.gethostname(),
-        "address": address_of(),
-        "max_rss_bytes": rss_bytes,
-        "ended_s": time.time(),
-    }
-    write_json(task.folder / END, facts)

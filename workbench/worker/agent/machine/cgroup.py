@@ -74,11 +74,11 @@ class OomWatch:
     def hint(self, group: Path | None) -> str:
         """Say that a process of this group was killed for its memory, where the counter says so; else nothing."""
         counts = self.counts()
-        found = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
-        kills = counts[found] if found is not None else 0
-        if found is None or not kills:
+        full = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
+        kills = counts[full] if full is not None else 0
+        if full is None or not kills:
             return ""
-        limit = _limit_bytes(found)
+        limit = _limit_bytes(full)
         at = f" of {limit / 2**20:.0f} MiB" if limit else ""
         return f"out of memory: the memory limit{at} was reached (oom_kill counter +{kills})"
 
@@ -87,11 +87,11 @@ def _counter(group: Path) -> int | None:
     for name in _COUNTERS:
         try:
             pairs = (line.split() for line in (group / name).read_text().splitlines())
-            found = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
+            kills = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
         except (OSError, ValueError):
             continue
-        if found:
-            return found[0]
+        if kills:
+            return kills[0]
     return None
 
 

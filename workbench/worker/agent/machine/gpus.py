@@ -65,9 +65,9 @@ class GpuWatch:
         _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
         _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
         # A slice of a GPU (MIG) tells its memory but not how busy it is.
-        known = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
+        has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
         sizes = {"used_gib": round(memory.used / _GIB, 3), "total_gib": round(memory.total / _GIB, 3)}
-        return {"index": index, **({"percent": float(busy.gpu)} if known else {}), **sizes}
+        return {"index": index, **({"percent": float(busy.gpu)} if has_load else {}), **sizes}
 
 
 def _call(function: Callable[..., int], *arguments: object) -> None:

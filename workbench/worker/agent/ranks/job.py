@@ -132,18 +132,21 @@ class PodRun:
 
     def family(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of all living processes of this run on this pod."""
-        found: set[int] = set()
+        members: set[int] = set()
         starts = [rank.process.start_time for rank in self.ranks.values() if rank.process is not None]
         for rank in self.ranks.values():
-            found |= rank.members(table)
+            members |= rank.members(table)
         ours = {RUN_MARK: self.request.run, POD_MARK: str(self.root)}
         marked = {
             pid
             for pid, process in table.items()
             # Who started before the run cannot be of it: this saves reading nearly every environment.
-            if starts and pid not in found and process.start_time >= min(starts) and ours.items() <= marks(pid).items()
+            if starts
+            and pid not in members
+            and process.start_time >= min(starts)
+            and ours.items() <= marks(pid).items()
         }
-        return found | {pid for pid in descendants(table, marked) if not table[pid].zombie}
+        return members | {pid for pid in descendants(table, marked) if not table[pid].zombie}
 
     def poll(self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int) -> dict[str, object]:
         """Return the state of every rank, and what they wrote since."""

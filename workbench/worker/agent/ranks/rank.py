@@ -99,9 +99,9 @@ class Rank:
         # A session's number is not given away while a member lives. Where another leads it, it was empty in between.
         if (leader := table.get(own.pid)) is None or leader == own:
             roots |= {p.pid for p in table.values() if p.session == own.pid and p.start_time >= own.start_time > 0}
-        found = {pid for pid in descendants(table, roots) if not table[pid].zombie}
-        self._known = {table[pid] for pid in found} | {own}
-        return found
+        members = {pid for pid in descendants(table, roots) if not table[pid].zombie}
+        self._known = {table[pid] for pid in members} | {own}
+        return members
 
     def sample(self, members: set[int]) -> None:
         """Measure the resident memory of its processes."""

@@ -41,7 +41,6 @@ class Failure:
     kind: str
     """The exception's class, or "signal", or "exit"."""
     message: str
-    """One sentence."""
     traceback: str = ""
     """The traceback as Python printed it, or the last lines of stderr."""
 
@@ -49,13 +48,13 @@ class Failure:
 def failure_from(folder: Path, exit_code: int, *, oom_hint: str = "") -> Failure:
     """Return why a rank failed that left no record of its own."""
     stderr = _tail(folder / "stderr.log")
-    found = last_traceback(stderr)
+    last = last_traceback(stderr)
     if exit_code < 0:
-        return _from_signal(-exit_code, found, stderr, oom_hint)
+        return _from_signal(-exit_code, last, stderr, oom_hint)
     if exit_code == 0:
         return Failure(kind="exit", message="ended early with 0", traceback=_last_lines(stderr))
-    if found is not None:
-        return found
+    if last is not None:
+        return last
     lines = [line for line in stderr.splitlines() if line.strip()]
     message = f"exit code {exit_code}" + (f": {_clean(lines[-1])[:_MESSAGE_CHARS]}" if lines else "")
     return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
@@ -115,13 +114,13 @@ def write_record(path: Path, record: dict[str, object]) -> None:
         part.unlink(missing_ok=True)
 
 
-def _from_signal(signum: int, found: Failure | None, stderr: str, oom_hint: str) -> Failure:
+def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) -> Failure:
     message = f"killed by {signal_name(signum)}"
     if signum == signal.SIGKILL and oom_hint:
         message += f"; {oom_hint}"
     if signum == signal.SIGBUS:
         message += f"; often shared memory that is too small: /dev/shm has {_free_mib('/dev/shm')} MiB free"
-    return Failure(kind="signal", message=message, traceback=found.traceback if found else _last_lines(stderr))
+    return Failure(kind="signal", message=message, traceback=last.traceback if last else _last_lines(stderr))
 
 
 def _free_mib(path: str) -> int:

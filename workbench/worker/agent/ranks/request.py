@@ -22,11 +22,8 @@ class RankPlace:
     """Where one rank of the run belongs."""
 
     rank: int
-    """Its number in the run."""
     local_rank: int
-    """Its number on its pod."""
     pod: str
-    """The name of its pod."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,17 +41,13 @@ class RunRequest:
     entry: str | None = None
     """`module:function` that a warm start calls; None for none."""
     world_size: int
-    """How many ranks there are."""
     master_addr: str = ""
     """Address of rank 0's store."""
     master_port: int = 0
-    """Its port."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The job's environment variables."""
     cwd: str | None = None
     """Folder to start in; None for the run's own."""
     threads: int = 1
-    """Threads of a rank."""
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> RunRequest:
