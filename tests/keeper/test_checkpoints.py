@@ -13,7 +13,7 @@ import pytest
 
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
-from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back
+from workbench.keeper.checkpoints.collector import Returned, bring_checkpoints_back
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod

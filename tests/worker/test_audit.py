@@ -13,7 +13,7 @@ from torch import nn
 from workbench.base.errors import RunError
 from workbench.jobs.finetune import FineTune
 from workbench.worker.train.audit import TechniqueCheck, differences
-from workbench.worker.train.sharding_audit import Holdings, Share, engine_of, gradients_of, holdings_of
+from workbench.worker.train.sharding_audit import RankState, Share, engine_of, gradients_of, state_of
 
 WHOLE = 9000
 N = 3
@@ -22,10 +22,10 @@ PART = replace(ALL, local=WHOLE // N + 6)  # with some padding
 BF16 = "bfloat16"
 
 
-def held(engine: str, *, trained: Share = ALL, update: Share = ALL, ranks: int = N, **more: object) -> Holdings:
+def held(engine: str, *, trained: Share = ALL, update: Share = ALL, ranks: int = N, **more: object) -> RankState:
     states = replace(update, local=2 * update.local, whole=2 * update.whole)
     shares = {"parameters": trained, "trained": trained, "gradients": update, "updated": update, "states": states}
-    return Holdings(**{"engine": engine, "world_size": ranks, "arithmetic": "float32", **shares, **more})  # type: ignore[arg-type]
+    return RankState(**{"engine": engine, "world_size": ranks, "arithmetic": "float32", **shares, **more})  # type: ignore[arg-type]
 
 
 AS_ASKED = {
@@ -39,7 +39,7 @@ AS_ASKED = {
 }
 
 
-def found(technique: str, what: Holdings, **job: object) -> list[str]:
+def found(technique: str, what: RankState, **job: object) -> list[str]:
     ranks = 1 if technique == "single" else N
     asked = FineTune(technique=technique, **job)  # type: ignore[arg-type]
     return list(differences(asked, what, world_size=ranks, shards=ranks))
@@ -65,7 +65,7 @@ def test_each_technique_is_known_by_what_it_holds_and_none_passes_for_another(te
         ("zero3-offload", AS_ASKED["zero3"], "ZeRO stage 3 with offload on 3 ranks), but this ran: ZeRO stage 3 on"),
     ],
 )
-def test_what_is_not_as_asked_is_said_in_a_sentence(technique: str, what: Holdings, message: str) -> None:
+def test_what_is_not_as_asked_is_said_in_a_sentence(technique: str, what: RankState, message: str) -> None:
     assert message in "; ".join(found(technique, what))
 
 
@@ -126,7 +126,7 @@ class Stepped:
 def test_a_plain_step_is_counted_on_its_tensors() -> None:
     trainer = Stepped(torch.optim.AdamW)
     trainer.step()
-    what = holdings_of(trainer, gradients=gradients_of(trainer), arithmetic="float32")
+    what = state_of(trainer, gradients=gradients_of(trainer), arithmetic="float32")
     elements = 4 * 8 + 8 + 8 * 2 + 2
     assert engine_of(trainer) == what.engine == "none"
     assert (what.parameters.local, what.parameters.whole, what.gradients.local) == (elements, elements, elements)
@@ -134,7 +134,7 @@ def test_a_plain_step_is_counted_on_its_tensors() -> None:
     assert what.states.dtypes == ("float32",)
     trainer = Stepped(torch.optim.SGD, frozen=True)
     trainer.step()
-    what = holdings_of(trainer, gradients=gradients_of(trainer), arithmetic="float32")
+    what = state_of(trainer, gradients=gradients_of(trainer), arithmetic="float32")
     assert (what.trained.whole, what.gradients.local, what.states.whole) == (18, 18, 0)
 
 

@@ -28,7 +28,7 @@ from workbench.results.kubeflow.manifest import Manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
-from workbench.worker.unattended.rendezvous import Rendezvous
+from workbench.worker.unattended.rendezvous import FileRendezvous
 
 SCRIPT = """
 import os, sys, time
@@ -179,10 +179,10 @@ def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
 
 def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
     for attempt in range(2):  # the second finds all files of the first
-        members = [Rendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=60) for rank in range(3)]
+        members = [FileRendezvous(folder=tmp_path, rank=rank, world_size=3, patience_s=60) for rank in range(3)]
         told: dict[int, object] = {}
 
-        def follow(member: Rendezvous, told: dict[int, object] = told) -> None:
+        def follow(member: FileRendezvous, told: dict[int, object] = told) -> None:
             told[member.rank] = member.follow()
 
         threads = [threading.Thread(target=follow, args=(member,)) for member in members[1:]]
@@ -197,13 +197,13 @@ def test_files_of_an_earlier_attempt_mislead_nobody(tmp_path: Path) -> None:
 
 
 def test_who_does_not_come_is_named(tmp_path: Path) -> None:
-    alone = Rendezvous(folder=tmp_path / "x", rank=0, world_size=3, patience_s=0.3)
+    alone = FileRendezvous(folder=tmp_path / "x", rank=0, world_size=3, patience_s=0.3)
     with pytest.raises(RunError, match=r"ranks \[1, 2\] did not come within 0 s; .* must be ReadWriteMany"):
         alone.lead(dict)
     with pytest.raises(RunError, match="rank 0 did not come"):
-        Rendezvous(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
+        FileRendezvous(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
     with pytest.raises(ConfigError, match="mine"):
-        Rendezvous(folder=tmp_path / "z", rank=0, world_size=1).lead(_refuse)
+        FileRendezvous(folder=tmp_path / "z", rank=0, world_size=1).lead(_refuse)
 
 
 def _refuse() -> Mapping[str, object]:

@@ -32,7 +32,7 @@ from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.requests import Checkpoint, Close, OfRun, Request, Status, Submit, request_from
+from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, Status, Submit, request_from
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.checkpoints.choose import newest_good
@@ -183,7 +183,7 @@ class Keeper:
                 return self._submit(request)
             case OfRun():
                 return self._of_run(request)
-            case Checkpoint():
+            case NewestCheckpoint():
                 links = self._fleet.take(self._spec.count)
                 good = newest_good(request.path, last_step=request.last_step, on_pods=part_reader(links))
                 return {"checkpoint": good.to_dict()}

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from workbench.base.errors import RunError
 
-__all__ = ["Checkpoint", "Close", "OfRun", "Request", "Status", "Submit", "request_from"]
+__all__ = ["Close", "NewestCheckpoint", "OfRun", "Request", "Status", "Submit", "request_from"]
 
 
 class Status(BaseModel):
@@ -36,7 +36,7 @@ class OfRun(BaseModel):
     run: str
 
 
-class Checkpoint(BaseModel):
+class NewestCheckpoint(BaseModel):
     """The newest good checkpoint that the pods keep of the run in this directory."""
 
     op: Literal["held"]
@@ -50,7 +50,7 @@ class Close(BaseModel):
     op: Literal["close"]
 
 
-Request = Status | Submit | OfRun | Checkpoint | Close
+Request = Status | Submit | OfRun | NewestCheckpoint | Close
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from workbench.base import entries
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
 from workbench.base.wire import from_line, to_line
-from workbench.keeper.link.files import Freight, shelved
+from workbench.keeper.link.files import PodFiles, shelved
 from workbench.keeper.link.shared import seen_by
 from workbench.pods.pod import Pod
 
@@ -34,7 +34,7 @@ _LOOKS = 3  # at a clock; the quickest answer is the truest
 _T = TypeVar("_T")
 
 
-class AgentLink(Freight):
+class AgentLink(PodFiles):
     """Reach the agent of one pod; safe to use from several threads."""
 
     def __init__(

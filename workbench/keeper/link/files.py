@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
     from workbench.pods.ssh.identity import Identity
 
-__all__ = ["Freight", "shelved"]
+__all__ = ["PodFiles", "shelved"]
 
 _T = TypeVar("_T")
 
 
-class Freight:
+class PodFiles:
     """Moves things; whoever inherits has the line."""
 
     def __init__(self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path]) -> None:
@@ -38,7 +38,7 @@ class Freight:
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
         """Those of the folders that the pod sees."""
-        self.moving: TransferStatus | None = None
+        self.transfer: TransferStatus | None = None
         """The large file that travels now, where there is one."""
         self._identity = identity
         self._lease_s = lease_s
@@ -115,12 +115,12 @@ class Freight:
         def tell(done: int, size: int) -> None:
             nonlocal begun
             begun = done if begun < 0 else min(begun, done)
-            self.moving = TransferStatus(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
+            self.transfer = TransferStatus(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
 
         try:
             return carry(route_to(self.pod, self._identity, self._lease_s), tell)
         finally:
-            self.moving = None
+            self.transfer = None
 
     def _connection(self) -> SSHConnection:
         """Return the open connection."""

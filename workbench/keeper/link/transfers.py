@@ -37,7 +37,7 @@ class TransferStatus:
 class Carrier(Protocol):
     """What large files travel over."""
 
-    moving: TransferStatus | None
+    transfer: TransferStatus | None
 
     @property
     def pod(self) -> Pod:
@@ -67,7 +67,7 @@ class TransferProgress:
     def _loop(self) -> None:
         while not self._end.wait(_LOOK_S):
             now = time.monotonic()
-            moving = [(link.pod.name, each) for link in self._links if (each := link.moving) is not None]
+            moving = [(link.pod.name, each) for link in self._links if (each := link.transfer) is not None]
             lines = [progress_text(each, name, now) for name, each in moving if now - each.began_at >= _SHOWN_S]
             self._report("; ".join([self._what, *lines] if self._what else lines))
 

@@ -15,8 +15,7 @@ from pathlib import PurePosixPath
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.keeper.checkpoints.collect import Returned, bring_checkpoints_back
-from workbench.keeper.checkpoints.collector import CheckpointCollector
+from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress

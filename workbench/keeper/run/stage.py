@@ -19,7 +19,7 @@ from workbench.base.package import file_digest
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.checkpoints.collect import send_checkpoint
+from workbench.keeper.checkpoints.collector import send_checkpoint
 from workbench.keeper.launch.command import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext

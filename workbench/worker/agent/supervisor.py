@@ -19,7 +19,7 @@ from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.ranks.chunks import size_of
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
-from workbench.worker.agent.ranks.script_launcher import Launcher
+from workbench.worker.agent.ranks.script_launcher import RankLauncher
 
 __all__ = ["Agent", "Later", "Reply"]
 
@@ -52,7 +52,7 @@ class Agent:
 
     def __init__(self, root: Path, lease_s: float) -> None:
         self.root = root
-        self.launcher = Launcher(root)
+        self.launcher = RankLauncher(root)
         self.warm, self.helpers = self.launcher.warm, self.launcher.helpers
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s

@@ -25,6 +25,7 @@ from workbench.jobs.adapters import Lora
 from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.finetune import FineTune
 from workbench.worker.model.load import Loaded
+from workbench.worker.model.lora import with_lora
 from workbench.worker.rank import collectives as ranks
 
 __all__ = ["attached", "counts", "load_options", "load_with_adapter", "merge", "save"]
@@ -56,27 +57,15 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     """Put fresh adapters beside a model, which is frozen; the same on every rank. A job without adapters: as it was."""
     if job.peft == Peft.NONE:
         return loaded
-    from peft import LoraConfig, get_peft_model
-
     _say_nothing_of_old_names()
     options = Lora.from_dict(job.lora)
-    names = options.target_modules
-    base = loaded.model
-    if job.gradient_checkpointing:
-        # Nothing before the first adapter has a gradient: recomputing would cut the graph there.
-        base.enable_input_require_grads()
-    config = LoraConfig(
-        r=options.r,
-        lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        target_modules=names if isinstance(names, str) else list(names),
-        task_type="SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM",
-    )
     torch.manual_seed(job.seed)
     try:
-        return replace(loaded, model=get_peft_model(base, config))
+        return replace(loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing))
     except ValueError as error:
-        raise ConfigError(f"lora target_modules {names!r} do not fit {job.model!r}: {error}") from error
+        raise ConfigError(
+            f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"
+        ) from error
 
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:

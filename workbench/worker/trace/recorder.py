@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Point", "Tape", "front", "layer_stacks", "watch_layers"]
+__all__ = ["Recorder", "TracePoint", "front", "layer_stacks", "watch_layers"]
 
 
-class Point(NamedTuple):
+class TracePoint(NamedTuple):
     """What is held at a moment, as lines over the rows of a batch."""
 
     base: float
@@ -27,14 +27,14 @@ class Point(NamedTuple):
     """Elements of gradients that parameters have got by then."""
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
     """See every operation, and the release of every storage."""
 
     def __init__(self, *, vocabulary: int, rows: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = "before"
         """Where in the step it is: the same words in a model of any depth."""
-        self.moments: dict[str, list[Point]] = {}
+        self.moments: dict[str, list[TracePoint]] = {}
         """By place, what is held after an operation each."""
         self.gradients = 0
         self._vocabulary = vocabulary
@@ -52,7 +52,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publish
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
         base, row, logits, logits_row = self._held
-        self.moments.setdefault(self.place, []).append(Point(base, row, logits, logits_row, self.gradients))
+        self.moments.setdefault(self.place, []).append(TracePoint(base, row, logits, logits_row, self.gradients))
         return out
 
     @classmethod
@@ -95,16 +95,16 @@ def layer_stacks(model: Any) -> list[Any]:
     ]
 
 
-def watch_layers(model: Any, tape: Tape) -> None:
-    """Let the tape know which layer is at work, and drop gradients as they come: the planner knows who keeps them."""
-    tape.known_before(model)
+def watch_layers(model: Any, recorder: Recorder) -> None:
+    """Tell the recorder which layer is at work; drop gradients as they come: the planner knows who keeps them."""
+    recorder.known_before(model)
     for number, stack in enumerate(layer_stacks(model)):
         for index, layer in enumerate(stack):
             end = "first" if index == 0 else "last" if index == len(stack) - 1 else f"middle {index}"
-            _watch(layer, tape, f"{number} {end}")
+            _watch(layer, recorder, f"{number} {end}")
 
     def arrived(parameter: torch.Tensor) -> None:
-        tape.gradients += parameter.numel()
+        recorder.gradients += parameter.numel()
         parameter.grad = None
 
     for parameter in model.parameters():
@@ -112,31 +112,31 @@ def watch_layers(model: Any, tape: Tape) -> None:
             parameter.register_post_accumulate_grad_hook(arrived)
 
 
-def _watch(layer: torch.nn.Module, tape: Tape, name: str) -> None:
+def _watch(layer: torch.nn.Module, recorder: Recorder, name: str) -> None:
     def before(*_: object) -> None:
-        tape.place = f"{'again' if tape.gradients or tape.place == 'loss' else 'forward'} {name}"
+        recorder.place = f"{'again' if recorder.gradients or recorder.place == 'loss' else 'forward'} {name}"
 
     def after(_module: object, _args: object, output: Any) -> None:
-        tape.place = f"after {name}"
+        recorder.place = f"after {name}"
         hidden = output[0] if isinstance(output, tuple) else output
         if hidden.requires_grad:
             hidden.register_hook(begin)
 
     def begin(_gradient: object) -> None:
-        tape.place = f"backward {name}"
+        recorder.place = f"backward {name}"
 
     layer.register_forward_pre_hook(before)
     layer.register_forward_hook(after)
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Sequence[TracePoint]) -> list[TracePoint]:
     """Keep the moments that can be the highest, whatever the rows and whoever holds the gradients.
 
     Example:
-        >>> front([Point(1, 2, 0, 0, 3), Point(1, 2, 0, 0, 4), Point(5, 1, 0, 0, 0)])[0].gradients
+        >>> front([TracePoint(1, 2, 0, 0, 3), TracePoint(1, 2, 0, 0, 4), TracePoint(5, 1, 0, 0, 0)])[0].gradients
         4
     """
-    kept: list[Point] = []
+    kept: list[TracePoint] = []
     for point in sorted(points, key=lambda p: (-p.row, -p.base, -p.gradients)):
         if not any(k.base >= point.base and k.row >= point.row and k.gradients >= point.gradients for k in kept):
             kept.append(point)

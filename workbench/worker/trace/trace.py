@@ -23,7 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from workbench.jobs.adapters import Lora
 from workbench.worker.data.rows import aligned
-from workbench.worker.trace.recorder import Point, Tape, front, layer_stacks, watch_layers
+from workbench.worker.model.lora import with_lora
+from workbench.worker.trace.recorder import Recorder, TracePoint, front, layer_stacks, watch_layers
 
 __all__ = ["main", "prepared_trace", "trace"]
 
@@ -94,21 +95,8 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
 
 
 def _with_adapters(model: Any, request: Mapping[str, Any]) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    options = Lora.from_dict(request["lora"])
-    names = options.target_modules
-    if request.get("checkpointing"):
-        model.enable_input_require_grads()
-    lora = LoraConfig(
-        r=options.r,
-        lora_alpha=options.alpha,
-        lora_dropout=options.dropout,
-        target_modules=names if isinstance(names, str) else list(names),
-        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
-    )
     with torch.device("meta"):
-        return get_peft_model(model, lora)
+        return with_lora(model, Lora.from_dict(request["lora"]), checkpointing=bool(request.get("checkpointing")))
 
 
 def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
@@ -126,28 +114,28 @@ def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
             (module._parameters if name in module._parameters else module._buffers)[name] = made[id(tensor)]
 
 
-def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int) -> Tape:
+def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int) -> Recorder:
     """Do a forward and a backward pass on fake tensors."""
     causal = not config.is_encoder_decoder
     length = request["source"] + request["target"] if causal else request["source"]
     model = _model(config, request, depth)
     autocast = arithmetic.startswith("autocast-")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(arithmetic.removeprefix("autocast-"))
-    tape = Tape(vocabulary=config.vocab_size, rows=rows)
+    recorder = Recorder(vocabulary=config.vocab_size, rows=rows)
     with FakeTensorMode(), ExitStack() as watched:
         _pretend(model, None if autocast else dtype)
-        watch_layers(model, tape)
-        watched.enter_context(tape)
+        watch_layers(model, recorder)
+        watched.enter_context(recorder)
         labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
         batch = {
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
             **({} if causal else {"decoder_input_ids": torch.zeros_like(labels)}),
         }
-        loss = _loss(model, batch, labels, tape, dtype if autocast else None)
+        loss = _loss(model, batch, labels, recorder, dtype if autocast else None)
         del batch  # as in the Trainer, where nothing but the graph holds a batch or its logits by now
         loss.backward()  # type: ignore[no-untyped-call]
-    return tape
+    return recorder
 
 
 def _forward(model: Any, batch: Mapping[str, torch.Tensor], autocast: torch.dtype | None) -> Any:
@@ -161,15 +149,17 @@ def _forward(model: Any, batch: Mapping[str, torch.Tensor], autocast: torch.dtyp
     return convert_outputs_to_fp32(lambda: outputs)()
 
 
-def _loss(model: Any, batch: Any, labels: torch.Tensor, tape: Tape, autocast: torch.dtype | None) -> torch.Tensor:
-    """Compute the loss of jobs/trainer.py, which is not imported: the Trainer alone takes two seconds."""
+def _loss(
+    model: Any, batch: Any, labels: torch.Tensor, recorder: Recorder, autocast: torch.dtype | None
+) -> torch.Tensor:
+    """Compute the loss of train/trainer.py, which is not imported: the Trainer alone takes two seconds."""
     outputs = _forward(model, batch, autocast)
-    tape.place = "loss"
+    recorder.place = "loss"
     logits, labels = aligned(outputs["logits"].float(), labels, causal="decoder_input_ids" not in batch)
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
 
 
-def _extrapolated(runs: Mapping[int, Tape], depth: int) -> list[Point]:
+def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[TracePoint]:
     """Work out every moment of the deep model's step from the shallow ones'."""
     depths = sorted(runs)
     points = []
@@ -177,7 +167,7 @@ def _extrapolated(runs: Mapping[int, Tape], depth: int) -> list[Point]:
         copies = [runs[d].moments.get(place, []) for d in depths]
         if any(len(copy) != len(moments) for copy in copies):
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
-        points += [Point(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
+        points += [TracePoint(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
     return points
 
 

@@ -1,13 +1,14 @@
 """Fail a run that does not run as it was asked to: libraries fall back to something else without a word.
 
 After the first step every rank tells what it holds, as an `engine` event, and compares it with the job. What counts
-as the technique that was asked for is written down here in one table; how it is counted, in `holdings.py`.
+as the technique that was asked for is written down here in one table; how it is counted, in `sharding_audit.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import emit
 from workbench.worker.model.sharding import spread_over
 from workbench.worker.rank import collectives as ranks
-from workbench.worker.train.sharding_audit import Holdings, Share, gradients_of, holdings_of
+from workbench.worker.train.sharding_audit import RankState, Share, gradients_of, state_of
 
 __all__ = ["TechniqueCheck", "differences"]
 
@@ -42,7 +43,7 @@ _SPREAD: Mapping[Technique, tuple[str, ...]] = {
 _ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
-def differences(job: FineTune, held: Holdings, *, world_size: int, shards: int) -> Iterator[str]:
+def differences(job: FineTune, held: RankState, *, world_size: int, shards: int) -> Iterator[str]:
     """Compare what was asked for with what a rank holds."""
     technique = Technique(job.technique)
     asked = _shape(_ENGINES.get(technique, f"deepspeed-zero{technique.zero_stage}"), _offloads(technique), world_size)
@@ -103,8 +104,8 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         self._done = True
         self._look_no_more()
         most = self._seen.most_common(1)
-        held = holdings_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
-        emit("engine", **held.to_dict())
+        held = state_of(self.trainer, gradients=self._gradients, arithmetic=most[0][0] if most else "none")
+        emit("engine", **asdict(held))
         shards = spread_over(Fsdp.from_dict(self.job.fsdp), self.world_size)
         problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
         if self.job.technique == Technique.SINGLE and ranks.connected():

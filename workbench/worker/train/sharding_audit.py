@@ -1,13 +1,13 @@
 """What a rank really holds after a step: counted on the tensors themselves, not read from any configuration.
 
 Of the training state it counts elements and number formats, of the engine it looks at what has wrapped the model and
-how the optimizer was made. It judges nothing; `honesty.py` does.
+how the optimizer was made. It judges nothing; `audit.py` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["Holdings", "Share", "engine_of", "gradients_of", "holdings_of"]
+__all__ = ["RankState", "Share", "engine_of", "gradients_of", "state_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holdings:
+class RankState:
     """What a rank holds and what works on it."""
 
     engine: str
@@ -54,10 +54,6 @@ class Holdings:
     """The number format that most linear layers gave their results in."""
     offload: tuple[str, ...] = ()
     """What the engine keeps on the host: `optimizer`, `parameters`."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return asdict(self)
 
 
 def engine_of(trainer: Any) -> str:
@@ -90,7 +86,7 @@ def gradients_of(trainer: Any) -> Share:
     return _share(held, whole=_whole(trained))
 
 
-def holdings_of(trainer: Any, *, gradients: Share, arithmetic: str) -> Holdings:
+def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     """Count everything, between two steps."""
     every = _parameters(trainer.model)
     trained = [p for p in every if p.requires_grad]
@@ -100,7 +96,7 @@ def holdings_of(trainer: Any, *, gradients: Share, arithmetic: str) -> Holdings:
     updated = masters or [p for group in optimizer.param_groups for p in group["params"]]
     states = list(_states(optimizer))
     per_element = round(_count(states) / max(1, _count(updated)))
-    return Holdings(
+    return RankState(
         engine=engine_of(trainer),
         world_size=ranks.world_size(),
         parameters=_share(every, whole=_whole(every)),

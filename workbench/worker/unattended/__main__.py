@@ -21,10 +21,10 @@ from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
 from workbench.worker.agent.clients.adopted import place_from
 from workbench.worker.agent.machine.network import free_port
-from workbench.worker.agent.ranks.request import RankPlace
+from workbench.worker.agent.ranks.request import RankSlot
 from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
-from workbench.worker.unattended.rendezvous import Rendezvous
+from workbench.worker.unattended.rendezvous import FileRendezvous
 
 __all__ = ["main"]
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(spec_file: Path, out: Path, place: Place) -> int:
     scratch = out.with_name(f".{out.name}.ranks")
-    rendezvous = Rendezvous(folder=scratch, rank=place.rank, world_size=place.world_size)
+    rendezvous = FileRendezvous(folder=scratch, rank=place.rank, world_size=place.world_size)
     if place.rank:
         facts = rendezvous.follow()
         return 0 if facts.get("finished") else run_task(_task(facts, out, place))
@@ -119,7 +119,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     }
     return Task(
         folder=folder,
-        place=RankPlace(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
+        place=RankSlot(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
         env=env,
         argv=[sys.executable, "-u", path.name, *script.args] if script and path else (),
         cwd=path.parent if path else None,

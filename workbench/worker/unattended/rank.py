@@ -23,7 +23,7 @@ from workbench.base.process import die_with_parent
 from workbench.rundir.collect import LineSplitter
 from workbench.rundir.events import MARK
 from workbench.worker.agent.ranks.rank import Rank
-from workbench.worker.agent.ranks.request import RankPlace
+from workbench.worker.agent.ranks.request import RankSlot
 
 __all__ = ["STATUS", "Task", "address_of", "run_task"]
 
@@ -40,7 +40,7 @@ class Task:
 
     folder: Path
     """The rank's own folder; new."""
-    place: RankPlace
+    place: RankSlot
     env: Mapping[str, str]
     """Variables beside those of this process. May hold secrets: never printed."""
     argv: Sequence[str] = ()

@@ -16,13 +16,13 @@ from typing import Any
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 
-__all__ = ["Rendezvous"]
+__all__ = ["FileRendezvous"]
 
 _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rendezvous:
+class FileRendezvous:
     """One rank's side of the meeting."""
 
     folder: Path

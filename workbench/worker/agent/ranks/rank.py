@@ -23,7 +23,7 @@ from workbench.base.process import (
 )
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
-from workbench.worker.agent.ranks.request import RankPlace
+from workbench.worker.agent.ranks.request import RankSlot
 
 __all__ = ["Rank", "start_cold"]
 
@@ -32,7 +32,7 @@ __all__ = ["Rank", "start_cold"]
 class Rank:
     """A rank and its state. `phase` only moves forward: waiting, forking, running, exited."""
 
-    place: RankPlace
+    place: RankSlot
     folder: Path
     kind: str
     phase: str = "waiting"

@@ -10,8 +10,11 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from workbench.base.files import write_json
 
 __all__ = ["Failure", "failure_from", "last_traceback", "read_record", "signal_name", "write_record"]
 
@@ -104,14 +107,10 @@ def read_record(path: Path) -> dict[str, object] | None:
     return raw if isinstance(raw, dict) else None
 
 
-def write_record(path: Path, record: dict[str, object]) -> None:
-    """Write a rank's record in one step: readers see all of it or nothing."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(json.dumps({**record, "time_s": time.time()}) + "\n", encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+def write_record(path: Path, record: Mapping[str, object]) -> None:
+    """Write a rank's record, with the time, in one step: readers see all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**record, "time_s": time.time()})
 
 
 def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) -> Failure:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK
 
-__all__ = ["RankPlace", "RunRequest", "check_run_id", "rank_environment"]
+__all__ = ["RankSlot", "RunRequest", "check_run_id", "rank_environment"]
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
+class RankSlot:
     """Where one rank of the run belongs."""
 
     rank: int
@@ -34,7 +34,7 @@ class RunRequest:
     """Its id; names its folder."""
     kind: str
     """finetune (our trainer, which leaves a done-record itself) or script."""
-    ranks: tuple[RankPlace, ...]
+    ranks: tuple[RankSlot, ...]
     """All ranks of the run, those on other pods too."""
     argv: tuple[str, ...]
     """What a cold start executes."""
@@ -71,7 +71,7 @@ class RunRequest:
             threads=max(1, _int(raw, "threads", 1)),
         )
 
-    def on(self, pod: str) -> tuple[RankPlace, ...]:
+    def on(self, pod: str) -> tuple[RankSlot, ...]:
         """Return the ranks that belong to a pod."""
         return tuple(place for place in self.ranks if place.pod == pod)
 
@@ -84,7 +84,7 @@ def check_run_id(value: object) -> str:
 
 
 def rank_environment(
-    request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
+    request: RunRequest, place: RankSlot, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
     """Make the environment of one rank."""
     folder = root / "runs" / request.run
@@ -107,10 +107,10 @@ def rank_environment(
     }
 
 
-def _place(item: object) -> RankPlace:
+def _place(item: object) -> RankSlot:
     if not isinstance(item, Mapping):
         raise ValueError("each of ranks must be an object with rank, local_rank and pod")
-    return RankPlace(rank=_int(item, "rank"), local_rank=_int(item, "local_rank", 0), pod=str(item.get("pod", "")))
+    return RankSlot(rank=_int(item, "rank"), local_rank=_int(item, "local_rank", 0), pod=str(item.get("pod", "")))
 
 
 def _list(raw: Mapping[str, object], key: str) -> list[object]:

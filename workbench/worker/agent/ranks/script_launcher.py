@@ -19,7 +19,7 @@ from workbench.worker.agent.ranks.rank import Rank, start_cold
 from workbench.worker.agent.ranks.request import rank_environment
 from workbench.worker.agent.warm_link import WarmLink
 
-__all__ = ["Launcher"]
+__all__ = ["RankLauncher"]
 
 _log = logging.getLogger(__name__)
 _CANNOT_EXECUTE = 127  # the shell's word for it
@@ -32,7 +32,7 @@ class _Launch:
     env: dict[str, str]
 
 
-class Launcher:
+class RankLauncher:
     """Starts ranks, and keeps those that the warm server was asked for until their pids are known."""
 
     def __init__(self, root: Path) -> None:
