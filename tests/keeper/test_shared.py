@@ -74,7 +74,7 @@ def test_local_pods_are_asked_only_when_that_is_said(tmp_path: Path) -> None:
     assert folders("local", None) == folders("ssh", False) == []
     assert folders("local", True) == folders("ssh", None) == folders("kubernetes", True) == [cluster]
     assert folders("local", str(tmp_path)) == [cluster, tmp_path]
-    with pytest.raises(ConfigError, match="shared is '/no/such', which is no folder on this machine"):
+    with pytest.raises(ConfigError, match="shared is '/no/such', which is not a folder on this machine"):
         folders("ssh", "/no/such")
     with pytest.raises(ConfigError, match="shared is 3; it must be true, false, null or the path of a folder"):
         ClusterSpec.from_dict({"shared": 3})

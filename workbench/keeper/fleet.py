@@ -126,7 +126,7 @@ class Fleet:
             try:
                 self._everywhere(partial(_speak, busy=busy()))
                 self.look()
-            except Exception:  # the border of a thread that must not end before the cluster does
+            except Exception:  # thread boundary: it must not end before the cluster does
                 logger.exception("looking after the pods")
 
     def take_down(self) -> None:

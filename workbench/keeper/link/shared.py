@@ -43,7 +43,7 @@ def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
     named = Path(asked).expanduser().absolute()
     if not named.is_dir():
         raise ConfigError(
-            f"shared is {asked!r}, which is no folder on this machine; give the path it has here and there"
+            f"shared is {asked!r}, which is not a folder on this machine; give the path it has here and there"
         )
     return [root, named]
 

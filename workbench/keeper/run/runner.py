@@ -52,7 +52,7 @@ class Runner:
         return self._context.links
 
     def enqueue(self) -> None:
-        """Say that it waits for its turn, and keep room on the disk for its result."""
+        """Write down that it waits for its turn, and keep room on the disk for its result."""
         self._journal.reserve()
         self._journal.state(RunState.QUEUED, "waiting for its turn")
 

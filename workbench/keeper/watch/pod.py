@@ -99,7 +99,7 @@ class PodWatch:
                 self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost, notes=[str(error)]))
                 if lost or self._reconnect():
                     return
-            except Exception as error:  # a thread's border: what went wrong must reach the run's result
+            except Exception as error:  # thread boundary: what went wrong must reach the run's result
                 logger.exception("watching %s", self._link.pod.name)
                 lost = f"watching {self._link.pod.name} failed: {error}"
                 self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
@@ -135,7 +135,7 @@ class PodWatch:
         return bool(chunks)
 
     def _reconnect(self) -> bool:
-        """Open the link again; tell whether the watch is over because the agent is another one."""
+        """Open the link again; return whether the watch is over because the agent is another one."""
         self._end.wait(0.5)
         try:
             self._link.open()

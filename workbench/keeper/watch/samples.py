@@ -30,7 +30,7 @@ class Sampler:
         self._due: dict[str, float] = {}
 
     def see(self, report: PodReport) -> Event | None:
-        """Take a report; give the event to write down, if it is time for one."""
+        """Take a report; return the event to write down, if it is time for one."""
         now = self._clock()
         running = [rank for rank in report.ranks if rank.phase == "running" and rank.rss_bytes]
         if not report.answered or not running or now < self._due.get(report.pod.name, 0.0):

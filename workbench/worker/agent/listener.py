@@ -73,7 +73,7 @@ class _Server:
     def _tick(self) -> None:
         try:
             self.agent.tick()
-        except Exception:  # the border of the loop: ranks must not die of the agent's own mistakes
+        except Exception:  # loop boundary: ranks must not die of the agent's own mistakes
             _log.exception("tick failed")
             time.sleep(_AFTER_MISTAKE_S)
 
@@ -128,7 +128,7 @@ class _Server:
             reply = self.agent.operations[message["op"]](message)
         except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
             self._reply(connection, number, {"ok": False, "error": _words(error)})
-        except Exception as error:  # the border of a request: the agent outlives its own mistakes
+        except Exception as error:  # request boundary: the agent outlives its own mistakes
             _log.exception("request failed")
             self._reply(connection, number, {"ok": False, "error": _words(error)})
         else:

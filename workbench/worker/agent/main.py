@@ -118,7 +118,7 @@ def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
         try:
             _become_daemon(root, {lock, write})
             _run(root, lease_s, warm, write)
-        except BaseException as error:  # the border of a process
+        except BaseException as error:  # process boundary
             logging.getLogger(__name__).exception("the agent ended")
             os.write(write, json.dumps(f"{type(error).__name__}: {error}").encode())
         finally:

@@ -173,7 +173,7 @@ def _reply(answerer: Answerer, line: str) -> dict[str, object]:
         request = from_line(line)
         number = request["id"]
         return {"id": number, "ok": True, **_result(answerer, request)}
-    except Exception as error:  # the border of the process: the caller is told, the traceback is on stderr
+    except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
         traceback.print_exc()
         return {"id": number, "ok": False, "error": f"{type(error).__name__}: {error}"}
 

@@ -86,7 +86,7 @@ def without_tied(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spread_over(options: Fsdp, world_size: int) -> int:
-    """Tell over how many ranks a weight is spread: those of a pod for `hybrid`, else all."""
+    """Return over how many ranks a weight is spread: those of a pod for `hybrid`, else all."""
     return _on_pod() if options.shard == Shard.HYBRID else world_size
 
 

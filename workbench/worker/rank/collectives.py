@@ -45,7 +45,7 @@ def sums(values: Sequence[float]) -> list[float]:
 
 
 def broadcast_bytes(data: bytes | None) -> bytes:
-    """Give rank 0's bytes to every rank; the others pass None."""
+    """Send rank 0's bytes to every rank; the others pass None."""
     if not connected():
         return data or b""
     size = torch.tensor([len(data or b"")], dtype=torch.int64, device=_device())

@@ -18,12 +18,12 @@ __all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory", "phase"]
 
 
 def phase(name: str) -> None:
-    """Return what this rank is doing now."""
+    """Emit what this rank is doing now."""
     emit("phase", name=name)
 
 
 def emit_memory(step: int) -> None:
-    """Return how much memory this rank uses, and used at its peak."""
+    """Emit how much memory this rank uses, and used at its peak."""
     emit("memory", step=step, **memory())
 
 
@@ -103,7 +103,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             control.should_evaluate = True
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        """Tell the metrics of the steps since the last log; trackers get the same figures, being called later."""
+        """Emit the metrics of the steps since the last log; trackers get the same figures, being called later."""
         if logs and "train_runtime" in logs:
             # The Trainer's own sums count evaluations as training.
             logs["train_runtime"] = round(self.clock.runtime_s, 3)

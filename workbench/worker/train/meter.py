@@ -72,7 +72,7 @@ class StepMeter(StepClock):
         self._traffic.pause()
 
     def totals(self) -> dict[str, float | int | None]:
-        """Tell this rank's traffic as an event, and give the tokens a second of all ranks; all must call it."""
+        """Emit this rank's traffic, and return the tokens a second of all ranks; all must call it."""
         self._traffic.tell(self._unseen)
         useful, padded = ranks.sums([float(self._fair_useful), float(self._fair_padded)])
         return {

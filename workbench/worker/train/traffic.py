@@ -31,7 +31,7 @@ Sent = Mapping[tuple[str, ...], int]
 
 
 def addresses() -> set[str]:
-    """Give the addresses of this pod under which this process is connected to others, the rendezvous store left out."""
+    """Return the addresses of this pod under which this process is connected to others than the rendezvous store."""
     return {here for link in _links() for here, _, _, _ in [_ends(link)]}
 
 
@@ -104,7 +104,7 @@ class Traffic:
             self.sent_bytes = None
 
     def tell(self, reason: str = "") -> None:
-        """Return how many bytes were sent in how many steps, as an event; None where that is not known."""
+        """Emit how many bytes were sent in how many steps; None where that is not known."""
         if not reason and self.sent_bytes is None:
             reason = "the kernel does not tell, or a connection was replaced"
         if not reason and not self.steps:

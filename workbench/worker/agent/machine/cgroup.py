@@ -72,7 +72,7 @@ class OomWatch:
         return False
 
     def hint(self, group: Path | None) -> str:
-        """Say that a process of this group was killed for its memory, where the counter says so; else nothing."""
+        """Return that a process of this group was killed for its memory, where the counter says so; else nothing."""
         counts = self.counts()
         full = group if group is not None and counts.get(group) else max(counts, key=lambda g: counts[g], default=None)
         kills = counts[full] if full is not None else 0

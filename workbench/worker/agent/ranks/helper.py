@@ -72,7 +72,7 @@ class Helpers:
         return {"state": "busy"}
 
     def forked(self, token: int, pid: int) -> bool:
-        """Take note of a pid; tell whether it is a helper's."""
+        """Take note of a pid; return whether it is a helper's."""
         name = self._asked.pop(token, None)
         if name is not None:
             self._pids[pid] = name

@@ -157,7 +157,7 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))
-    except BaseException as error:  # the border of a process: nothing may run on into the agent's code
+    except BaseException as error:  # process boundary: nothing may run on into the agent's code
         os.write(2, f"cannot start {argv[0]!r} in {cwd!r}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(127)
