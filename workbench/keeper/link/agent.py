@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base import entries
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
@@ -84,13 +84,13 @@ class AgentLink(PodFiles):
         hello = self.call("hello", keeper=True, address=self.pod.address)
         # Not by that answer: it waited for the far end of the line to start, up to a second on a busy pod.
         _, self.clock_offset_s = min(self._look_at_its_clock() for _ in range(_LOOKS))
-        self.agent_pid = int(str(hello["pid"]))
+        self.agent_pid = int(hello["pid"])
         self.interface = str(hello.get("interface") or "lo")
 
     def _look_at_its_clock(self) -> tuple[float, float]:
         """Return the seconds that the question took, and the pod's clock minus this machine's."""
         before = time.time()
-        there = float(str(self.call("hello")["time_s"]))
+        there = float(self.call("hello")["time_s"])
         after = time.time()
         return after - before, there - (before + after) / 2
 
@@ -101,7 +101,7 @@ class AgentLink(PodFiles):
         except RemoteError:
             self.open()
 
-    def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, object]:
+    def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
         """Ask the agent and return its answer."""
         with self._lock:
             if self._stream is None:
@@ -123,7 +123,7 @@ class AgentLink(PodFiles):
             raise RemoteError(f"{self.pod.name}: {answer.get('error')}", host=self.pod.address, command=op)
         return answer
 
-    def _answer(self, wanted: int, deadline: float) -> dict[str, object]:
+    def _answer(self, wanted: int, deadline: float) -> dict[str, Any]:
         assert self._stream is not None
         while True:
             line = self._stream.readline(max(0.01, deadline - time.monotonic()))

@@ -10,7 +10,6 @@ import logging
 import queue
 import time
 from dataclasses import replace
-from typing import Any
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.jobs.choices import Launcher
@@ -99,7 +98,7 @@ class Attempt:
         c = self._context
         c.everywhere(AgentLink.ensure)
         address = c.links[0].pod.address
-        self.master_port = int(str(c.links[0].call("free_port", address=address)["port"]))
+        self.master_port = int(c.links[0].call("free_port", address=address)["port"])
 
         def one(link: AgentLink) -> None:
             send_inputs(c, link)
@@ -125,11 +124,11 @@ class Attempt:
 
         def one(link: AgentLink) -> dict[str, str]:
             try:
-                stacks: Any = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
+                stacks: dict[str, str] = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
             except WorkbenchError as error:
                 logger.warning("%s", error)
                 return {}
-            return dict(stacks)
+            return stacks
 
         answers = {int(rank): text for answer in self._context.everywhere(one) for rank, text in answer.items()}
         return {place.rank: answers.get(place.rank, "") for place in self._context.places}

@@ -69,11 +69,10 @@ class PredictionInquiry:
         while time.monotonic() < deadline:
             try:
                 reply = self._link.call("predict", run=self._run_id, inquiry=inquiry)
-            except WorkbenchError:  # whoever runs the run opens the line again
-                reply = {"state": "busy"}
-            if reply.get("state") != "busy":
-                answer = reply.get("answer")
-                return answer if isinstance(answer, Mapping) else None
+                if reply["state"] != "busy":
+                    return reply.get("answer")
+            except WorkbenchError as error:  # whoever runs the run opens the line again
+                logger.debug("%s", error)
             time.sleep(_LOOK_S)
         return None
 

@@ -114,8 +114,7 @@ class PodWatch:
 
     def _look(self) -> bool:
         answer = self._link.call("poll", run=self._run_id, offsets=self._collector.offsets, max_bytes=_CHUNK_BYTES)
-        chunks = answer.get("chunks")
-        chunks = chunks if isinstance(chunks, dict) else {}
+        chunks = answer["chunks"]
         offset_s = self._link.clock_offset_s
         events = [
             Event(time_s=e.time_s - offset_s, rank=e.rank, kind=e.kind, data=e.data)
@@ -126,10 +125,10 @@ class PodWatch:
                 pod=self._link.pod,
                 ranks=rank_statuses(self._link.pod, answer, offset_s),
                 events=events,
-                left=int(str(answer.get("left") or 0)),
+                left=answer["left"],
                 cut=bool(self._collector.cut),
                 drained=not chunks,
-                gpus=_gpus(answer.get("gpus")),
+                gpus=answer["gpus"],
             )
         )
         return bool(chunks)
@@ -147,8 +146,3 @@ class PodWatch:
         lost = f"lost the agent of {self._link.pod.name}: it was killed; its ranks died with it"
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
-
-
-def _gpus(answer: object) -> list[dict[str, float]]:
-    raws = [raw for raw in answer if isinstance(raw, dict)] if isinstance(answer, list) else []
-    return [{str(name): float(x) for name, x in raw.items() if isinstance(x, int | float)} for raw in raws]

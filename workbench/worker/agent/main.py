@@ -78,7 +78,7 @@ def end_leftovers(root: Path) -> int:
 def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
     try:
         with Client(root, timeout_s) as client:
-            return int(str(client.ask("ping")["pid"]))
+            return int(client.ask("ping")["pid"])
     except (OSError, AgentRefused):
         return None
 

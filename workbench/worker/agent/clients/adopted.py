@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workbench.worker.agent.clients.client import AgentRefused, Client
 
@@ -83,16 +84,13 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
     return None
 
 
-def _follow(client: Client, run: str, rank: object, started: Mapping[str, object]) -> int:
-    folder, sizes = Path(str(started["folder"])), started["sizes"]
-    assert isinstance(sizes, dict)
+def _follow(client: Client, run: str, rank: object, started: Mapping[str, Any]) -> int:
+    folder, sizes = Path(started["folder"]), started["sizes"]
     echoes = [_Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd) for fd, name in ((1, "stdout"), (2, "stderr"))]
     readers = select.poll()
     readers.register(1, 0)  # errors are always told
     while True:
-        reply = client.ask("poll", run=run, max_bytes=0)
-        ranks = reply["ranks"]
-        assert isinstance(ranks, list)
+        ranks = client.ask("poll", run=run, max_bytes=0)["ranks"]
         state = next(item for item in ranks if item["rank"] == rank)
         for echo in echoes:
             echo.copy()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 from workbench.base import wire
 from workbench.base.wire import from_line, to_line
@@ -31,7 +32,7 @@ class Client:
         self._file = self._socket.makefile("rb")
         self._number = 0
 
-    def ask(self, op: str, **message: object) -> dict[str, object]:
+    def ask(self, op: str, **message: object) -> dict[str, Any]:
         """Ask for one thing and wait for the answer."""
         self._number += 1
         self._socket.sendall(to_line({"id": self._number, "op": op, **message}))
