@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +16,9 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import wording
-from workbench.worker.answer.generate import answer
+from workbench.worker.answer.generate import answers
 from workbench.worker.answer.serve import placement
-from workbench.worker.data.rows import IGNORED, Example, aligned
+from workbench.worker.data.rows import IGNORED, Example, Row, aligned
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
 
@@ -47,6 +49,11 @@ def encoder(loaded: model.Loaded, **options: object) -> Encoder:
 
 def text_of(loaded: model.Loaded, ids: list[int]) -> str:
     return loaded.tokenizer.decode(ids)
+
+
+def texts(model: Any, encoder: Encoder, rows: Sequence[Row]) -> list[str]:
+    by_number = answers(model, encoder, rows, device=model.device)
+    return [by_number[number] for number in range(len(rows))]
 
 
 @pytest.mark.slow
@@ -121,9 +128,8 @@ def test_answers_depend_on_no_neighbour_and_hold_no_prompt(llama: model.Loaded) 
     for weights in noisy.parameters():
         weights.data += 0.1 * torch.randn_like(weights)
     rows = made.questions([*EXAMPLES, Example(source="", target="", opening="Once upon")])
-    device = torch.device("cpu")
-    together = answer(noisy, made, rows, device=device)
-    assert together == [answer(noisy, made, [row], device=device)[0] for row in rows]
+    together = texts(noisy, made, rows)
+    assert together == [texts(noisy, made, [row])[0] for row in rows]
     assert len(set(together)) > 1
     assert not any("###" in text for text in together)
     ids = torch.tensor([rows[0]["input_ids"]])
@@ -161,14 +167,11 @@ def test_a_causal_folder_without_padding_token_trains_and_answers(llama: model.L
     mine = encoder(llama, max_target_length=6)
     its = Encoder(loaded, FineTune(model=str(tmp_path), max_target_length=6))
     assert its.rows(EXAMPLES) == mine.rows(EXAMPLES)
-    device = torch.device("cpu")
-    answers = [
-        answer(each.model, e, e.questions(EXAMPLES[:3]), device=device) for each, e in ((llama, mine), (loaded, its))
-    ]
-    assert answers[0] == answers[1]
+    first, again = (texts(each.model, e, e.questions(EXAMPLES[:3])) for each, e in ((llama, mine), (loaded, its)))
+    assert first == again
     one, small, large = str(tmp_path), 10_000, 10**12
     assert placement(one, [small]) == placement(one, [large, large]) == placement("tiny-llama", [small, small]) == {}
     spread = model.load(one, (), seed=0, options=placement(one, [small, small]))
-    assert answer(spread.model, its, its.questions(EXAMPLES[:3]), device=spread.model.device) == answers[0]
+    assert texts(spread.model, its, its.questions(EXAMPLES[:3])) == first
     half = model.load(str(tmp_path), (), seed=0, options={"dtype": torch.bfloat16})
     assert half.model.dtype is torch.bfloat16

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
+from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
@@ -32,8 +33,6 @@ from workbench.rundir.paths import PodRunPaths, RunPaths
 __all__ = ["clear", "fetch", "launch_plan", "rank_request", "resumed_from", "send_inputs"]
 
 _FETCHES = 3  # times that a small file is fetched when it arrives as another
-# Threads of torch's and MKL's own pools beside OMP's: 3 pods of one core each must not start 3 x all cores.
-_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
@@ -51,10 +50,11 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "world_size": len(context.places),
         "master_addr": master[0],
         "master_port": master[1],
-        "env": {**_QUIET, **network, **package, **spec.env, **job.env},
+        "env": {**QUIET, **network, **package, **spec.env, **job.env},
         "cwd": str(context.on_pod(link).root / "script") if script else None,
         "argv": [pod.python, "-u", *(program or ["-c", f"from {module} import {function}; {function}()"])],
         "entry": None if script else entries.TRAINER,
+        # Also of torch's and MKL's own pools: 3 pods of one core each must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),
     }
 

@@ -13,27 +13,23 @@ from workbench.worker.data.rows import Example, Row
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["answer", "predict"]
+__all__ = ["answers", "predict"]
 
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
     """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""
-    rows, size = encoder.questions(examples), encoder.job.per_device_eval_batch_size
-    rank, world_size = ranks.rank(), ranks.world_size()
-    mine = list(range(rank, len(rows), world_size))
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    answers: dict[int, str] = {}
-    # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
-    # of no use where it has run out of its own.
-    calls = -(-len(rows) // (world_size * size))
-    for call in range(calls):
-        numbers = mine[call * size : (call + 1) * size]
-        batch = [rows[n] for n in numbers] or [rows[0]]
-        texts = answer(model, encoder, batch, device=trainer.args.device, synced_gpus=trainer.forward_is_collective)
-        answers.update(zip(numbers, texts, strict=False))
-    parts = ranks.gather_bytes(json.dumps(answers).encode())
+    mine = answers(
+        model,
+        encoder,
+        encoder.questions(examples),
+        device=trainer.args.device,
+        share=(ranks.rank(), ranks.world_size()),
+        synced_gpus=trainer.forward_is_collective,
+    )
+    parts = ranks.gather_bytes(json.dumps(mine).encode())
     everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
-    if rank != 0:
+    if ranks.rank() != 0:
         return []
     return [
         judge(row.source, row.target, everyone[n], table_id=row.table_id, input=row.input)
@@ -41,10 +37,32 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
     ]
 
 
-def answer(
-    model: Any, encoder: Encoder, rows: Sequence[Row], *, device: torch.device, synced_gpus: bool = False
-) -> list[str]:
-    """Let a model answer one batch, greedily."""
+def answers(
+    model: Any,
+    encoder: Encoder,
+    rows: Sequence[Row],
+    *,
+    device: torch.device,
+    share: tuple[int, int] = (0, 1),
+    synced_gpus: bool = False,
+) -> dict[int, str]:
+    """Let a model answer rows, greedily, or the share of one rank of so many; return the answers by row number."""
+    rank, world_size = share
+    size = encoder.job.per_device_eval_batch_size
+    # Rows of like length together need little padding.
+    order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
+    mine = order[rank::world_size]
+    texts: dict[int, str] = {}
+    # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
+    # of no use where it has run out of its own.
+    for call in range(-(-len(rows) // (world_size * size))):
+        numbers = mine[call * size : (call + 1) * size]
+        batch = [rows[n] for n in numbers] or [rows[order[0]]]
+        texts.update(zip(numbers, _answer(model, encoder, batch, device, synced_gpus), strict=False))
+    return texts
+
+
+def _answer(model: Any, encoder: Encoder, rows: Sequence[Row], device: torch.device, synced_gpus: bool) -> list[str]:
     batch = encoder.asking(rows)
     model.eval()
     with torch.no_grad():

@@ -27,7 +27,7 @@ from workbench.base.wire import from_line
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.model import ModelKind, model_kind
-from workbench.worker.answer.generate import answer
+from workbench.worker.answer.generate import answers
 from workbench.worker.data.rows import Example
 from workbench.worker.model import adapters
 from workbench.worker.model import load as model
@@ -90,16 +90,9 @@ class Answerer:
         return loaded
 
     def _batched(self, loaded: model.Loaded, examples: Sequence[Example]) -> list[str]:
-        encoder, size = Encoder(loaded, self._job), self._job.per_device_eval_batch_size
-        rows = encoder.questions(examples)
-        # Rows of like length together need little padding.
-        order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
-        answers: dict[int, str] = {}
-        for first in range(0, len(order), size):
-            batch = order[first : first + size]
-            texts = answer(loaded.model, encoder, [rows[n] for n in batch], device=loaded.model.device)
-            answers.update(zip(batch, texts, strict=True))
-        return [answers[n] for n in range(len(rows))]
+        encoder = Encoder(loaded, self._job)
+        texts = answers(loaded.model, encoder, encoder.questions(examples), device=loaded.model.device)
+        return [texts[n] for n in range(len(examples))]
 
 
 def placement(place: str, free: Sequence[int]) -> dict[str, object]:

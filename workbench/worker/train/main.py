@@ -6,7 +6,7 @@ environment and `job.json`, and speaks by events and files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.base.versions import installed_versions

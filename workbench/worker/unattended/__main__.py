@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.base.child import QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
@@ -28,7 +29,6 @@ from workbench.worker.unattended.rendezvous import FileRendezvous
 
 __all__ = ["main"]
 
-_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 _PATIENCE_S = 60.0  # for the records of the other ranks; they have passed the last barrier when this one has
 _HURRY_S = 10.0  # the same where this rank failed or was stopped: others may have been killed
 
@@ -105,7 +105,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         "OMP_NUM_THREADS": str(max(1, int(pods.cpus // pods.slots))),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
-        **_QUIET,
+        **QUIET,
         **pods.env,
         **spec.job.env,
         "RANK": str(place.rank),
