@@ -1,4 +1,4 @@
-"""The command that starts the ranks of a run, for each launcher: built here, executed by `runner.py`.
+"""The command that starts the ranks of a run, for each launcher: built here, executed by `run/attempt.py`.
 
 Pure: the same inputs give the same command, and showing it is the dry run. Whatever the launcher, what it starts on
 a pod is the agent's `rank` client, which asks the pod's agent for the rank; so ranks live, speak and die the same way

@@ -72,7 +72,7 @@ class TransferProgress:
             self._report("; ".join([self._what, *lines] if self._what else lines))
 
 
-def progress_text(moving: TransferStatus, pod: str, now: float) -> str:
+def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
     """Return how far a file is, how fast it goes and how long it will take.
 
     Example:
@@ -80,8 +80,8 @@ def progress_text(moving: TransferStatus, pod: str, now: float) -> str:
         >>> progress_text(file, "pod-0", 40.0)
         'model.safetensors (pod-0) 300 of 1024 MiB, 10.0 MiB/s, 72 s left'
     """
-    pace = (moving.done - moving.begun) / max(now - moving.began_at, 0.1)
-    text = f"{moving.name} ({pod}) {moving.done // _MIB} of {moving.size // _MIB} MiB"
+    pace = (transfer.done - transfer.begun) / max(now - transfer.began_at, 0.1)
+    text = f"{transfer.name} ({pod}) {transfer.done // _MIB} of {transfer.size // _MIB} MiB"
     if pace < 1:
         return f"{text}, standing still"
-    return f"{text}, {pace / _MIB:.1f} MiB/s, {(moving.size - moving.done) / pace:.0f} s left"
+    return f"{text}, {pace / _MIB:.1f} MiB/s, {(transfer.size - transfer.done) / pace:.0f} s left"

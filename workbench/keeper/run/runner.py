@@ -1,7 +1,7 @@
 """One run from its start to its result: an attempt, one more where a port was snatched, what came of it, and the files.
 
 It runs in a thread of the keeper. The result is written last and its presence means that the run is over. How an
-attempt goes is in `attempt.py`, how the judging works in `outcome.py`.
+attempt goes is in `attempt.py`, how the judging works in `rundir/outcome.py`.
 """
 
 from __future__ import annotations

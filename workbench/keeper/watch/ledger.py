@@ -1,6 +1,6 @@
 """What is known of a run so far: a record that grows as reports of its pods come in, and the questions to it.
 
-It decides nothing; `runner.py` does.
+It decides nothing; `run/runner.py` does.
 """
 
 from __future__ import annotations

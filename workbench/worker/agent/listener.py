@@ -1,6 +1,6 @@
 """The agent's loop: one thread, one selector, JSON lines over a Unix socket.
 
-What the requests mean is in `core`.
+What the requests mean is in `supervisor`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The agent itself: answers requests, reaps, samples, and lets go when its lease ends.
 
-It waits for nothing; `server` calls it whenever there is something to do. The environment of jobs stays in memory.
+It waits for nothing; `listener` calls it whenever there is something to do. The environment of jobs stays in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure an all-reduce between pods: `python -m workbench.worker.probe.allreduce`, one process a pod.
 
-Started over SSH by `pods/exchange.py`. Its request is one JSON line on stdin; rank 0 answers with the port of the
-store that it opened on its own address, the others read that as a second line; rank 0 prints what it measured. When
+Started over SSH by `pods/doctor/exchange.py`. Its request is one JSON line on stdin; rank 0 answers with the port of
+the store that it opened on its own address, the others read that as a second line; rank 0 prints what it measured. When
 stdin ends it ends: whoever asked is gone.
 """
 

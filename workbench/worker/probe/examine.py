@@ -1,6 +1,6 @@
 """Print what a pod has as one JSON object: `python -m workbench.worker.probe.examine ADDRESS [FOLDER]`.
 
-Run over SSH by `pods/doctor.py`, which judges. It imports nothing heavy, changes nothing and takes a blink.
+Run over SSH by `pods/doctor/`, which judges. It imports nothing heavy, changes nothing and takes a blink.
 """
 
 from __future__ import annotations

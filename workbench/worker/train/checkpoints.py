@@ -2,7 +2,7 @@
 
 A rank writes its part under another name, its manifest last; only when all ranks have done so do the parts get
 their names, so a step has either all parts or is no checkpoint. A disk that is full costs the checkpoint, not the
-run. What is in a part is in `snapshot.py`; which one is fetched, trusted and sent is in `runs/checkpoints.py`.
+run. What is in a part is in `snapshot.py`; which one is fetched, trusted and sent is in `keeper/checkpoints/`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One run on this pod: its ranks, how they are stopped, and the sweep that leaves nothing of it behind.
 
-How a rank is launched, and when, is decided in `core`.
+How a rank is launched, and when, is decided in the supervisor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One rank on this pod: its cold start, what is known of it, and the processes that belong to it.
 
-When to stop it is decided in `run`.
+When to stop it is decided in `job`.
 """
 
 from __future__ import annotations

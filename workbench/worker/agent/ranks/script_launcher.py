@@ -1,6 +1,6 @@
 """Start ranks: forked from the warm server where it serves, executed cold where it does not.
 
-What becomes of a rank afterwards is in `run`.
+What becomes of a rank afterwards is in `job`.
 """
 
 from __future__ import annotations
