@@ -60,6 +60,7 @@ test-images: setup ## Build the container images and train on them (root; minute
 lint: setup docs-check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/vulture
 
 # All pages anew: what is read again warns again.
