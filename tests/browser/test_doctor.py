@@ -46,7 +46,7 @@ def test_the_doctors_findings(lab: Any, open_book: Callable[[str], Any]) -> None
     book = open_book(lab.add(notebook(EXAMINED, ILL, WELL), "doctor.ipynb"))
     book.run(0)
     book.run(1)
-    said = book.see(1, "To mend", 30)
+    said = book.see(1, "Fix:", 30)
     assert "pod-2, pod-3, torch: 2.12.1" in said
     assert "Connection refused <img src=x>" in said
     assert book.page.locator("img[src=x]").count() == 0

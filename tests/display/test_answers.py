@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
 from workbench.base.table import Marked
-from workbench.display.records.answers import answers_html, answers_text, marked_words
+from workbench.display.records.answers import marked_words
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.rundir.answers import Answer
 
@@ -45,14 +45,13 @@ TWO = Answers(
 
 @pytest.mark.parametrize("answers", [ONE, TWO], ids=["one", "two"])
 def test_text_and_html_state_the_same(answers: Answers) -> None:
-    text, page = answers_text(answers), answers_html(answers)
+    text, page = str(answers), answers._repr_html_()
     assert "<img" not in page
     assert "<b>" not in page
     shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
     for word in re.sub(r"[\[\]]|-{3,}", " ", text).split():
         assert word in shown
     assert text == str(answers)
-    assert page == answers._repr_html_()
 
 
 def test_one_model_has_a_column_for_each_verdict() -> None:
@@ -79,9 +78,9 @@ def test_several_models_stand_side_by_side() -> None:
 
 def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
     many = Answers(names=("answered",), models=(answered(*[answer(EXPECTED)] * 60),))
-    assert "60 rows" in answers_text(many)
-    assert "the first 50 shown" in answers_text(many)
-    assert answers_html(many).count("<tr>") == 51
+    assert "60 rows" in str(many)
+    assert "the first 50 shown" in str(many)
+    assert many._repr_html_().count("<tr>") == 51
 
 
 @given(st.text("ab <\n"), st.text("ab <\n"))

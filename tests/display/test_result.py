@@ -8,7 +8,6 @@ import pytest
 
 from workbench.client.result import RunResult
 from workbench.display.cluster.table import cluster_grid
-from workbench.display.records.result import result_html, result_text
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import HostSlots, RunFault
 from workbench.rundir.state import RunState
@@ -30,7 +29,7 @@ FAILED = RunResult(
 
 @pytest.mark.parametrize("result", [DONE, FAILED], ids=["done", "failed"])
 def test_text_and_html_state_the_same(result: RunResult) -> None:
-    text, page = result_text(result), html.unescape(result_html(result))
+    text, page = str(result), html.unescape(result._repr_html_())
     for line in text.splitlines():
         for piece in line.split("  "):
             assert piece.strip() in page

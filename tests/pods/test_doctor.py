@@ -259,7 +259,7 @@ def test_text_and_html_state_the_same_and_escape() -> None:
     )
     text, page = " ".join(str(diagnosis).split()), Seen(diagnosis._repr_html_())
     said = ["pod-0 127.0.0.2", "2 of 2 hosts cannot be relied on", f"pod-0, pod-1, torch: 2.12 {evil}", "200 µs",
-            f"To mend: pip install {evil}", "0.84 GB/s", "over gloo", "t5-small"]  # fmt: skip
+            f"Fix: pip install {evil}", "0.84 GB/s", "over gloo", "t5-small"]  # fmt: skip
     for fact in said:
         assert fact in text
         assert fact in page.text

@@ -25,17 +25,17 @@ from workbench.display.benchmark.live import BenchmarkLive
 from workbench.display.benchmark.report import plots_html, report_html, report_markdown
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.display.cluster.panel import cluster_bundle, cluster_html, cluster_text, show_cluster
-from workbench.display.kit.doc import to_html, to_text
+from workbench.display.kit.doc import Doc, to_html, to_markdown, to_text
 from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
-from workbench.display.records.answers import answers_html, answers_text, predictions_grid
+from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_html
-from workbench.display.records.doctor import diagnosis_html, diagnosis_text
-from workbench.display.records.history import history_grid, history_html, history_text
-from workbench.display.records.manifest import manifest_html
-from workbench.display.records.plan import plan_html, plan_text
-from workbench.display.records.profile import comparison_html, comparison_text, profile_html, profile_text
-from workbench.display.records.result import result_html, result_text
+from workbench.display.records.doctor import diagnosis_doc
+from workbench.display.records.history import history_doc, history_grid
+from workbench.display.records.manifest import manifest_doc
+from workbench.display.records.plan import plan_doc
+from workbench.display.records.profile import comparison_doc, profile_doc
+from workbench.display.records.result import result_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.page import run_page, run_text
 from workbench.display.run.panel import run_bundle, show_run
@@ -59,44 +59,38 @@ def _plots_html(plots: BenchmarkPlots) -> str:
     return plots_html(gather(plots.result.rows, title=plots.result.name, with_cards=False))
 
 
+_DOCS: Mapping[type, Callable[..., Doc]] = {
+    Answers: answers_doc,
+    Benchmark: lambda it: forecast_doc(it.forecast()),
+    BenchmarkForecast: forecast_doc,
+    Diagnosis: diagnosis_doc,
+    History: history_doc,
+    Manifest: manifest_doc,
+    PlanTable: plan_doc,
+    Predictions: predictions_doc,
+    Profile: profile_doc,
+    ProfileComparison: comparison_doc,
+    RunResult: result_doc,
+}
+"""What is drawn from one `Doc`, as text, HTML and Markdown."""
+
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {
-        Answers: answers_text,
-        Benchmark: lambda it: to_text(forecast_doc(it.forecast())),
-        BenchmarkForecast: lambda it: to_text(forecast_doc(it)),
         BenchmarkPlots: lambda it: f"{it.result!r}: plots are seen in a notebook, and in the file of .report()",
         BenchmarkResult: lambda it: benchmark_text(it.groups),
         Board: repr,
         Cluster: cluster_text,
-        Diagnosis: diagnosis_text,
         Grid: text_table,
-        History: history_text,
         Manifest: Manifest.to_text,
-        PlanTable: plan_text,
-        Predictions: lambda it: text_table(predictions_grid(it)),
-        Profile: profile_text,
-        ProfileComparison: comparison_text,
         Run: lambda it: run_text(RunView(it.path)),
-        RunResult: result_text,
     },
     shown.as_html: {
-        Answers: answers_html,
-        Benchmark: lambda it: to_html(forecast_doc(it.forecast())),
-        BenchmarkForecast: lambda it: to_html(forecast_doc(it)),
         BenchmarkPlots: _plots_html,
         BenchmarkResult: lambda it: benchmark_html(it.groups),
         Board: board_html,
         Cluster: cluster_html,
-        Diagnosis: diagnosis_html,
         Grid: html_table,
-        History: history_html,
-        Manifest: manifest_html,
-        PlanTable: plan_html,
-        Predictions: lambda it: html_table(predictions_grid(it)),
-        Profile: profile_html,
-        ProfileComparison: comparison_html,
         Run: lambda it: run_page(RunView(it.path)),
-        RunResult: result_html,
     },
     shown.as_grid: {History: history_grid, Predictions: predictions_grid},
     shown.as_page: {Card: card_html, Report: report_html},
@@ -105,7 +99,16 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_live: {Cluster: show_cluster, Run: show_run},
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
 }
+"""What is drawn otherwise, by the kind of view."""
 
+
+def _drawn(to: Callable[[Doc], str], doc: Callable[..., Doc]) -> Callable[..., str]:
+    return lambda record: to(doc(record))
+
+
+for _record, _doc in _DOCS.items():
+    for _view, _to in ((shown.as_text, to_text), (shown.as_html, to_html), (shown.as_markdown, to_markdown)):
+        _view.register(_record, _drawn(_to, _doc))
 for _view, _drawings in _VIEWS.items():
     for _record, _draw in _drawings.items():
         _view.register(_record, _draw)

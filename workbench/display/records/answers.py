@@ -6,29 +6,28 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.base.table import Cell, Grid, Marked, text_table
+from workbench.base.table import Cell, Grid, Marked
 from workbench.base.words import UNKNOWN, count, duration, percent, yes_no
-from workbench.display.kit.table import html_table
+from workbench.display.kit.doc import Doc, Table
 from workbench.jobs.data.rows import PREFIX
 from workbench.results.answers.predictions import AnsweredRow, Answers, Predictions
 from workbench.rundir.answers import Answer
 
-__all__ = ["answers_grids", "answers_html", "answers_text", "marked_words", "predictions_grid"]
+__all__ = ["answers_doc", "answers_grids", "marked_words", "predictions_doc", "predictions_grid"]
 
 _ROWS = 50
 _EMPTY = "(nothing)"
 
 
-def answers_text(answers: Answers, limit: int = _ROWS) -> str:
-    """Draw answers as text; marked words stand in brackets."""
-    return "\n\n".join(
-        text_table(grid, width=40 if len(answers.names) > 1 else 60) for grid in answers_grids(answers, limit)
-    )
+def answers_doc(answers: Answers) -> Doc:
+    """State answers; marked words stand in brackets in text."""
+    width = 40 if len(answers.names) > 1 else 60
+    return Doc(blocks=[Table(grid, width) for grid in answers_grids(answers)], full=True)
 
 
-def answers_html(answers: Answers, limit: int = _ROWS) -> str:
-    """Draw answers as HTML, everything escaped."""
-    return "".join(html_table(grid) for grid in answers_grids(answers, limit))
+def predictions_doc(predictions: Predictions) -> Doc:
+    """State the first answers of a run."""
+    return Doc(blocks=[Table(predictions_grid(predictions))], full=True)
 
 
 def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:

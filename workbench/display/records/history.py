@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from workbench.base.table import Cell, Grid, Marked, text_table
+from workbench.base.table import Cell, Grid, Marked
 from workbench.base.words import UNKNOWN, count, number, percent
 from workbench.client.history import History
-from workbench.display.kit.table import html_table
+from workbench.display.kit.doc import Doc, Table
 from workbench.rundir.store import RunRecord
 
-__all__ = ["history_grid", "history_html", "history_text"]
+__all__ = ["history_doc", "history_grid"]
 
 _RUNS = 50
 _COLUMNS = (
@@ -21,30 +21,23 @@ _COLUMNS = (
 _RIGHT = ("#", "pods", "steps", "eval loss", "exact match", "samples/s")
 
 
-def history_text(history: History) -> str:
-    """Draw the newest runs as text; the state of a live one stands in brackets."""
-    return text_table(history_grid(history, _RUNS), width=80)
-
-
-def history_html(history: History) -> str:
-    """Draw the newest runs as HTML, everything escaped."""
-    return f'<div style="overflow-x: auto">{html_table(history_grid(history, _RUNS))}</div>'
+def history_doc(history: History) -> Doc:
+    """State the newest runs."""
+    return Doc(blocks=[Table(history_grid(history, _RUNS), width=80)], full=True)
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
     """Return the runs as a table."""
     records = history.records[:limit]
     live = sum(record.is_live for record in history.records)
-    said = (
-        f"{count(len(history))} runs below {history.folder}" if len(history) != 1 else f"1 run below {history.folder}"
-    )
+    runs = f"{count(len(history))} {'run' if len(history) == 1 else 'runs'} below {history.folder}"
     shown = f"; the newest {count(limit)} shown" if len(records) < len(history) else ""
     return Grid(
         columns=_COLUMNS,
         rows=[_row(n, record, history.folder) for n, record in enumerate(records)],
         right=_RIGHT,
         whole=_COLUMNS[:-1],
-        caption=f"{said}, {count(live)} live{shown}" if live else said + shown,
+        caption=f"{runs}, {count(live)} live{shown}" if live else runs + shown,
     )
 
 

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import html
-from typing import TYPE_CHECKING
+from workbench.display.kit.doc import Code, Doc, Facts, Fold
+from workbench.results.kubeflow.manifest import Manifest
 
-from workbench.base.table import facts
-from workbench.display.kit.table import html_table
-
-if TYPE_CHECKING:
-    from workbench.results.kubeflow.manifest import Manifest
-
-__all__ = ["manifest_html"]
-
-_PRE = "white-space: pre-wrap; overflow-wrap: anywhere; font-size: 12px"
+__all__ = ["manifest_doc"]
 
 
-def manifest_html(manifest: Manifest) -> str:
-    """Draw a manifest as HTML, everything escaped."""
-    grid = facts(
-        f"{manifest.kind} {manifest.name}",
-        [
-            (
-                "nodes",
-                f"{manifest.nodes}, each with {manifest.slots} ranks" if manifest.slots > 1 else f"{manifest.nodes}",
-            ),
-            ("image", manifest.image),
-            ("results", manifest.results),
-            ("objects", ", ".join(str(each["kind"]) for each in manifest.objects)),
-            ("to a file", f"manifest.to_yaml('{manifest.name}.yaml')"),
-        ],
-    )
-    text = html.escape(manifest.to_text(folded=True))
-    return f'{html_table(grid)}<details><summary>YAML</summary><pre style="{_PRE}">{text}</pre></details>'
+def manifest_doc(manifest: Manifest) -> Doc:
+    """State a manifest; its text is its YAML alone."""
+    ranks = f", each with {manifest.slots} ranks" if manifest.slots > 1 else ""
+    pairs = [
+        ("nodes", f"{manifest.nodes}{ranks}"),
+        ("image", manifest.image),
+        ("results", manifest.results),
+        ("objects", ", ".join(str(each["kind"]) for each in manifest.objects)),
+        ("to a file", f"manifest.to_yaml('{manifest.name}.yaml')"),
+    ]
+    yaml = Code(manifest.to_text(folded=True))
+    return Doc(blocks=[Facts(pairs, f"{manifest.kind} {manifest.name}"), Fold("YAML", [yaml])])

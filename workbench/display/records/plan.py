@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
-from workbench.base.table import Cell, Grid, Marked, text_table
-from workbench.base.words import UNKNOWN, count, plain, scaled
-from workbench.display.kit.style import styled
-from workbench.display.kit.table import html_table
+from workbench.base.table import Cell, Grid, Marked
+from workbench.base.words import UNKNOWN, count, scaled
+from workbench.display.kit.doc import Doc, Note, Table
 from workbench.planner.memory import Memory
 from workbench.planner.plan import Fit, PlanRow, PlanTable
 
-__all__ = ["plan_grid", "plan_html", "plan_text"]
+__all__ = ["plan_doc", "plan_grid"]
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
 _GIB = 2**30
@@ -31,15 +29,9 @@ def plan_grid(table: PlanTable) -> Grid:
     return Grid(columns=shown, rows=rows, right=numbers, whole=set(shown), caption=_caption(table))
 
 
-def plan_text(table: PlanTable) -> str:
-    """Draw the table as text."""
-    return "\n".join([text_table(plan_grid(table)), *_notes(table)])
-
-
-def plan_html(table: PlanTable) -> str:
-    """Draw the table as HTML."""
-    notes = "".join(f"<div class='wb-quiet'>{html.escape(plain(note))}</div>" for note in _notes(table))
-    return styled(f"<div style='overflow-x: auto'>{html_table(plan_grid(table))}</div>{notes}")
+def plan_doc(table: PlanTable) -> Doc:
+    """State the table and what to know of it."""
+    return Doc(blocks=[Table(plan_grid(table)), *map(Note, _notes(table))])
 
 
 def _cells(row: PlanRow) -> list[Cell]:

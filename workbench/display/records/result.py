@@ -2,62 +2,50 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
 
-from workbench.base.table import Grid, facts, text_table
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, scaled
 from workbench.client.result import RunResult
-from workbench.display.kit.table import html_table
+from workbench.display.kit.doc import Code, Doc, Facts
 
-__all__ = ["result_html", "result_text"]
-
-
-def result_text(result: RunResult) -> str:
-    """Draw the facts of a run as text, the failing rank's own words beneath."""
-    error = f"\n\n{_printable(str(result.error))}" if result.error else ""
-    return text_table(_grid(result), width=100) + error
+__all__ = ["result_doc"]
 
 
-def result_html(result: RunResult) -> str:
-    """Draw the facts of a run as HTML, everything escaped."""
-    error = f'<pre style="{_ERROR}">{html.escape(_printable(str(result.error)))}</pre>' if result.error else ""
-    return html_table(_grid(result)) + error
+def result_doc(result: RunResult) -> Doc:
+    """State the facts of a run, the failing rank's own words beneath."""
+    message = f": {result.message}" if result.message else ""
+    facts = Facts([(name, text) for name, text in _pairs(result) if text], f"Run {result.state}{message}", width=100)
+    return Doc(blocks=[facts, Code(str(result.error))] if result.error else [facts], state=result.state)
 
 
-_ERROR = "color: var(--jp-error-color1, #d32f2f); white-space: pre-wrap"
-
-
-def _grid(result: RunResult) -> Grid:
-    said = f": {result.message}" if result.message else ""
-    pairs = [
+def _pairs(result: RunResult) -> list[tuple[str, str]]:
+    return [
         ("trained", result.trained),
         ("adapters", _adapters(result)),
         ("hosts", _hosts(result)),
         ("launcher", result.launcher),
-        ("optimizer steps", _known(result.steps, count(result.steps))),
-        ("rows per step", _known(result.global_batch_size, count(result.global_batch_size))),
-        ("whole run", _known(result.duration_s, duration(result.duration_s))),
-        ("time to first step", _known(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
-        ("training loop", _known(result.train_runtime_s, duration(result.train_runtime_s))),
-        ("samples per second", _known(result.train_samples_per_s, number(result.train_samples_per_s))),
+        ("optimizer steps", _measured(result.steps, count(result.steps))),
+        ("rows per step", _measured(result.global_batch_size, count(result.global_batch_size))),
+        ("whole run", _measured(result.duration_s, duration(result.duration_s))),
+        ("time to first step", _measured(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
+        ("training loop", _measured(result.train_runtime_s, duration(result.train_runtime_s))),
+        ("samples per second", _measured(result.train_samples_per_s, number(result.train_samples_per_s))),
         ("tokens per second", _tokens(result)),
         ("arithmetic", _arithmetic(result)),
-        ("sent per step and pod", _known(result.sent_bytes_per_step, scaled(result.sent_bytes_per_step, "B"))),
-        ("training loss, all steps", _known(result.train_loss, number(result.train_loss))),
+        ("sent per step and pod", _measured(result.sent_bytes_per_step, scaled(result.sent_bytes_per_step, "B"))),
+        ("training loss, all steps", _measured(result.train_loss, number(result.train_loss))),
         ("evaluation loss", _eval_loss(result)),
-        ("perplexity", _known(result.perplexity, number(result.perplexity))),
-        ("exact match", _known(result.exact_match, percent(result.exact_match))),
+        ("perplexity", _measured(result.perplexity, number(result.perplexity))),
+        ("exact match", _measured(result.exact_match, percent(result.exact_match))),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         ("predicted for a pod", _predicted(result)),
         ("pods' own memory", _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else ""),
         ("run directory", str(result.path)),
     ]
-    return facts(f"Run {result.state}{said}", [(name, text) for name, text in pairs if text])
 
 
-def _known(value: object, text: str) -> str:
-    """Leave out what was not measured: a script, for one, tells no loss."""
+def _measured(value: object, text: str) -> str:
+    """Leave out what was not measured: a script, for one, reports no loss."""
     return "" if value is None else text
 
 
@@ -104,8 +92,3 @@ def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
 def _predicted(result: RunResult) -> str:
     predicted = result.predicted_memory_gib
     return "" if predicted is None else f"{gib(predicted)} at the longest rows that the job allows"
-
-
-def _printable(text: str) -> str:
-    """Keep the lines of a traceback, and nothing else that a terminal would obey."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text.expandtabs())

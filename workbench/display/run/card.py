@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count
+from workbench.display.kit.doc import to_fragment
 from workbench.display.kit.logs import clean
 from workbench.display.kit.table import html_table
-from workbench.display.records.profile import profile_html
-from workbench.display.records.result import result_html
+from workbench.display.records.profile import profile_doc
+from workbench.display.records.result import result_doc
 from workbench.display.run.page import run_page
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
         f"<p class='quiet'>{_esc(_times(card))}</p>",
         "".join(f"<p>{_esc(line)}</p>" for line in card.missing),
         _section("What happened", run_page(card.view) if card.view else ""),
-        _section("Facts", result_html(result) + _versions(card)),
+        _section("Facts", to_fragment(result_doc(result)) + _versions(card)),
         _section("Answers", _answers(card)),
-        _section("FLOPS profile", profile_html(card.profile) if card.profile else ""),
+        _section("FLOPS profile", to_fragment(profile_doc(card.profile)) if card.profile else ""),
         _section("How it was started", _started(card)),
         _section("Repeat it", _recipe(card, anchor) if carry else ""),
     ]
