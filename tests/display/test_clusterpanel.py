@@ -6,7 +6,8 @@ from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.cluster import Cluster
-from workbench.display.cluster.panel import ClusterPanel, look_at
+from workbench.display.cluster.panel import ClusterPanel
+from workbench.display.cluster.view import look_at
 from workbench.display.kit.follow import follow_start
 from workbench.pods.local.pods import LocalPods
 

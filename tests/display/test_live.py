@@ -12,6 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
+from workbench.display.kit.doc import Doc, Note
 from workbench.display.kit.live import WIDGET, Live
 
 
@@ -37,47 +38,48 @@ def shown() -> Iterator[list[dict[str, Any]]]:
     InteractiveShell.clear_instance()
 
 
-PATH = Path("/runs/r1")
+RUN = SimpleNamespace(path=Path("/runs/r1"))
 
 
 def live() -> Live:
-    said = iter(["queued", "running", "succeeded", "closed"])
-    return Live(lambda _path: (word := next(said)) and {"text/plain": word, "text/html": f"<b>{word}</b>"})
+    words = iter(["queued", "running", "succeeded", "closed"])
+    return Live(lambda _run: Doc(blocks=[Note(next(words))]))
 
 
 def test_widgets_become_html_when_the_object_has_ended(shown: list[dict[str, Any]]) -> None:
     objects, panel = live(), Panel()
-    objects.show(PATH, lambda: panel)
-    objects.show(PATH, Panel)
+    objects.show(RUN, lambda: panel)
+    objects.show(RUN, Panel)
     first, second = shown
     assert first["data"][WIDGET]["model_id"] == second["data"][WIDGET]["model_id"] == "m1"
-    assert (first["data"]["text/plain"], first["data"]["text/html"]) == ("queued", "<b>queued</b>")
+    assert first["data"]["text/plain"] == "queued"
+    assert ">queued<" in first["data"]["text/html"]
     assert panel.starts == 2
 
     panel.over = True
-    objects.settle(PATH)
+    objects.settle(RUN)
     updates = shown[2:]
     assert [u["update"] for u in updates] == [True, True]
     assert [u["transient"]["display_id"] for u in updates] == [s["transient"]["display_id"] for s in shown[:2]]
     assert all(WIDGET not in u["data"] for u in updates)
-    objects.settle(PATH)
+    objects.settle(RUN)
     assert len(shown) == 4
 
 
 def test_what_the_user_has_open_or_asked_to_keep_stays(shown: list[dict[str, Any]]) -> None:
     objects, panel = live(), Panel()
-    objects.show(PATH, lambda: panel)
+    objects.show(RUN, lambda: panel)
     panel.in_use = True
-    objects.settle(PATH)
+    objects.settle(RUN)
     assert len(shown) == 1
-    objects.show(PATH, lambda: panel, keep=True)
+    objects.show(RUN, lambda: panel, keep=True)
     panel.in_use, panel.over = False, True
-    objects.settle(PATH)
+    objects.settle(RUN)
     assert len(shown) == 3  # the one display that may change
 
 
 def test_where_no_widget_is_wanted_there_is_none(shown: list[dict[str, Any]]) -> None:
-    live().show(PATH, None)
+    live().show(RUN, None)
     assert sorted(shown[0]["data"]) == ["text/html", "text/plain"]
 
 

@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 import pytest
 from writtenrun import T0, WrittenRun
 
-from workbench.display.cluster.panel import ClusterView, cluster_page, cluster_words
+from workbench.display.cluster.view import ClusterView, cluster_doc
+from workbench.display.kit.doc import to_html, to_text
 from workbench.display.run.facts import RunFacts, facts_of
 from workbench.display.run.fault import fault_card
-from workbench.display.run.page import run_page, run_text
+from workbench.display.run.page import run_text, run_view_doc
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import RunFault
@@ -51,7 +52,7 @@ def folded(text: str) -> str:
 def stated(facts: RunFacts) -> list[str]:
     pairs = [*facts.head, *facts.figures, *facts.memory]
     card = facts.card
-    said = [card.advice.title, card.where, card.said, *card.advice.fixes] if card else []
+    said = [card.advice.title, card.where, card.error, *card.advice.fixes] if card else []
     return [text for _, text in pairs] + [facts.run_id, str(facts.state), facts.bar, *facts.receipt, *said]
 
 
@@ -95,7 +96,7 @@ def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("workbench.rundir.view.time.time", lambda: now)
     fill(written)  # type: ignore[operator]
     view = RunView(written.paths.root)
-    text, page = run_text(view), Seen(run_page(view))
+    text, page = run_text(view), Seen(to_html(run_view_doc(view)))
     text = folded(text)
     facts = facts_of(view)
     assert len(stated(facts)) >= 5
@@ -122,7 +123,7 @@ def test_a_fault_card() -> None:
     )  # fmt: skip
     card = fault_card(fault, FineTune())
     text, page = folded(str(card)), Seen(card._repr_html_())
-    facts = [card.advice.title, card.where, card.said, fault.others, *card.advice.fixes, folded(card.traceback)]
+    facts = [card.advice.title, card.where, card.error, fault.others, *card.advice.fixes, folded(card.traceback)]
     for fact in [*facts, *(f"{size} {name}" for name, size in card.memory)]:
         assert fact in text
         assert fact in page.text
@@ -143,7 +144,7 @@ def test_a_cluster(phase: str) -> None:
         phase=phase, message=f"1 of 2 pods is up {EVIL}", path="/runs/c1", count=2, pods=pods,
         memory={"127.0.0.2": 0.512}, running="20261121-zero1",
     )  # fmt: skip
-    text, page = folded(cluster_words(view)), Seen(cluster_page(view))
+    text, page = folded(to_text(cluster_doc(view))), Seen(to_html(cluster_doc(view)))
     for fact in (phase, f"1 of 2 pods is up {EVIL}", "pod-0", "127.0.0.2:2222", "Running", "Pending", "2.13.0",
                  f"waits for an image {EVIL}", "0.51 GiB", "20261121-zero1", "/runs/c1"):  # fmt: skip
         assert fact in text

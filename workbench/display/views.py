@@ -24,7 +24,8 @@ from workbench.display.benchmark.forecast import forecast_doc
 from workbench.display.benchmark.live import BenchmarkLive
 from workbench.display.benchmark.report import plots_html, report_html, report_markdown
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
-from workbench.display.cluster.panel import cluster_bundle, cluster_html, cluster_text, show_cluster
+from workbench.display.cluster.panel import cluster_bundle, show_cluster
+from workbench.display.cluster.view import cluster_doc, look_at
 from workbench.display.kit.doc import Doc, to_html, to_markdown, to_text
 from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
@@ -37,7 +38,8 @@ from workbench.display.records.plan import plan_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
 from workbench.display.records.result import result_doc
 from workbench.display.run.card import card_html
-from workbench.display.run.page import run_page, run_text
+from workbench.display.run.fault import FaultCard, fault_doc
+from workbench.display.run.page import run_doc
 from workbench.display.run.panel import run_bundle, show_run
 from workbench.planner.plan import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
@@ -46,7 +48,6 @@ from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile
 from workbench.results.tensorboard.board import Board
-from workbench.rundir.view import RunView
 
 
 @contextmanager
@@ -63,13 +64,16 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Answers: answers_doc,
     Benchmark: lambda it: forecast_doc(it.forecast()),
     BenchmarkForecast: forecast_doc,
+    Cluster: lambda it: cluster_doc(look_at(it)),
     Diagnosis: diagnosis_doc,
+    FaultCard: fault_doc,
     History: history_doc,
     Manifest: manifest_doc,
     PlanTable: plan_doc,
     Predictions: predictions_doc,
     Profile: profile_doc,
     ProfileComparison: comparison_doc,
+    Run: run_doc,
     RunResult: result_doc,
 }
 """What is drawn from one `Doc`, as text, HTML and Markdown."""
@@ -79,18 +83,14 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         BenchmarkPlots: lambda it: f"{it.result!r}: plots are seen in a notebook, and in the file of .report()",
         BenchmarkResult: lambda it: benchmark_text(it.groups),
         Board: repr,
-        Cluster: cluster_text,
         Grid: text_table,
         Manifest: Manifest.to_text,
-        Run: lambda it: run_text(RunView(it.path)),
     },
     shown.as_html: {
         BenchmarkPlots: _plots_html,
         BenchmarkResult: lambda it: benchmark_html(it.groups),
         Board: board_html,
-        Cluster: cluster_html,
         Grid: html_table,
-        Run: lambda it: run_page(RunView(it.path)),
     },
     shown.as_grid: {History: history_grid, Predictions: predictions_grid},
     shown.as_page: {Card: card_html, Report: report_html},

@@ -18,7 +18,7 @@ from workbench.display.kit.templates import Markup, macro, render
 
 __all__ = [
     "Beside", "Block", "Code", "Contents", "Doc", "Facts", "Figure", "Fold", "Heading", "Items", "Note", "Raw",
-    "Table", "blocks_html", "to_fragment", "to_html", "to_markdown", "to_page", "to_text",
+    "Table", "blocks_html", "to_bundle", "to_fragment", "to_html", "to_markdown", "to_page", "to_text",
 ]  # fmt: skip
 
 
@@ -136,6 +136,11 @@ class Doc:
 def to_html(doc: Doc) -> str:
     """Draw a document as HTML for a notebook, with its style sheet."""
     return styled(blocks_html(doc.blocks), doc.state, full=doc.full)
+
+
+def to_bundle(doc: Doc) -> dict[str, object]:
+    """Draw a document as a notebook takes it, by media type."""
+    return {"text/plain": to_text(doc), "text/html": to_html(doc)}
 
 
 def to_fragment(doc: Doc) -> str:

@@ -10,9 +10,11 @@ import importlib.util
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
+
+from workbench.display.kit.doc import Doc, to_bundle
 
 __all__ = ["WIDGET", "Live", "LivePanel", "has_widgets", "heard_at_once"]
 
@@ -20,7 +22,12 @@ logger = logging.getLogger(__name__)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 """The media type of a widget in a display bundle."""
 
-Bundle = Mapping[str, object]
+
+class InFolder(Protocol):
+    """A record that has a directory of its own."""
+
+    @property
+    def path(self) -> Path: ...
 
 
 class LivePanel(Protocol):
@@ -64,18 +71,18 @@ def heard_at_once(widget: Any) -> Any:
 
 
 class Live:
-    """The panels of one kind of object: one for each directory, however often it is displayed."""
+    """The panels of one kind of record: one for each directory, however often it is displayed."""
 
-    def __init__(self, plain: Callable[[Path], Bundle]):
-        """Start without panels."""
-        self._plain = plain
+    def __init__(self, doc: Callable[[Any], Doc]):
+        """Start without panels; `doc` states a record."""
+        self._doc = doc
         self._panels: dict[Path, LivePanel] = {}
         self._displays: dict[Path, list[str]] = {}
         self._lock = threading.Lock()
 
-    def bundle(self, path: Path, make: Callable[[], LivePanel] | None) -> dict[str, object]:
+    def bundle(self, record: InFolder, make: Callable[[], LivePanel] | None) -> dict[str, object]:
         """Return a display bundle: text and HTML always, and the panel where one is wanted."""
-        bundle = dict(self._plain(path))
+        path, bundle = record.path, to_bundle(self._doc(record))
         if make is not None:
             with self._lock:
                 panel = self._panels.get(path) or make()
@@ -85,21 +92,22 @@ class Live:
             bundle[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": panel.widget.model_id}
         return bundle
 
-    def show(self, path: Path, make: Callable[[], LivePanel] | None, *, keep: bool = False) -> None:
-        """Display an object."""
+    def show(self, record: InFolder, make: Callable[[], LivePanel] | None, *, keep: bool = False) -> None:
+        """Display a record."""
         from IPython.display import display
 
         name = uuid.uuid4().hex
-        bundle = self.bundle(path, make)
+        bundle = self.bundle(record, make)
         if WIDGET in bundle and not keep:
             with self._lock:
-                self._displays.setdefault(path, []).append(name)
+                self._displays.setdefault(record.path, []).append(name)
         display(bundle, raw=True, display_id=name)  # type: ignore[no-untyped-call]
 
-    def settle(self, path: Path) -> None:
-        """Replace the displays of an object that has ended by plain HTML, unless the user has something open there."""
+    def settle(self, record: InFolder) -> None:
+        """Replace the displays of a record that has ended by plain HTML, unless the user has something open there."""
         from IPython.display import display
 
+        path = record.path
         with self._lock:
             panel, names = self._panels.get(path), list(self._displays.get(path, ()))
             if panel is None:
@@ -111,6 +119,6 @@ class Live:
             return
         try:
             for name in names:
-                display(dict(self._plain(path)), raw=True, display_id=name, update=True)  # type: ignore[no-untyped-call]
-        except Exception:  # the border of a panel's thread: the widgets stay as they are
+                display(to_bundle(self._doc(record)), raw=True, display_id=name, update=True)  # type: ignore[no-untyped-call]
+        except Exception:  # thread boundary: the widgets stay as they are
             logger.exception("settling the display of %s", path)

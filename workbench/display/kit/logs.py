@@ -5,13 +5,12 @@ Lines count as alike when they differ only in times, rank numbers, process ids a
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FoldedLine", "clean", "fold", "folded_text", "lines_html", "ranks_word"]
+__all__ = ["FoldedLine", "clean", "fold", "folded_text", "ranks_word"]
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DIFFERENT = re.compile(
@@ -42,7 +41,7 @@ def clean(text: str) -> str:
         >>> clean("\x1b[31mloss\x1b[0m is nan\x07")
         'loss is nan\ufffd'
     """
-    text = _ANSI.sub("", text)
+    text = _ANSI.sub("", text) if "\x1b" in text else text
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
@@ -106,12 +105,3 @@ def folded_text(lines: Sequence[FoldedLine], world_size: int) -> str:
     words = [ranks_word(line.ranks, world_size) for line in lines]
     width = max((len(word) for word in words), default=0)
     return "\n".join(f"{word:>{width}} | {clean(line.text)}" for word, line in zip(words, lines, strict=True))
-
-
-def lines_html(lines: Iterable[tuple[str, str]]) -> str:
-    """Draw lines as HTML, everything escaped."""
-    esc = html.escape
-    rows = (
-        f"<span class='wb-who'>{esc(who)}</span>{esc(clean(text))}" if who else esc(clean(text)) for who, text in lines
-    )
-    return f"<div class='wb-log'><pre>{chr(10).join(rows)}</pre></div>"  # the div keeps its last line in sight

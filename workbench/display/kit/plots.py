@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from workbench.display.kit.templates import Markup
 from workbench.rundir.figures.curve import Curve
 from workbench.rundir.view import RunView
 
@@ -156,13 +157,11 @@ def dress_axes(axes: Any, xlabel: str, title: str = "") -> None:
 
 def _for_a_page(svg: str, label: str) -> str:
     """Fit an SVG file for the inside of a page: no prolog, no rules that reach outside, the page's font and colour."""
-    import html
-
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--jp-ui-font-family, sans-serif)", svg)
-    head = f'<svg class="wb-plot" role="img" aria-label="{html.escape(label, quote=True)}"'
-    svg = re.sub(r'<svg ([^>]*?)width="[\d.]+pt" height="[\d.]+pt"', rf"{head} \1", svg, count=1)
+    head = Markup('<svg class="wb-plot" role="img" aria-label="{}" ').format(label)
+    svg = re.sub(r'<svg ([^>]*?)width="[\d.]+pt" height="[\d.]+pt"', lambda start: f"{head}{start[1]}", svg, count=1)
     return re.sub(r"\n\s*", "\n", svg).strip()

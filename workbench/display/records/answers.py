@@ -72,6 +72,7 @@ def _rows(answers: Answers, limit: int) -> Grid:
     return Grid(
         columns=("question", "expected", *titles, *verdicts),
         rows=[_row(row, alone) for row in answers.rows[:limit]],
+        whole=verdicts,
         caption=_caption(answers, limit, alone),
     )
 

@@ -5,13 +5,14 @@ Each calls one method of the `Run` in a thread of its own, so that the notebook 
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.shown import as_html
+from workbench.display.kit.doc import Code, Fold, Note, blocks_html
 from workbench.display.kit.logs import clean, ranks_word
 from workbench.display.kit.style import framed
 from workbench.display.run.facts import RunFacts
@@ -78,11 +79,11 @@ class Buttons:
         self._board = w.Button(
             description="TensorBoard", icon="line-chart", tooltip="Opens TensorBoard of this run here", **wide
         )
-        self._note = w.HTML()
+        self._note = w.HTML(layout=w.Layout(margin="0 0 0 8px"))
         self._ended = False
         self.extra = w.HTML(layout=w.Layout(width="auto"))
         """What a button has brought up: stacks, TensorBoard."""
-        self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", self._method("stop")))
+        self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", run.stop))
         self._stacks.on_click(lambda _: self._do("", self._show_stacks))
         self._board.on_click(lambda _: self._do("", self._show_board))
         row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
@@ -110,8 +111,8 @@ class Buttons:
             self._stacks.description, self._stacks.button_style = text, "warning" if stuck else ""
         self._kill.calm()
 
-    def _do(self, said: str, action: Callable[[], object]) -> None:
-        self._say(said)
+    def _do(self, text: str, action: Callable[[], object]) -> None:
+        self._say(text)
         threading.Thread(target=self._carry_out, args=(action,), name="panel-button", daemon=True).start()
 
     def _carry_out(self, action: Callable[[], object]) -> None:
@@ -119,35 +120,21 @@ class Buttons:
             action()
         except (WorkbenchError, OSError) as error:
             self._say(str(error), bad=True)
-        except Exception as error:  # a thread's border: the user must see it
+        except Exception as error:  # thread boundary: the user must see it
             self._say(f"{type(error).__name__}: {error}", bad=True)
-
-    def _method(self, name: str) -> Callable[[], object]:
-        def call() -> object:
-            method = getattr(self._run, name, None)
-            if method is None:
-                raise WorkbenchError(f"this version's runs have no {name}()")
-            return method()
-
-        return call
 
     def _show_stacks(self) -> None:
         self._say("asking every rank …")
-        stacks = self._method("stacks")()
-        assert isinstance(stacks, Mapping)
-        self.extra.value = framed(stacks_html(stacks))
+        self.extra.value = framed(stacks_html(self._run.stacks()))
         self._say("")
 
     def _show_board(self) -> None:
-        from workbench.results.tensorboard.board import show_tensorboard
-
         self._say("starting TensorBoard …")
-        self.extra.value = framed(show_tensorboard(self._run.paths.tensorboard)._repr_html_())
+        self.extra.value = framed(as_html(self._run.tensorboard()))
         self._say("")
 
     def _say(self, text: str, *, bad: bool = False) -> None:
-        kind = "wb-hint" if bad else "wb-quiet"
-        self._note.value = framed(f"<span class='{kind}'>&nbsp;{html.escape(clean(text))}</span>") if text else ""
+        self._note.value = framed(blocks_html([Note(text, "hint" if bad else "quiet")])) if text else ""
 
 
 def stacks_html(stacks: Mapping[int, str]) -> str:
@@ -155,8 +142,5 @@ def stacks_html(stacks: Mapping[int, str]) -> str:
     places: dict[str, list[int]] = {}
     for rank, text in sorted(stacks.items()):
         places.setdefault(clean(text).strip() or "it did not answer", []).append(rank)
-    parts = (
-        f"<details open><summary>rank {ranks_word(ranks, 0)}</summary><pre>{html.escape(text)}</pre></details>"
-        for text, ranks in places.items()
-    )
-    return "".join(parts) or "<div class='wb-quiet'>no rank answered</div>"
+    blocks = [Fold(f"rank {ranks_word(ranks, 0)}", [Code(text)], open=True) for text, ranks in places.items()]
+    return blocks_html(blocks or [Note("no rank answered")])

@@ -1,85 +1,66 @@
-"""A run card as one HTML file: no script, no network, both themes; everything foreign is escaped."""
+"""A run card: all that is stated of a run, on one page that needs no script and no network."""
 
 from __future__ import annotations
 
 import base64
-import html
 import shlex
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count
-from workbench.display.kit.doc import to_fragment
-from workbench.display.kit.logs import clean
-from workbench.display.kit.table import html_table
+from workbench.client.card import Card
+from workbench.display.kit.doc import (
+    Block,
+    Code,
+    Doc,
+    Facts,
+    Fold,
+    Heading,
+    Items,
+    Note,
+    Raw,
+    Table,
+    blocks_html,
+    to_page,
+)
+from workbench.display.kit.templates import Markup, render
+from workbench.display.records.answers import predictions_grid
 from workbench.display.records.profile import profile_doc
 from workbench.display.records.result import result_doc
-from workbench.display.run.page import run_page
+from workbench.display.run.page import run_view_doc
+from workbench.results.recipe import Recipe
 
-if TYPE_CHECKING:
-    from workbench.client.card import Card
-
-__all__ = ["PAGE_CSS", "card_body", "card_html", "page"]
+__all__ = ["card_body", "card_html"]
 
 _ANSWERS = 12
 _MOST_ANSWERS = 500
 _TEXT_FILES = 200_000  # bytes of a file above which its text is only in the archive
 
-PAGE_CSS = """
-:root { color-scheme: light dark; --jp-ui-font-color1: #212121; --jp-ui-font-color2: #616161;
-  --jp-ui-inverse-font-color0: #000; --jp-layout-color2: #f2f2f2; --jp-border-color2: #d8d8d8;
-  --jp-warn-color3: #ffe0b2; --jp-warn-color1: #b26a00; --jp-error-color1: #d32f2f; --wb-page: #fff; }
-@media (prefers-color-scheme: dark) { :root { --jp-ui-font-color1: #e6e6e6; --jp-ui-font-color2: #a8a8a8;
-  --jp-layout-color2: #242424; --jp-border-color2: #444; --jp-warn-color1: #ffb74d; --jp-error-color1: #ef6c6c;
-  --wb-page: #151515; } }
-body { font: 14px/1.5 system-ui, sans-serif; color: var(--jp-ui-font-color1); background: var(--wb-page);
-  max-width: 1100px; margin: 24px auto; padding: 0 16px; overflow-wrap: anywhere; }
-section { overflow-x: auto; } table { overflow-wrap: normal; }
-h1 { font-size: 22px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 6px; }
-pre { background: var(--jp-layout-color2); padding: 8px 10px; border-radius: 4px; white-space: pre-wrap;
-  font-size: 12px; } summary { cursor: pointer; }
-.answers td:nth-child(-n+3) { min-width: 15em; } .quiet { color: var(--jp-ui-font-color2); }
-"""
-"""What JupyterLab would set, so that tables and panels fit a page of their own."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
 
 def card_html(card: Card) -> str:
-    """Draw the card as a whole HTML document."""
+    """Draw the card as a page of its own."""
     result = card.result
-    title = f"Run {result.path.name}: {result.trained}, {result.state}"
-    return page(title, f"<h1>{_esc(title)}</h1>{card_body(card)}")
-
-
-def page(title: str, body: str, css: str = "") -> str:
-    """Make a whole HTML document that may load nothing and run nothing."""
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<meta name="viewport" content="width=device-width"><title>{_esc(title)}</title><style>{PAGE_CSS}{css}</style>'
-    )
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+    return to_page(Doc(blocks=_blocks(card)), f"Run {result.path.name}: {result.trained}, {result.state}")
 
 
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
-    """Draw all of a card but its title, to stand in a page that may hold several."""
-    result = card.result
-    parts = [
-        f"<p class='quiet'>{_esc(_times(card))}</p>",
-        "".join(f"<p>{_esc(line)}</p>" for line in card.missing),
-        _section("What happened", run_page(card.view) if card.view else ""),
-        _section("Facts", to_fragment(result_doc(result)) + _versions(card)),
-        _section("Answers", _answers(card)),
-        _section("FLOPS profile", to_fragment(profile_doc(card.profile)) if card.profile else ""),
-        _section("How it was started", _started(card)),
-        _section("Repeat it", _recipe(card, anchor) if carry else ""),
-    ]
-    return "".join(parts)
+    """Draw all of a card but its title, for a page that may hold several; only some may `carry` their files."""
+    return str(blocks_html(_blocks(card, anchor, carry=carry)))
 
 
-def _section(title: str, content: str) -> str:
-    return f"<h2>{title}</h2><section>{content}</section>" if content else ""
+def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
+    versions = [Facts(sorted(card.result.versions.items()), "Versions")] if card.result.versions else []
+    sections: dict[str, list[Block]] = {
+        "What happened": [*run_view_doc(card.view).blocks] if card.view else [],
+        "Facts": [*result_doc(card.result).blocks, *versions],
+        "Answers": _answers(card),
+        "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
+        "How it was started": _started(card),
+        "Repeat it": _recipe(card.recipe, card.name, anchor) if carry else [],
+    }
+    blocks: list[Block] = [Note(_times(card)), *(Note(line, "plain") for line in card.missing)]
+    for title, inside in sections.items():
+        blocks += [Heading(title), *inside] if inside else []
+    return blocks
 
 
 def _times(card: Card) -> str:
@@ -94,59 +75,44 @@ def _moment(seconds: float | None) -> str:
         return UNKNOWN
 
 
-def _answers(card: Card) -> str:
+def _answers(card: Card) -> list[Block]:
     if card.predictions is None:
-        return ""
-    first = html_table(card.predictions.table(_ANSWERS))
-    if len(card.predictions) > _ANSWERS:
-        more = html_table(card.predictions.table(_MOST_ANSWERS))
-        first += f"<details><summary>more of the {count(len(card.predictions))} answers</summary>{more}</details>"
-    return f'<div class="answers">{first}</div>'
+        return []
+    first = Table(predictions_grid(card.predictions, _ANSWERS))
+    if len(card.predictions) <= _ANSWERS:
+        return [first]
+    more = Table(predictions_grid(card.predictions, _MOST_ANSWERS))
+    return [first, Fold(f"more of the {count(len(card.predictions))} answers", [more])]
 
 
-def _versions(card: Card) -> str:
-    return html_table(facts("Versions", sorted(card.result.versions.items()))) if card.result.versions else ""
-
-
-def _started(card: Card) -> str:
+def _started(card: Card) -> list[Block]:
     files = card.recipe.files
-    pieces = [("SPEC.json", card.spec), ("launch command", card.result.command)]
-    pieces += [
-        (name, files[name].decode("utf-8", "replace")) for name in ("hostfile", "deepspeed.json") if name in files
-    ]
-    return "".join(_folded(name, text) for name, text in pieces if text)
+    named = [(name, _text(files[name])) for name in ("hostfile", "deepspeed.json") if name in files]
+    texts = [("SPEC.json", card.spec), ("launch command", card.result.command), *named]
+    return [Fold(name, [Code(text)]) for name, text in texts if text]
 
 
-def _recipe(card: Card, anchor: str) -> str:
-    recipe = card.recipe
-    packed = base64.b64encode(recipe.archive).decode()
-    # The pattern stands at the start of a line with a tag, which no escaped text can forge.
+def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
+    packed = Markup(base64.b64encode(recipe.archive).decode())
     unpack = (
-        f'sed -n \'s/^<a id="{anchor}".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(card.name)} '
+        f'sed -n \'s/^<a id="{anchor}".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(name)} '
         "| base64 -d > repeat.zip\npython3 -m zipfile -e repeat.zip repeat\ncd repeat"
     )
-    shown = [
-        _folded(name, content.decode("utf-8", "replace"))
-        for name, content in sorted(recipe.files.items())
-        if len(content) <= _TEXT_FILES and not name.startswith("tokenizer/") and not name.endswith(".jsonl")
+    files = sorted(recipe.files.items())
+    return [
+        Items(recipe.same, "Same as in the run:"),
+        Items(recipe.differs, "Not the same, or to be had elsewhere:"),
+        Code(unpack, "Unpack the files that this card carries:"),
+        Code(recipe.commands, "Then:"),
+        Note(", ".join(f"{file} ({count(len(content))} bytes)" for file, content in files)),
+        Raw(render("card.html", anchor=anchor, packed=packed)),
+        *(Fold(file, [Code(_text(content))]) for file, content in files if _is_readable(file, content)),
     ]
-    named = ", ".join(f"{name} ({count(len(content))} bytes)" for name, content in sorted(recipe.files.items()))
-    return (
-        f"<p>Same as in the run:</p>{_list(recipe.same)}<p>Not the same, or to be had elsewhere:</p>"
-        f"{_list(recipe.differs)}<p>Unpack the files that this card carries:</p><pre>{_esc(unpack)}</pre>"
-        f"<p>Then:</p><pre>{_esc(recipe.commands)}</pre><p class='quiet'>{_esc(named)}</p>\n"
-        f'<a id="{anchor}" download="repeat.zip" href="data:application/zip;base64,{packed}">'
-        "Save the files as repeat.zip</a>\n" + "".join(shown)
-    )
 
 
-def _folded(name: str, text: str) -> str:
-    return f"<details><summary>{_esc(name)}</summary><pre>{_esc(text)}</pre></details>"
+def _is_readable(name: str, content: bytes) -> bool:
+    return len(content) <= _TEXT_FILES and not name.startswith("tokenizer/") and not name.endswith(".jsonl")
 
 
-def _list(lines: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_esc(line)}</li>' for line in lines)}</ul>"
-
-
-def _esc(text: str) -> str:
-    return html.escape(clean(text))
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """The live panel of a run: widgets that a thread of its own keeps up to date, and the buttons beside them.
 
-What it states is worked out by `facts.py` and drawn by `runview.py`; the buttons call methods of the `Run`. The thread
+What it states is worked out by `facts.py`; the buttons call methods of the `Run`. The thread
 takes at most one twenty-fifth of a core, however much a run prints, and ends when there is nothing more to come.
 """
 
@@ -10,25 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.display.kit.doc import Note, blocks_html
 from workbench.display.kit.live import Live, has_widgets
-from workbench.display.kit.logs import fold, lines_html, ranks_word
+from workbench.display.kit.logs import fold, ranks_word
 from workbench.display.kit.plots import CURVE_TITLES, curves_svg, warm
 from workbench.display.kit.style import framed, styled
+from workbench.display.kit.templates import Markup, macro
 from workbench.display.run.buttons import Buttons
-from workbench.display.run.facts import facts_of
-from workbench.display.run.page import (
-    bar_html,
-    card_html,
-    figures_html,
-    head_html,
-    memory_html,
-    receipt_html,
-    run_page,
-    run_text,
-)  # fmt: skip
+from workbench.display.run.facts import RunFacts, facts_of
+from workbench.display.run.page import log_html, memory_html, part_html, run_doc
 from workbench.rundir.view import RunView
 
 if TYPE_CHECKING:
@@ -52,28 +44,23 @@ _TABS = 8
 _ALL = "all ranks"
 
 
-def _plain(path: Path) -> dict[str, object]:
-    view = RunView(path)
-    return {"text/plain": run_text(view), "text/html": run_page(view)}
-
-
-_LIVE = Live(_plain)
+_LIVE = Live(run_doc)
 
 
 def run_bundle(run: Run, *, live: bool | None = None) -> dict[str, object]:
     """Return a run as a display bundle: text and HTML always, the panel where it makes sense."""
-    return _LIVE.bundle(run.path, _maker(run, live))
+    return _LIVE.bundle(run, _maker(run, live))
 
 
 def show_run(run: Run, *, buttons: bool = False) -> None:
     """Display a run; its panel turns into plain HTML when the run has ended, unless its `buttons` are wanted."""
     live = has_widgets() if buttons else None
-    _LIVE.show(run.path, _maker(run, live), keep=bool(live))
+    _LIVE.show(run, _maker(run, live), keep=bool(live))
 
 
 def _maker(run: Run, live: bool | None) -> Callable[[], RunPanel] | None:
     wanted = has_widgets() and not run.state.is_terminal if live is None else live
-    return (lambda: RunPanel(run, ended=lambda: _LIVE.settle(run.path))) if wanted else None
+    return (lambda: RunPanel(run, ended=lambda: _LIVE.settle(run))) if wanted else None
 
 
 class RunPanel:
@@ -135,9 +122,9 @@ class RunPanel:
             self.view.refresh()
             at_once = at_once or self.view.state != before
             facts = facts_of(self.view)
-            self._put("head", framed(head_html(facts) + bar_html(facts) + card_html(facts), facts.state))
-            self._put("figures", framed(figures_html(facts)))
-            self._put("receipt", framed(receipt_html(facts), facts.state))
+            self._put("head", framed(self._head(facts), facts.state))
+            self._put("figures", framed(part_html("figures", facts)))
+            self._put("receipt", framed(part_html("receipt", facts), facts.state))
             self.buttons.update(facts)
             curve = str(self._curve.value)
             points = [len(self.view.curves[name]) for name in (curve, "eval_loss")]
@@ -150,26 +137,31 @@ class RunPanel:
             self._fit_tabs()
             self._draw_logs(at_once)
 
+    @staticmethod
+    def _head(facts: RunFacts) -> Markup:
+        card = macro("run.html", "fault")(facts.card) if facts.card else Markup("")
+        return part_html("head", facts) + part_html("bar", facts) + card
+
     def _loop(self) -> None:
         warm()
-        told = ""
+        settled = ""
         while not self._closing.is_set():
             began = time.thread_time()
             try:
                 self.draw()
-            except Exception:  # a thread's border: one bad look must not end the panel
+            except Exception:  # thread boundary: one failed drawing must not end the panel
                 logger.exception("drawing the panel of %s", self.view.id)
-            if self.view.state.is_terminal and told != self.view.cluster_phase:
-                told = self.view.cluster_phase
+            if self.view.state.is_terminal and settled != self.view.cluster_phase:
+                settled = self.view.cluster_phase
                 self._ended()
             if self.over:
                 return
             least_s = _ENDED_TICK_S if self.view.state.is_terminal else _TICK_S
             self._closing.wait(max(least_s, min(_MOST_S, (time.thread_time() - began) / _SHARE)))
 
-    def _put(self, name: str, html: str) -> None:
-        if self._parts[name].value != html:
-            self._parts[name].value = html
+    def _put(self, name: str, content: str) -> None:
+        if self._parts[name].value != content:
+            self._parts[name].value = content
 
     def _slow(self, name: str, draw: Callable[[], str], state: object, at_once: bool) -> None:
         """Draw a plot where what it shows has changed and its ration allows."""
@@ -203,7 +195,7 @@ class RunPanel:
             self._drawn["logs"] = state
             lines = [(ranks_word(line.ranks, world_size), line.text) for line in fold(logs)[-_LINES:]]
         nothing = "printed nothing" if self.view.state.is_terminal else "nothing printed yet"
-        self._put("logs", framed(lines_html(lines) if lines else f"<div class='wb-quiet'>{nothing}</div>"))
+        self._put("logs", framed(log_html(lines) if lines else blocks_html([Note(nothing)])))
 
     def _at_once(self, name: str) -> None:
         with self._lock:
