@@ -26,7 +26,7 @@ from workbench.display.benchmark.report import plots_html, report_html, report_m
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.display.cluster.panel import cluster_bundle, show_cluster
 from workbench.display.cluster.view import cluster_doc, look_at
-from workbench.display.kit.doc import Doc, to_html, to_markdown, to_text
+from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
@@ -76,7 +76,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Run: run_doc,
     RunResult: result_doc,
 }
-"""What is drawn from one `Doc`, as text, HTML and Markdown."""
+"""What is drawn from one `Doc`, as whatever is asked for."""
 
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {
@@ -102,12 +102,20 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
 """What is drawn otherwise, by the kind of view."""
 
 
-def _drawn(to: Callable[[Doc], str], doc: Callable[..., Doc]) -> Callable[..., str]:
-    return lambda record: to(doc(record))
+_DRAWINGS: Mapping[Any, Callable[[Doc], Any]] = {
+    shown.as_text: to_text,
+    shown.as_html: to_html,
+    shown.as_markdown: to_markdown,
+    shown.as_bundle: to_bundle,
+}
+
+
+def _drawn(draw: Callable[[Doc], Any], doc: Callable[..., Doc]) -> Callable[..., Any]:
+    return lambda record: draw(doc(record))
 
 
 for _record, _doc in _DOCS.items():
-    for _view, _to in ((shown.as_text, to_text), (shown.as_html, to_html), (shown.as_markdown, to_markdown)):
+    for _view, _to in _DRAWINGS.items():
         _view.register(_record, _drawn(_to, _doc))
 for _view, _drawings in _VIEWS.items():
     for _record, _draw in _drawings.items():

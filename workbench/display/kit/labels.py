@@ -1,4 +1,4 @@
-"""Lines that are known by their name, colour and marker: how each technique looks, and names beside lines' ends."""
+"""How the line of each technique looks, and names beside the ends of lines."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
             middle = (before * len(others) + middle * len(members)) / (len(others) + len(members))
             members = others + members
         blocks.append((middle, members))
-    found = [0.0] * len(wanted)
+    places = [0.0] * len(wanted)
     for middle, members in blocks:
         for place, n in enumerate(members):
-            found[n] = middle + least * (place - (len(members) - 1) / 2)
-    return found
+            places[n] = middle + least * (place - (len(members) - 1) / 2)
+    return places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,5 +88,5 @@ def write_labels(axes: Any, labels: Sequence[LineLabel], top: float, bottom: flo
             linewidth=1.4, linestyle=label.dashes, marker=label.marker or None, markevery=[1], markersize=4,
             clip_on=False,
         )  # fmt: skip
-        said = axes.text(right + 0.1 * span, at, label.text, va="center", color=FOREGROUND)
-        said.set_parse_math(False)
+        name = axes.text(right + 0.1 * span, at, label.text, va="center", color=FOREGROUND)
+        name.set_parse_math(False)

@@ -1,4 +1,4 @@
-"""Put live objects before the user's eyes: widgets where there are any, else HTML, else text.
+"""Display live records: widgets where there are any, else HTML, else text.
 
 A saved notebook cannot show widgets again, so what was displayed as one is replaced by plain HTML once there is
 nothing live about it any more.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workbench.display.kit.doc import Doc, to_bundle
+from workbench.display.kit.line import is_notebook
 
 __all__ = ["WIDGET", "Live", "LivePanel", "has_widgets", "heard_at_once"]
 
@@ -53,11 +55,7 @@ class LivePanel(Protocol):
 
 def has_widgets() -> bool:
     """Whether this process is a notebook's kernel and can make widgets."""
-    if importlib.util.find_spec("ipywidgets") is None or importlib.util.find_spec("ipykernel") is None:
-        return False
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None) is not None
+    return is_notebook(sys.stdout) and importlib.util.find_spec("ipywidgets") is not None
 
 
 def heard_at_once(widget: Any) -> Any:

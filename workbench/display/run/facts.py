@@ -170,9 +170,9 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
     for address in addresses:
         host = view.memory.get(address)
         now = gib(host.gib.last) if host and not view.state.is_terminal else ""
-        # Ranks tell their peak at evaluations only: what was sampled since may be more.
-        told = [host.peak_gib, host.gib.highest] if host else []
-        highest = peaks.get(address) or max((size for size in told if size is not None), default=None)
+        # Ranks report their peak at evaluations only: what was sampled since may be more.
+        measured = [host.peak_gib, host.gib.highest] if host else []
+        highest = peaks.get(address) or max((size for size in measured if size is not None), default=None)
         peak = f"{gib(highest)} at most" if highest is not None else ""
         pairs.append((plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN))
     return pairs
@@ -188,7 +188,7 @@ def _receipt(view: RunView) -> list[str]:
 def _ranks_left(view: RunView) -> str:
     left = view.result.left_processes if view.result else None
     if left is None:
-        return "Ranks: not known; what its agents no longer hear of, they end when their lease runs out"
+        return "Ranks: unknown; agents that hear nothing more of the run end its ranks when their lease runs out"
     if left:
         return f"Ranks: {left} of its processes are still on the pods"
     back = ", and with them the GPU memory they held" if view.memory_kind == "cuda" else ""
