@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence. Its kind is `plain`, `quiet`, `good`, `hint`, `warning` or `bad`."""
+    """A sentence. Its kind is `plain`, `quiet`, `hint`, `caution`, `warning` or `bad`."""
 
     text: str
     kind: str = "quiet"
