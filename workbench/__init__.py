@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from workbench.results.answers.predictions import Predictions
     from workbench.results.profile.compare import compare
     from workbench.rundir.answers import judge as judge_answer
-    from workbench.rundir.index import RunIndex
+    from workbench.rundir.catalog.index import RunIndex
     from workbench.worker.model.tokenizer import train_tokenizer
 
 __all__ = [
@@ -113,7 +113,7 @@ _HOME = {
     "Run": "workbench.client.run",
     "RunError": "workbench.base.errors",
     "RunFailed": "workbench.base.errors",
-    "RunIndex": "workbench.rundir.index",
+    "RunIndex": "workbench.rundir.catalog.index",
     "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
     "Script": "workbench.jobs.script",

@@ -8,7 +8,7 @@ from workbench.base.errors import ConfigError
 from workbench.client.composition import DEFAULTS, FIELDS, Composition, find_problems
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 
 
 def test_the_form_has_every_choice_once() -> None:

@@ -22,7 +22,7 @@ from workbench.planner.prediction import begin_prediction, inquiry_of, predictio
 from workbench.planner.tracing import remember, trace_of
 from workbench.pods.doctor.examination import Diagnosis, HostReport
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 

@@ -15,7 +15,8 @@ from tests.pods.kubeplace import KubernetesPlace
 from tests.pods.sshhosts import HostsPlace
 from workbench.base.process import Process, find, with_mark
 from workbench.pods.local.pods import LocalPods
-from workbench.pods.pod import LaunchContext, Pod, PodBackend, PodSpec
+from workbench.pods.pod import LaunchContext, Pod, PodBackend
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 

@@ -18,7 +18,8 @@ from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.cml import worker as cmlworker
 from workbench.pods.cml.pods import CMLPods
 from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.pod import LaunchContext, Phase, PodSpec
+from workbench.pods.pod import LaunchContext, Phase
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 

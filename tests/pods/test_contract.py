@@ -21,7 +21,8 @@ from workbench import Cluster, FineTune
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.pod import LaunchContext, Phase, PodBackend, PodSpec
+from workbench.pods.pod import LaunchContext, Phase, PodBackend
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv

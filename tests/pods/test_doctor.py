@@ -20,7 +20,8 @@ from workbench.base.versions import installed_versions
 from workbench.pods.doctor.examination import Diagnosis, HostReport, examine_pods, judge_result
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict
-from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.command import CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import fingerprint
 from workbench.worker.probe.examine import compile_locks, limits

@@ -21,7 +21,8 @@ from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.hosts.pods import SSHPods
-from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity, generate_key, known_hosts_name
 from workbench.pods.ssh.openssh import ssh_argv

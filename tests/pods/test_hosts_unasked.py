@@ -10,7 +10,8 @@ import pytest
 
 from workbench.base.errors import WorkbenchError
 from workbench.pods.hosts.pods import SSHPods
-from workbench.pods.pod import LaunchContext, PodSpec
+from workbench.pods.pod import LaunchContext
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 
 

@@ -17,7 +17,7 @@ from workbench.pods.backends import backend_from_dict
 from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Owner, base_name
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.pods import KubernetesPods
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 
 VERSIONS = ("1.28", "1.37")
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDm8HPuLLvBjeJk+Ybo+4CioaLUU5LYYZAMmVGIHvGtu workbench"

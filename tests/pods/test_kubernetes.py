@@ -24,7 +24,8 @@ from workbench.client.cluster import Cluster
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi
 from workbench.pods.kubernetes.pods import KubernetesPods
-from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 

@@ -24,7 +24,8 @@ from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeou
 from workbench.base.process import Process, find, live_descendants, with_mark
 from workbench.pods.guest.addresses import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
-from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 
@@ -294,7 +295,8 @@ KEEPER = """
     from workbench.pods.local import pods as local
     from workbench.pods.ssh.identity import Identity
     from workbench.pods.local.pods import LocalPods
-    from workbench.pods.pod import LaunchContext, PodSpec
+    from workbench.pods.pod import LaunchContext
+    from workbench.pods.pod_spec import PodSpec
 
     folder = Path(sys.argv[1])
     identity = Identity.create(folder / "identity")

@@ -22,7 +22,7 @@ from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
 from workbench.pods.kubernetes.pods import KubernetesPods
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.kubeflow.objects import KINDS
 from workbench.rundir.make.prepare import prepare_run

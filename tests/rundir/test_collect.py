@@ -1,8 +1,8 @@
 import random
 from pathlib import Path
 
-from workbench.rundir.collect import Collector, LineSplitter
 from workbench.rundir.events import format_event
+from workbench.rundir.output.collect import Collector, LineSplitter
 from workbench.rundir.paths import RunPaths
 
 

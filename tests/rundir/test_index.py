@@ -12,13 +12,13 @@ import pytest
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.history import history
-from workbench.rundir.index import INDEX_FILE, RunIndex
+from workbench.rundir.catalog.index import INDEX_FILE, RunIndex
 from workbench.rundir.state import RunState
 
 MANY = 3000
 REFRESH = """
 import sys
-from workbench.rundir.index import RunIndex
+from workbench.rundir.catalog.index import RunIndex
 for _ in range(int(sys.argv[2])):
     with RunIndex(sys.argv[1]) as index:
         index.rebuild()

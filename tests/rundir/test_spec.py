@@ -5,7 +5,7 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.finetune import FineTune
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec, RunSpec, expand_env, hide_secrets
 
 SPEC = {"cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}, "job": {"technique": "zero3"}}

@@ -11,9 +11,9 @@ import pytest
 from workbench.base.errors import RunError
 from workbench.base.process import process_start_time
 from workbench.client.history import history
+from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.store import find_runs
 
 RESULT = {
     "state": "succeeded", "model": "tiny-t5", "technique": "zero1", "steps": 1200, "eval_loss": 0.25,

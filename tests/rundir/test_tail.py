@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workbench.rundir.tail import EventTail, LogTail
+from workbench.rundir.output.tail import EventTail, LogTail
 
 
 def line(number: int, **data: object) -> str:

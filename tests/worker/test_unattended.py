@@ -23,7 +23,7 @@ from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec

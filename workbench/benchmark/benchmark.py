@@ -22,7 +22,7 @@ from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import model_kind
 from workbench.jobs.refusals import check_hardware
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.make.script import check_script
 from workbench.rundir.spec import ClusterSpec, RunSpec

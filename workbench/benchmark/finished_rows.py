@@ -20,8 +20,8 @@ from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.jobs.finetune import Job
 from workbench.jobs.script import Script
+from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.make.script import script_files
-from workbench.rundir.store import find_runs
 
 __all__ = ["FinishedRows", "code_of", "data_of", "keep_rows", "kept_rows", "note_of"]
 

@@ -21,7 +21,7 @@ from workbench.jobs.choices import LossOn, Peft, Technique
 from workbench.jobs.finetune import job_from_dict
 from workbench.jobs.model import Family, model_family
 from workbench.jobs.script import Script
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.shortage import shortage_of
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths

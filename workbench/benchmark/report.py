@@ -20,8 +20,8 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.card import Card, card_of, replace_text
 from workbench.client.result import RunResult
 from workbench.results.losses import Losses, read_losses
+from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.store import find_runs
 
 __all__ = ["Report", "gather", "rows_below", "write_report"]
 

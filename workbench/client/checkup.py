@@ -16,7 +16,8 @@ from workbench.planner.prediction import FIX, judge, pod_memory_gib
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
-from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec

@@ -27,7 +27,8 @@ from workbench.keeper.spawn import spawn_keeper, start_error
 from workbench.planner.prediction import begin_prediction
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.pod import Pod, PodBackend, PodSpec
+from workbench.pods.pod import Pod, PodBackend
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.prepare import PreparedRun, fresh_folder, prepare_run

@@ -23,7 +23,8 @@ from workbench.jobs.model import model_kind
 from workbench.pods.backends import KINDS, backend_from_dict
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.local.pods import LocalPods
-from workbench.pods.pod import PodBackend, PodSpec
+from workbench.pods.pod import PodBackend
+from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 

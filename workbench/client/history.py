@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, overload
 from workbench.base.errors import RunError
 from workbench.base.shown import Shown, as_grid
 from workbench.client.run import Run
+from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.status import is_keeper_alive
-from workbench.rundir.store import RunRecord, find_runs, record_of
 
 if TYPE_CHECKING:
     from workbench.base.table import Grid

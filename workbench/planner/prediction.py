@@ -24,7 +24,7 @@ from workbench.planner.plan import GIB, Fit, Limits, PlanRow, fit_of, machine_me
 from workbench.planner.setting import Setting, request_of, setting_from, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, trace_of, trace_step
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["FIX", "begin_prediction", "inquiry_of", "judge", "main", "pod_memory_gib", "prediction_of"]
 

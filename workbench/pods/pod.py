@@ -1,7 +1,7 @@
-"""The nouns of a place to run: `PodSpec`, `Pod`, and `PodBackend`, the protocol of four verbs.
+"""The nouns of a place to run: `Pod`, and `PodBackend`, the protocol of four verbs.
 
-Nothing here starts anything; `local/pods.py` and its siblings do. `PodSpec` is loaded when it is first asked for: the
-guardian of a pod needs `Pod` alone, and starts in half the time without pydantic.
+Nothing here starts anything; `local/pods.py` and its siblings do. `PodSpec` has a file of its own: the guardian of a
+pod needs `Pod` alone, and starts in half the time without pydantic.
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend", "PodSpec"]
-
-
-def __getattr__(name: str) -> object:
-    if name != "PodSpec":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from workbench.pods.pod_spec import PodSpec
-
-    return PodSpec
+__all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend"]
 
 
 class Phase(StrEnum):

@@ -14,17 +14,17 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
 from workbench.jobs.finetune import FineTune
+from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.curve import Curve
 from workbench.rundir.figures.memory import HostMemory, MemoryBook
 from workbench.rundir.figures.progress import Progress
+from workbench.rundir.output.tail import EventTail, LogTail
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, cluster_status, message_of, run_at, state_of
-from workbench.rundir.store import hosts_in
-from workbench.rundir.tail import EventTail, LogTail
 from workbench.rundir.totals import RunTotals
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]

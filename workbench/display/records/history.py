@@ -9,7 +9,7 @@ from workbench.base.table import Cell, Grid, Marked
 from workbench.base.words import UNKNOWN, count, number, percent
 from workbench.client.history import History
 from workbench.display.kit.doc import Doc, Table
-from workbench.rundir.store import RunRecord
+from workbench.rundir.catalog.store import RunRecord
 
 __all__ = ["history_doc", "history_grid"]
 

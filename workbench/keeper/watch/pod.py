@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from workbench.base.errors import PodError, RemoteError
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
-from workbench.rundir.collect import Collector
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus, rank_statuses
+from workbench.rundir.output.collect import Collector
 from workbench.rundir.paths import RunPaths
 
 __all__ = ["PodReport", "PodWatch"]

@@ -27,7 +27,8 @@ from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.process import tail_of
 from workbench.pods.hostfile import check_port
-from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 

@@ -17,7 +17,8 @@ from workbench.base.versions import installed_versions
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.doctor.facts import find_facts
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, judge_facts
-from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.command import NO_CLIENT, CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import Identity, fingerprint
 

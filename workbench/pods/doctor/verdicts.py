@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.pods.doctor.facts import CompileLock, DiskSpace, GpuMemory, PodFacts
-from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["CHECKS", "MEMORY_OF_JOB", "Finding", "Verdict", "judge_facts"]
 

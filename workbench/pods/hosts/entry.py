@@ -19,7 +19,8 @@ from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.base.versions import PACKAGES
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host
-from workbench.pods.pod import Pod, PodSpec
+from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection

@@ -33,7 +33,8 @@ from workbench.pods.hosts.entry import (
     remove_pod_folder,
 )
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
-from workbench.pods.pod import Jump, LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.pod import Jump, LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 
 if TYPE_CHECKING:

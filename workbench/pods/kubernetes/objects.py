@@ -23,7 +23,7 @@ from workbench.pods.kubernetes.podspec import (
     secret_env,
     shm_volume,
 )
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
 
 __all__ = ["CLUSTER_LABEL", "MANAGED_BY", "ClusterObjects", "HostKey", "Manifest", "Owner", "base_name"]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.pods.kubernetes.options import KubernetesOptions
-from workbench.pods.pod import LaunchContext, Pod, PodSpec
+from workbench.pods.pod import LaunchContext, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
 
 if TYPE_CHECKING:

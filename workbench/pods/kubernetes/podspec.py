@@ -6,7 +6,7 @@ Pure: options in, plain JSON out.
 from __future__ import annotations
 
 from workbench.pods.kubernetes.options import KubernetesOptions
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["CONTAINER_SECURITY", "placement", "pod_security", "resources", "secret_env", "shm_volume"]
 

@@ -32,7 +32,8 @@ from workbench.pods.guest.process import LocalWorker, session_environment, tail_
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.hostfile import check_port
 from workbench.pods.local.forkserver import ForkServer
-from workbench.pods.pod import LaunchContext, Phase, Pod, PodSpec
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 

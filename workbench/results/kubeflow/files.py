@@ -21,7 +21,7 @@ from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.config import load
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.rundir.make.script import zip_script

@@ -17,7 +17,7 @@ from workbench.base.shown import Shown
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.pods.kubernetes.objects import base_name
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.files import config_files
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
 from workbench.results.kubeflow.options import HandoverOptions

@@ -20,7 +20,7 @@ from workbench.pods.kubernetes.podspec import (
     secret_env,
     shm_volume,
 )
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.options import HandoverOptions
 
 __all__ = ["KINDS", "RESULTS", "SPEC", "KubeflowPlan", "objects_of"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.pods.kubernetes.options import KubernetesOptions
-from workbench.pods.pod import PodSpec
+from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["HandoverOptions"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from workbench.base.files import read_json
 from workbench.pods.pod import Pod
-from workbench.rundir.collect import Collector
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, rank_statuses
+from workbench.rundir.output.collect import Collector
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState

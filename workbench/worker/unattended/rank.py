@@ -20,8 +20,8 @@ from pathlib import Path
 
 from workbench.base.files import write_json
 from workbench.base.process import die_with_parent
-from workbench.rundir.collect import LineSplitter
 from workbench.rundir.events import MARK
+from workbench.rundir.output.collect import LineSplitter
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.request import RankSlot
 

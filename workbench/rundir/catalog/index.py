@@ -18,10 +18,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
-from workbench.rundir.store import RunRecord, find_runs, record_of
 
 __all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
 

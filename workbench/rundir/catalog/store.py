@@ -15,11 +15,11 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.pods.hostfile import Hostfile
+from workbench.rundir.output.tail import EventTail
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, state_of
-from workbench.rundir.tail import EventTail
 from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
