@@ -12,7 +12,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
 from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Row, row_from, table_from
 from workbench.jobs.data.sql import parse
-from workbench.jobs.data.tables import Table
+from workbench.jobs.data.tables import SqlTable
 
 NAMED = {
     "table_id": "1-10015132-11",
@@ -208,7 +208,7 @@ JSON = st.recursive(
 @settings(deadline=None)
 @given(st.sampled_from([NAMED, INDEXED, HUB]), st.sampled_from(["sql", "question", "table_id", "table"]), JSON)
 def test_whatever_stands_in_a_line_the_error_is_ours(row: dict[str, object], key: str, junk: object) -> None:
-    tables: dict[str, Table] | None = TABLES if row is INDEXED else None
+    tables: dict[str, SqlTable] | None = TABLES if row is INDEXED else None
     try:
         made = row_from({**row, key: junk}, "here", tables)
     except ConfigError as error:

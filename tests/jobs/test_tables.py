@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.rows import table_from
 from workbench.jobs.data.sql import Condition, Query
-from workbench.jobs.data.tables import Table, execute
+from workbench.jobs.data.tables import SqlTable, execute
 
-TABLE = Table(
+TABLE = SqlTable(
     id="1-1",
     name="towns",
     header=("Town", "Country", "Population", "Founded"),
@@ -27,7 +27,9 @@ TABLE = Table(
 )
 
 
-def ask(select: str, *conditions: tuple[str, str, object], aggregate: str = "", table: Table = TABLE) -> list[object]:
+def ask(
+    select: str, *conditions: tuple[str, str, object], aggregate: str = "", table: SqlTable = TABLE
+) -> list[object]:
     wanted = tuple(Condition(*c) for c in conditions)  # type: ignore[arg-type]
     return list(execute(Query(select=select, aggregate=aggregate, conditions=wanted), table))
 
@@ -95,7 +97,7 @@ CELL = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(
 @settings(deadline=None)
 @given(st.lists(st.tuples(CELL, CELL), max_size=4), CELL)
 def test_any_cells_and_value_can_be_asked(rows: list[tuple[object, object]], value: object) -> None:
-    table = Table(id="t", header=('a"; DROP', "b'"), types=("text", "text"), rows=tuple(rows))  # type: ignore[arg-type]
+    table = SqlTable(id="t", header=('a"; DROP', "b'"), types=("text", "text"), rows=tuple(rows))  # type: ignore[arg-type]
     ask('a"; drop', ("b'", "=", "" if value is None else value), table=table)
 
 

@@ -8,11 +8,11 @@ import pytest
 from workbench.base.errors import RunError
 from workbench.jobs.data.sources.dataset import Mini, prepare
 from workbench.jobs.data.sources.mini import mini_tables
-from workbench.jobs.data.tables import Table
+from workbench.jobs.data.tables import SqlTable
 from workbench.results.answers.predictions import Predictions, read_predictions
 from workbench.rundir.answers import judge
 
-TABLE = Table(id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003)))
+TABLE = SqlTable(id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003)))
 EXPECTED = "SELECT town FROM table WHERE year = 1990"
 
 

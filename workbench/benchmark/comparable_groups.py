@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from workbench.base.loose import part
+from workbench.base.json_values import part
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
 __all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups"]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.files import read_json, write_json
-from workbench.base.loose import Json, number, part, text, whole
+from workbench.base.json_values import Json, number, part, text, whole
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.loose import part, whole
+from workbench.base.json_values import part, whole
 from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome

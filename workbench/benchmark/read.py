@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.loose import Json, number, part, text, whole
+from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.jobs.choices import LossOn, Peft, Technique

@@ -43,7 +43,7 @@ class BenchmarkResult(Shown):
         return write_report(self.rows, Path(folder or self.folder).expanduser().absolute())[0]
 
     def plots(self) -> BenchmarkPlots:
-        """Give scaling, memory and losses as pictures; a cell that ends with it shows them."""
+        """Return scaling, memory and losses as pictures; a cell that ends with it shows them."""
         return BenchmarkPlots(self)
 
     def __add__(self, other: BenchmarkResult) -> BenchmarkResult:

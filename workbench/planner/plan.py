@@ -126,7 +126,7 @@ class PlanTable(Shown):
         raise ConfigError(f"the plan has no technique {technique!r}")
 
     def __repr__(self) -> str:
-        """Say it in a line."""
+        """Return it in a line."""
         best = self.cheapest
         return f"PlanTable({self.model} on {self.pods} pods, {f'cheapest: {best.technique}' if best else 'none fits'})"
 

@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.sql import parse
-from workbench.jobs.data.tables import Table, execute
+from workbench.jobs.data.tables import SqlTable, execute
 
 __all__ = ["Answer", "judge", "read_answers", "share", "write_answers"]
 
@@ -50,7 +50,7 @@ def judge(
     expected: str | None,
     predicted: str,
     *,
-    table: Table | None = None,
+    table: SqlTable | None = None,
     table_id: str | None = None,
     input: str = "",
 ) -> Answer:
@@ -147,7 +147,7 @@ def _table_ids(path: Path) -> dict[str, str]:
     return {source: ids.pop() for source, ids in ids_of.items() if len(ids) == 1}
 
 
-def _same_result(expected: str, predicted: str, table: Table) -> bool | None:
+def _same_result(expected: str, predicted: str, table: SqlTable) -> bool | None:
     wanted, answered = parse(expected), parse(predicted)
     if wanted is None:
         return None

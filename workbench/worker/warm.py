@@ -70,12 +70,12 @@ def serve_forked(link: socket.socket) -> None:
     """Do the same in a fork of the fork server, as the parent of the ranks: the agent is told of their ends."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
     _import_all(link)
-    told: list[int] = []
+    reported: list[int] = []
 
     def tell(*_: object) -> None:
         with contextlib.suppress(ChildProcessError):
-            if not told and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                told.append(info.si_pid)
+            if not reported and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                reported.append(info.si_pid)
                 code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
                 link.send(json.dumps({"ended": info.si_pid, "code": code}).encode())
 
@@ -85,7 +85,7 @@ def serve_forked(link: socket.socket) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         request = json.loads(data)
         if "reap" in request:
-            os.waitpid(told.pop(), 0)
+            os.waitpid(reported.pop(), 0)
             tell()
         elif _fork(link, request):
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

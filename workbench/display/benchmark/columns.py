@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.base.loose import number
+from workbench.base.json_values import number
 from workbench.base.words import UNKNOWN
 from workbench.benchmark.row import BenchmarkRow
 

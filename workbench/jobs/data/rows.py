@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from workbench.base.errors import ConfigError, one_of
 from workbench.jobs.data.lines import Fields, short
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
-from workbench.jobs.data.tables import TYPES, Cell, Table, read_number
+from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 
 __all__ = ["PREFIX", "SUMMARIZE", "Row", "row_from", "table_from"]
 
@@ -52,7 +52,7 @@ class Row:
         return json.dumps(row, ensure_ascii=False)
 
 
-def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None) -> Row:
+def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Row:
     """Make the trainer's row of a row in any known form.
 
     Example:
@@ -84,7 +84,7 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
     return Row(source=PREFIX + question, target=format_query(query), table_id=table_id)
 
 
-def table_from(data: object, where: str, *, named_types: bool = True) -> Table:
+def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTable:
     """Read a table in the release's or the hub's form."""
     fields = Fields(data, where)
     header = tuple(fields.words(f"header[{i}]", name) for i, name in enumerate(fields.items("header")))
@@ -99,7 +99,7 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> Table:
             raise one_of(f"{where}: types", kind, TYPES)
     rows = tuple(_cells(fields, i, row, len(header)) for i, row in enumerate(fields.items("rows")))
     name = next((str(fields.data[k]) for k in ("name", "caption", "page_title") if fields.data.get(k)), "")
-    return Table(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
+    return SqlTable(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
 
 
 def _written(row: Fields) -> Row | None:
@@ -125,7 +125,7 @@ def _written(row: Fields) -> Row | None:
     return Row(source="", target=row.prose("text")) if "text" in row.data else None
 
 
-def _named(sql: Fields, table: Table | None) -> Query:
+def _named(sql: Fields, table: SqlTable | None) -> Query:
     aggregate = sql.get("agg")
     if aggregate not in AGGREGATES:
         raise one_of(f"{sql.where}: sql.agg", aggregate, AGGREGATES)
@@ -143,7 +143,7 @@ def _named(sql: Fields, table: Table | None) -> Query:
     return query
 
 
-def _indexed(sql: Fields, table: Table, raw_conditions: Sequence[object]) -> Query:
+def _indexed(sql: Fields, table: SqlTable, raw_conditions: Sequence[object]) -> Query:
     conditions = []
     for i, raw in enumerate(raw_conditions):
         column, operator, value = _triple(sql, i, raw)

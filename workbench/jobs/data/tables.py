@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Query, Value, fold
 
-__all__ = ["TYPES", "Cell", "Table", "execute", "read_number"]
+__all__ = ["TYPES", "Cell", "SqlTable", "execute", "read_number"]
 
 Cell = str | int | float | None
 TYPES = ("text", "real")
@@ -25,7 +25,7 @@ TYPES = ("text", "real")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class SqlTable:
     """One table, as WikiSQL describes it."""
 
     id: str
@@ -50,7 +50,7 @@ class Table:
         return json.dumps(data, ensure_ascii=False)
 
 
-def execute(query: Query, table: Table, *, timeout_s: float = 2.0, max_rows: int = 10_000) -> list[Cell]:
+def execute(query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000) -> list[Cell]:
     """Run a query on a table, with WikiSQL's semantics.
 
     Text is compared without letter case; in a `real` column a condition's text is read as a number, thousands
@@ -93,7 +93,7 @@ def read_number(text: str) -> int | float | None:
     return float(bare) if re.fullmatch(r"[-+]?(\d{1,300}\.?\d*|\.\d+)", bare, re.ASCII) else None
 
 
-def _statement(query: Query, table: Table) -> tuple[str, list[Value]]:
+def _statement(query: Query, table: SqlTable) -> tuple[str, list[Value]]:
     if query.aggregate not in AGGREGATES or any(c.operator not in OPERATORS for c in query.conditions):
         raise ConfigError(f"the query {query!r} has an aggregate or operator that WikiSQL has not")
     selected = f"c{_position(query.select, table)}"
@@ -107,14 +107,14 @@ def _statement(query: Query, table: Table) -> tuple[str, list[Value]]:
     return sql + (" WHERE " + " AND ".join(clauses) if clauses else ""), parameters
 
 
-def _position(column: str, table: Table) -> int:
+def _position(column: str, table: SqlTable) -> int:
     position = table.column(column)
     if position is None:
         raise ConfigError(f"table {table.id!r} has no column {column!r}; it has: {', '.join(table.header)}")
     return position
 
 
-def _fill(connection: sqlite3.Connection, table: Table) -> None:
+def _fill(connection: sqlite3.Connection, table: SqlTable) -> None:
     # The collation decides =, <, > and MIN, MAX of text: SQLite's own NOCASE knows ASCII letters only.
     connection.create_collation("folded", _compare)
     columns = ", ".join(

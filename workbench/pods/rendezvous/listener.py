@@ -33,7 +33,7 @@ _TICK_S = 0.05
 
 
 @dataclass(slots=True)
-class _Connection:
+class _WorkerConnection:
     """One connection that has not reported yet."""
 
     socket: socket.socket
@@ -50,7 +50,7 @@ class Rendezvous:
         self.names = tuple(names)
         self.refused: Counter[str] = Counter()
         self._came: dict[str, Pod] = {}
-        self._connections: dict[socket.socket, _Connection] = {}
+        self._connections: dict[socket.socket, _WorkerConnection] = {}
         self._selector = selectors.DefaultSelector()
         try:
             self._listener = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
@@ -108,14 +108,14 @@ class Rendezvous:
         except OSError:
             return
         connection.setblocking(False)
-        pending = _Connection(connection)
+        pending = _WorkerConnection(connection)
         if len(self._connections) >= _MAX_CONNECTIONS:
             self._refuse(next(iter(self._connections.values())), "crowded out")
         self._connections[connection] = pending
         self._selector.register(connection, selectors.EVENT_READ, connection)
         self._say(pending, {"nonce": pending.nonce})
 
-    def _receive(self, pending: _Connection, report: Callable[[str], None]) -> None:
+    def _receive(self, pending: _WorkerConnection, report: Callable[[str], None]) -> None:
         """Read what a connection sent; answer once there is a whole line."""
         try:
             data = pending.socket.recv(MAX_MESSAGE_BYTES)
@@ -132,7 +132,7 @@ class Rendezvous:
         elif not data:
             self._refuse(pending, "cut short")
 
-    def _judge(self, pending: _Connection, line: bytes, report: Callable[[str], None]) -> None:
+    def _judge(self, pending: _WorkerConnection, line: bytes, report: Callable[[str], None]) -> None:
         """Check the proof, then the report; answer with a proof of our own and part."""
         try:
             message = from_line(line)
@@ -173,7 +173,7 @@ class Rendezvous:
             report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
         return ""
 
-    def _answer(self, pending: _Connection, nonce: str, text: str, error: str) -> None:
+    def _answer(self, pending: _WorkerConnection, nonce: str, text: str, error: str) -> None:
         """Tell a proven worker how it went, proving that it is we who say so."""
         reason = error[:500]
         self._say(
@@ -181,7 +181,7 @@ class Rendezvous:
         )
         self._close(pending)
 
-    def _say(self, pending: _Connection, message: dict[str, str]) -> None:
+    def _say(self, pending: _WorkerConnection, message: dict[str, str]) -> None:
         """Send one line; it is far smaller than an empty socket buffer, so it goes out whole or the peer is gone."""
         with contextlib.suppress(OSError):
             pending.socket.send(to_line(message))
@@ -192,13 +192,13 @@ class Rendezvous:
         while self._connections and (oldest := next(iter(self._connections.values()))).since_s < limit_s:
             self._refuse(oldest, "idle")
 
-    def _refuse(self, pending: _Connection, reason: str) -> None:
+    def _refuse(self, pending: _WorkerConnection, reason: str) -> None:
         """Count and part, without a word to the peer."""
         self.refused[reason] += 1
         _LOG.debug("the rendezvous on port %d refused a connection: %s", self.port, reason)
         self._close(pending)
 
-    def _close(self, pending: _Connection) -> None:
+    def _close(self, pending: _WorkerConnection) -> None:
         if self._connections.pop(pending.socket, None) is not None:
             self._selector.unregister(pending.socket)
             pending.socket.close()

@@ -15,7 +15,7 @@ from workbench.base.files import read_json
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.rows import PREFIX, row_from
 from workbench.jobs.data.sources.convert import read_tables
-from workbench.jobs.data.tables import Table
+from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.prompts import source_text
 from workbench.rundir.paths import RunPaths
 
@@ -64,10 +64,10 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
     return [_question(row, number, own) for number, row in enumerate(rows)]
 
 
-def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, Table]:
+def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, SqlTable]:
     """Return the tables that questions ask of, by id, where the runs have them; the first run's win."""
     wanted = {question.table_id for question in questions} - {None}
-    tables: dict[str, Table] = {}
+    tables: dict[str, SqlTable] = {}
     for paths in runs:
         if paths.tables.exists() and wanted - tables.keys():
             try:

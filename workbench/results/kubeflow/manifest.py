@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json
-from workbench.base.loose import Json, part
+from workbench.base.json_values import Json, part
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict

@@ -123,7 +123,7 @@ class Board(Shown):
 
 
 def show_tensorboard(folder: Path) -> Board:
-    """Give TensorBoard of a folder, started now unless it runs already; returns when it answers."""
+    """Return the TensorBoard of a folder, started now unless it runs already; returns when it answers."""
     route = find_route(
         os.environ,
         base_url=_base_url(os.environ),

@@ -155,8 +155,8 @@ def _records() -> Path:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"workbench-tensorboard-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise BackendError(f"{folder} is not this user's alone; remove it, or set XDG_RUNTIME_DIR to a private folder")
     return folder
 

@@ -28,7 +28,7 @@ _AFTER_MISTAKE_S = 0.2
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
+class _ClientConnection:
     socket: socket.socket
     keeper: bool = False
     closing: bool = False
@@ -42,7 +42,7 @@ class _Server:
         self.agent = agent
         self.listener = listener
         self.selector = selectors.DefaultSelector()
-        self.connections: list[_Connection] = []
+        self.connections: list[_ClientConnection] = []
         self.warm: socket.socket | None = None
 
     def run(self, at_end: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class _Server:
                     self._accept()
                 elif key.fileobj is wake:
                     os.read(wake, 4096)
-                elif isinstance(key.data, _Connection):
+                elif isinstance(key.data, _ClientConnection):
                     self._serve(key.data, events)
             self._tick()
             if self.agent.finished:
@@ -92,11 +92,11 @@ class _Server:
         except OSError:
             return
         accepted.setblocking(False)
-        connection = _Connection(accepted)
+        connection = _ClientConnection(accepted)
         self.connections.append(connection)
         self.selector.register(accepted, selectors.EVENT_READ, connection)
 
-    def _serve(self, connection: _Connection, events: int) -> None:
+    def _serve(self, connection: _ClientConnection, events: int) -> None:
         if not events & selectors.EVENT_READ:
             return
         try:
@@ -109,7 +109,7 @@ class _Server:
         connection.closing = not data or len(connection.read) > _LINE_BYTES
         self._answer_lines(connection)
 
-    def _answer_lines(self, connection: _Connection) -> None:
+    def _answer_lines(self, connection: _ClientConnection) -> None:
         # Who asks without reading the answers waits for his own reading.
         while len(connection.unsent) < _UNSENT_BYTES and (end := connection.read.find(b"\n")) >= 0:
             line = bytes(connection.read[:end])
@@ -117,7 +117,7 @@ class _Server:
             if line.strip():
                 self._answer(connection, line)
 
-    def _answer(self, connection: _Connection, line: bytes) -> None:
+    def _answer(self, connection: _ClientConnection, line: bytes) -> None:
         number: object = None
         try:
             message = from_line(line)
@@ -137,17 +137,17 @@ class _Server:
             else:
                 self._reply(connection, number, {"ok": True, **reply})
 
-    def _reply(self, connection: _Connection, number: object, reply: Reply) -> None:
+    def _reply(self, connection: _ClientConnection, number: object, reply: Reply) -> None:
         connection.unsent += to_line({"id": number, **reply})
 
-    def _answer_pending(self, connection: _Connection) -> None:
+    def _answer_pending(self, connection: _ClientConnection) -> None:
         for number, later in list(connection.pending):
             reply = later.ready()
             if reply is not None:
                 connection.pending.remove((number, later))
                 self._reply(connection, number, {"ok": True, **reply})
 
-    def _advance(self, connection: _Connection) -> None:
+    def _advance(self, connection: _ClientConnection) -> None:
         self._answer_pending(connection)
         alive = self._send(connection)
         self._answer_lines(connection)
@@ -160,7 +160,7 @@ class _Server:
         events |= selectors.EVENT_WRITE if connection.unsent else 0
         self._watch(connection, events)
 
-    def _watch(self, connection: _Connection, events: int) -> None:
+    def _watch(self, connection: _ClientConnection, events: int) -> None:
         is_watched = connection.socket in self.selector.get_map()
         if events and is_watched:
             self.selector.modify(connection.socket, events, connection)
@@ -169,7 +169,7 @@ class _Server:
         elif is_watched:
             self.selector.unregister(connection.socket)
 
-    def _send(self, connection: _Connection) -> bool:
+    def _send(self, connection: _ClientConnection) -> bool:
         while connection.unsent:
             try:
                 sent = connection.socket.send(connection.unsent[: 1 << 18])

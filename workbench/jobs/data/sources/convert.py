@@ -17,12 +17,12 @@ from workbench.jobs.data.lines import read_lines
 from workbench.jobs.data.rows import row_from, table_from
 from workbench.jobs.data.sources.archive import unpack
 from workbench.jobs.data.sources.mini import mini_rows, mini_tables
-from workbench.jobs.data.tables import Table
+from workbench.jobs.data.tables import SqlTable
 
 __all__ = ["read_tables", "write_files", "write_mini", "write_release"]
 
 
-def read_tables(path: Path) -> Iterator[Table]:
+def read_tables(path: Path) -> Iterator[SqlTable]:
     """Read a tables file, one table at a time.
 
     Raises:
@@ -75,7 +75,7 @@ def write_release(folder: Path, archive: Path) -> tuple[int, int]:
     )
 
 
-def _convert(source: Path, target: Path, tables: Mapping[str, Table] | None, plain_text: bool) -> int:
+def _convert(source: Path, target: Path, tables: Mapping[str, SqlTable] | None, plain_text: bool) -> int:
     def lines() -> Iterator[str]:
         for where, data in read_lines(source):
             row = row_from(data, where, tables)

@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.data.rows import PREFIX, Row
 from workbench.jobs.data.sources.mini_tables import MINI_TABLES
 from workbench.jobs.data.sql import Condition, Query, format_query
-from workbench.jobs.data.tables import Cell, Table
+from workbench.jobs.data.tables import Cell, SqlTable
 
 __all__ = ["MAX_ROWS", "mini_rows", "mini_tables"]
 
@@ -24,7 +24,7 @@ MAX_ROWS = 100_000
 """The most questions, train and eval together, that are handed out; there are some more."""
 
 
-def mini_tables() -> tuple[Table, ...]:
+def mini_tables() -> tuple[SqlTable, ...]:
     """Return the tables, with their rows, in a fixed order."""
     blocks = MINI_TABLES.strip().split("\n\n")
     return tuple(_table(f"mini-{number}", block) for number, block in enumerate(blocks, start=1))
@@ -79,7 +79,7 @@ _NOUNS = {
 _STYLES = (("whose", _VERBS), ("where", _VERBS), ("with", _NOUNS))
 
 
-def _query(rng: random.Random, table: Table) -> Query:
+def _query(rng: random.Random, table: SqlTable) -> Query:
     aggregate = _pick(rng, _AGGREGATES)
     numeric = aggregate not in ("", "COUNT")
     positions = [i for i, kind in enumerate(table.types) if kind == "real" or not numeric]
@@ -94,7 +94,7 @@ def _query(rng: random.Random, table: Table) -> Query:
     return Query(select=table.header[select], aggregate=aggregate, conditions=tuple(conditions))
 
 
-def _condition(rng: random.Random, table: Table, position: int, cell: Cell) -> Condition:
+def _condition(rng: random.Random, table: SqlTable, position: int, cell: Cell) -> Condition:
     """Make a condition that the row with this cell fulfils; thresholds are cells of the same column."""
     column = table.header[position]
     if isinstance(cell, str) or cell is None:
@@ -107,7 +107,7 @@ def _condition(rng: random.Random, table: Table, position: int, cell: Cell) -> C
     return Condition(column, operator, _pick(rng, fitting))
 
 
-def _question(rng: random.Random, table: Table, query: Query) -> str:
+def _question(rng: random.Random, table: SqlTable, query: Query) -> str:
     subject = table.name
     if not query.conditions:
         subject = f"all {subject}"
@@ -122,7 +122,7 @@ def _pick(rng: random.Random, options: Sequence[_T]) -> _T:
     return options[int(rng.random() * len(options))]
 
 
-def _table(table_id: str, block: str) -> Table:
+def _table(table_id: str, block: str) -> SqlTable:
     head, body = block.split("\n", 1)
     name, columns = head.split(" | ")
     marked = columns.split(", ")
@@ -131,6 +131,6 @@ def _table(table_id: str, block: str) -> Table:
     for line in body.split(";"):
         cells = [cell.strip() for cell in line.split(",")]
         rows.append(tuple(int(c) if t == "real" else c for c, t in zip(cells, types, strict=True)))
-    return Table(
+    return SqlTable(
         id=table_id, name=name, header=tuple(c.removesuffix("#") for c in marked), types=types, rows=tuple(rows)
     )

@@ -26,8 +26,8 @@ def text(value: object) -> str:
 
 def number(value: object) -> float | None:
     """Return a finite number; None for what is none."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if finite else None  # type: ignore[arg-type]
 
 
 def whole(value: object) -> int | None:
