@@ -103,5 +103,5 @@ def test_a_run_that_dies_of_memory_shows_what_was_predicted() -> None:
         assert bool(predicted) == (title in ("Out of GPU memory", "Out of memory on the pod"))
     died = fault_card(RunFault(kind="MemoryError", message=CASES[2][1]), None, prediction)
     words = "3.50 GiB on each pod (2.50 activations, 1.00 optimizer)"
-    assert words in str(died) and words in died.html()
+    assert words in str(died) and words in died._repr_html_()
     assert advise(RunFault(kind="MemoryError", message=CASES[2][1])).predicted == ""
