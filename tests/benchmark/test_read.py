@@ -121,6 +121,18 @@ def test_a_run_that_goes_on_shows_what_it_has(run: WrittenRun) -> None:
     assert row_of(run.paths.root).outcome is Outcome.CANCELLED
 
 
+def test_a_result_that_was_cut_leaves_what_the_events_say(run: WrittenRun) -> None:
+    finished(run)
+    run.paths.result.write_text('{"sta')
+    row = row_of(run.paths.root)
+    assert (row.outcome, row.steps) == (Outcome.FAILED, 3) and "do not say" in row.reason
+
+
+def test_what_is_no_number_is_not_a_figure(run: WrittenRun) -> None:
+    row = finished(run, eval_loss=float("nan"), train_samples_per_s=float("inf"))
+    assert (row.eval_loss, row.samples_per_s, row.steps) == (None, None, 3)
+
+
 def test_equal_keys_mean_equal_work(tmp_path: Path) -> None:
     job = FineTune(technique="zero1")
     spec = RunSpec(cluster=ClusterSpec(count=3), job=job)

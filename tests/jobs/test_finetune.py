@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
+from workbench.rundir.spec import RunSpec
 
 
 def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
@@ -60,6 +62,31 @@ def test_values_of_an_enum_are_kept_as_text() -> None:
     job = FineTune(technique=Technique.ZERO2, report_to=["mlflow"])
     assert type(job.technique) is str and job == FineTune(technique="zero2", report_to=("mlflow",))
     assert job.to_dict()["report_to"] == ["mlflow"] and job_from_dict(job.to_dict()) == job
+
+
+def test_paths_may_be_paths() -> None:
+    job = FineTune(resume=Path("runs/a"), dataset=Path("rows.jsonl"), deepspeed=Path("zero1.json"))
+    assert (job.resume, job.dataset, job.deepspeed) == ("runs/a", "rows.jsonl", "zero1.json")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        [{"job": {"env": {"TOKEN": "canary"}}}],
+        {"cluster": {"pods": [{"env": {"TOKEN": "canary"}}]}, "job": {}},
+        {"cluster": {}, "job": [{"env": {"TOKEN": "canary"}}]},
+    ],
+)
+def test_a_refused_spec_shows_no_secret(spec: object) -> None:
+    with pytest.raises(ConfigError, match="must be an object") as refused:
+        RunSpec.from_dict(spec)
+    assert "canary" not in str(refused.value)
+
+
+def test_a_job_is_not_changed_in_place() -> None:
+    with pytest.raises(AttributeError, match="replace") as refused:
+        FineTune().env = {"TOKEN": "canary"}  # type: ignore[misc]
+    assert "canary" not in str(refused.value)
 
 
 def test_the_global_batch() -> None:

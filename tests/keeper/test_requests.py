@@ -26,8 +26,11 @@ def test_each_request_becomes_its_record() -> None:
     [
         ({"op": "fly"}, "the keeper does not know the request 'fly'"),
         ({}, "the keeper does not know the request None"),
-        ({"op": "cancel"}, "cancel.run: Field required"),
-        ({"op": "submit", "run": "r", "path": "/x", "job": {}, "pods": "many"}, "submit.pods: "),
+        ({"op": "cancel"}, "the request 'cancel' cannot be read: run: Field required"),
+        (
+            {"op": "submit", "run": "r", "path": "/x", "job": {}, "pods": "many"},
+            "the request 'submit' cannot be read: pods: ",
+        ),
     ],
 )
 def test_anything_else_is_refused_with_what_is_wrong(message: dict[str, object], problem: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from tests.worker.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from workbench.base.process import look_up, marks, with_mark
@@ -149,7 +150,7 @@ def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):
     server = server_of(agent)
     agent.ask("shutdown", grace_s=5)
     assert record(agent) == {"said": "goodbye"}
-    assert look_up(server.pid) is None
+    until(lambda: look_up(server.pid) is None, 10)
 
 
 def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(make_agent, tmp_path, env):

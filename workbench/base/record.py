@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ __all__ = [
     "Count",
     "Environment",
     "Option",
+    "PathText",
     "Positive",
     "Record",
     "Size",
@@ -76,6 +78,7 @@ Size = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, PurePath) else value)]
 Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
 
 
@@ -129,6 +132,12 @@ class Record(BaseModel):
         lines = [f"    {option.name}: {_help_text(option)}" for option in cls.options()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse, without a word of the value: it may be a secret."""
+        raise AttributeError(
+            f"{type(self).__name__}.{name} cannot be assigned to; {name} is changed by .replace({name}=…)"
+        )
+
     def __str__(self) -> str:
         return repr(self)
 
@@ -146,7 +155,7 @@ class Record(BaseModel):
     def from_dict(cls, data: object) -> Self:
         """Read the JSON form."""
         if not isinstance(data, Mapping):
-            raise ConfigError(f"{cls.label or 'the record'} is {data!r}; it must be an object")
+            raise ConfigError(f"{cls.label or 'the record'} is {_shown(data)}; it must be an object")
         return cls(**{str(key): value for key, value in data.items() if key != "kind" or not cls.kind})
 
     def to_dict(self) -> dict[str, object]:
@@ -176,7 +185,7 @@ class Record(BaseModel):
             return ConfigError(f"{what} needs the option {name!r}: {option.meaning}")
         if option.choices:
             return one_of(f"{label}{name}", options[name], option.choices)
-        value = f"is {options[name]!r}" if cls.model_fields[name].repr else "cannot be used"
+        value = f"is {_shown(options[name])}" if cls.model_fields[name].repr else "cannot be used"
         return ConfigError(f"{label}{name} {value}; it must be {option.allowed}")
 
 
@@ -195,6 +204,12 @@ def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]]
     if not isinstance(kind, str) or kind not in kinds:
         raise one_of(f"{what} kind", kind, kinds)
     return kinds[kind].from_dict(data)
+
+
+def _shown(value: object) -> str:
+    """Return a value that was refused; of objects, which may hold secrets, the type alone."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return f"a {type(value).__name__}" if any(isinstance(each, Mapping) for each in several) else repr(value)
 
 
 class _TypeText(str):

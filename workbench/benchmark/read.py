@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -51,11 +52,12 @@ def row_of(run_dir: Path) -> BenchmarkRow:
     """Read the row of a run."""
     paths = RunPaths(run_dir)
     spec, info = read_json(paths.spec), read_json(paths.info)
-    facts = read_json(paths.result) or _facts_so_far(paths)
+    facts = read_json(paths.result) or _facts_so_far(paths, spec)
     try:
         result = RunResult.at(run_dir, {**facts, "state": state_of(paths)})
     except (OSError, ValueError, WorkbenchError):
-        result = RunResult(path=run_dir, state=RunState.LOST, message="its files do not say how it ended")
+        unsaid = {"state": RunState.LOST, "message": "its files do not say how it ended"}
+        result = RunResult.at(run_dir, {**facts, **unsaid})
     outcome, reason = _end_of(paths, result)
     note = part(info, "benchmark")
     columns = {**_spec_columns(spec), **_result_columns(result), **_shortage_columns(result.error, spec)}
@@ -196,8 +198,8 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
     return {
         **{name: value for name, value in given.items() if value},
-        **{name: getattr(result, name) for name in _SAME_NAME},
-        "samples_per_s": result.train_samples_per_s,
+        **{name: _finite(getattr(result, name)) for name in _SAME_NAME},
+        "samples_per_s": _finite(result.train_samples_per_s),
         "peak_memory_gib": peak,
         "memory_kind": kind,
         "host_memory_gib": peak if host is None and kind == "resident" else host,
@@ -205,12 +207,13 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     }
 
 
-def _facts_so_far(paths: RunPaths) -> Json:
+def _facts_so_far(paths: RunPaths, spec: Json) -> Json:
     """Return what a run without a result has reported; nothing says when it was started."""
     try:
-        return RunTotals.of(read_events(paths.events)).facts(None)
+        facts = RunTotals.of(read_events(paths.events)).facts(None)
     except OSError:
         return {}
+    return {**facts, "peft": _job_of(spec).get("peft")}
 
 
 def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
@@ -253,6 +256,10 @@ def _provenance(spec: Json, result: RunResult, origin: Json) -> Provenance:
         data=text(origin.get("data")),
         code=" ".join(filter(None, (package, text(origin.get("script"))))),
     )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is None or math.isfinite(value) else None
 
 
 def _highest(by_host: Mapping[str, float]) -> float | None:

@@ -11,7 +11,19 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from workbench.base.record import Allowed, Choice, Count, Environment, Positive, Record, Size, Text, Unit, read_kind
+from workbench.base.record import (
+    Allowed,
+    Choice,
+    Count,
+    Environment,
+    PathText,
+    Positive,
+    Record,
+    Size,
+    Text,
+    Unit,
+    read_kind,
+)
 from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Launcher, LossOn, Optimizer, Peft, Precision, Technique
 from workbench.jobs.refusals import check_together
@@ -64,7 +76,9 @@ class FineTune(Record):
 
     model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'")] = "tiny-t5"
     """A hub id, a local folder, or one of the built-in `tiny-t5` and `tiny-llama` that need neither."""
-    dataset: Annotated[str | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")] = "wikisql-mini"
+    dataset: Annotated[PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")] = (
+        "wikisql-mini"
+    )
     """A name (`wikisql-mini`), a path, or an object with `kind` and its options."""
     technique: Annotated[str, Choice(Technique)] = "zero1"
     """One of `Technique`."""
@@ -78,7 +92,7 @@ class FineTune(Record):
     """One of `Precision`; fp16 is refused for T5, which overflows in it."""
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
-    deepspeed: Annotated[str | Mapping[str, object] | None, Allowed("a path, an object or None")] = None
+    deepspeed: Annotated[PathText | Mapping[str, object] | None, Allowed("a path, an object or None")] = None
     """A DeepSpeed JSON of one's own, as a path or an object. Default None: the technique's in `dsconfig/`."""
     epochs: Positive = 1.0
     """Passes over the training rows, where `max_steps` is None."""
@@ -115,7 +129,7 @@ class FineTune(Record):
     checkpoints: Annotated[str, Choice(["pod", "bring"])] = "pod"
     """Where checkpoints are kept: `pod` leaves them on the pods that wrote them, and the last one of a run that did not
     succeed comes back when its cluster closes; `bring` carries them here while the run goes on."""
-    resume: str | None = None
+    resume: PathText | None = None
     """A run directory whose last good checkpoint this run goes on from."""
     report_to: Annotated[Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")] = ()
     """Trackers that get the metrics too, where they are installed: `wandb`, `mlflow`."""

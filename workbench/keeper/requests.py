@@ -59,5 +59,7 @@ def request_from(message: Mapping[str, object]) -> Request:
     try:
         return _REQUESTS.validate_python(message)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise RunError(f"the keeper does not know the request {message.get('op')!r}: {problems}") from error
+        problems = [f"{each['loc'][-1]}: {each['msg']}" for each in error.errors() if each["loc"]]
+        if not problems:
+            raise RunError(f"the keeper does not know the request {message.get('op')!r}") from error
+        raise RunError(f"the request {message.get('op')!r} cannot be read: {'; '.join(problems)}") from error

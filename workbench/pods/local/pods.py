@@ -132,8 +132,7 @@ class LocalPods:
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
         workers, roots = self._workers, [worker.config.root for worker in self._workers]
-        if self._fork_server is not None:
-            self._fork_server.end()
+        fork_server = self._fork_server
         for worker in workers:
             worker.process.terminate()
         deadline = time.monotonic() + _STOP_S
@@ -145,7 +144,9 @@ class LocalPods:
             worker.process.wait()
             if worker.process.stdin is not None:
                 worker.process.stdin.close()
-        _sweep([*roots, *([self._fork_server.name] if self._fork_server is not None else [])])
+        if fork_server is not None:  # last: it reaps the warm servers that it forked
+            fork_server.end()
+        _sweep([*roots, *([fork_server.name] if fork_server is not None else [])])
         for root in roots:
             shutil.rmtree(root, ignore_errors=True)
         for limit in self._limits:

@@ -106,7 +106,9 @@ Places = Mapping[int, tuple[str, Path]]
 def _here(folder: Path) -> dict[int, Places]:
     steps = {number_in(path.name, "step"): path for path in folder.glob("step-*")}
     return {
-        step: {number_in(part.name, "rank"): (part.parent.name, part) for part in path.glob("*/rank-*")}
+        step: {
+            number_in(part.name, "rank"): (part.parent.name, part) for part in path.glob("*/rank-*") if part.is_dir()
+        }
         for step, path in steps.items()
         if step >= 0
     }

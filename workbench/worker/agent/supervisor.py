@@ -272,6 +272,8 @@ class Agent:
         """End whoever fell to the agent when a run was over, without marks, session or parent."""
         table = self._processes(fresh=True)
         server = {self.warm.pid} if self.warm.pid is not None else set()
+        if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
+            server = set()  # it has gone, and its pid may be another's
         spared = {os.getpid()} | self.helpers.pids | (server if self.warm.forked else descendants(table, server))
         own = descendants(table, {os.getpid()} | server)
         strays = [table[pid] for pid in own - spared if not table[pid].zombie]

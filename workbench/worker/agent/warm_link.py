@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base import entries
-from workbench.base.process import POD_MARK, die_with_parent, look_up
+from workbench.base.process import POD_MARK, Process, die_with_parent, look_up
 
 __all__ = ["FORK_SERVER", "QUIET", "WarmLink"]
 
@@ -50,6 +50,7 @@ class WarmLink:
         self.state = "off"
         self.socket: socket.socket | None = None
         self.pid: int | None = None
+        self.process: Process | None = None
         self.forked = False
         self._root = Path()
         self._ending = False
@@ -159,6 +160,7 @@ class WarmLink:
             elif message["state"] == "ready":
                 _log.info("warm server: %s after %.1f s", "forked" if self.forked else "ready", message["took_s"])
                 self.state, self.pid = "ready", message["pid"] if self.forked else self.pid
+                self.process = look_up(self.pid) if self.pid is not None else None
         self._flush()
         return forked, refused
 
@@ -188,6 +190,8 @@ class WarmLink:
         if self.forked and self.pid is None and self.socket is not None:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)  # it sees that once it is there
+        elif self.forked and self.process is not None:  # not ours to reap: its pid may be another's by now
+            self.process.send(signal.SIGKILL)
         elif self.pid is not None and (process := look_up(self.pid)) is not None:
             process.send(signal.SIGKILL)
 

@@ -49,6 +49,7 @@ class Coordinator:
         pods = max(1, self._world_size // spec.cluster.pods.slots)  # an elastic job may have fewer than were asked for
         spec = spec.replace(cluster=spec.cluster.replace(count=pods), pods=None)
         # Elsewhere first: a run directory is made new, and this one may hold earlier attempts.
+        shutil.rmtree(scratch / "new", ignore_errors=True)  # of a start that was killed
         prepared = prepare_run(spec, root=scratch / "new")
         self._paths.root.mkdir(parents=True, exist_ok=True)
         for path in list(prepared.paths.root.iterdir()):

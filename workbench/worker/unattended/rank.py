@@ -7,6 +7,7 @@ the rank's folder and, without the event lines, to this process's own output: th
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import socket
@@ -65,7 +66,8 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
         _become(task, parent, {name: ends[1] for name, ends in pipes.items()})
     rank = Rank(place=task.place, folder=task.folder, kind="script" if task.argv else "finetune")
     rank.begin(pid, "cold")
-    _write_status(rank)
+    with contextlib.suppress(OSError):  # a folder that cannot be written now costs a line of the status, not the rank
+        _write_status(rank)
     if meanwhile is not None:
         meanwhile()
     copies = []
@@ -75,12 +77,15 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
         copies.append(threading.Thread(target=_copy, args=(reader, task.folder / f"{name}.log", own), daemon=True))
         copies[-1].start()
     code, rss_bytes = _await(pid, stopped)
+    # A script that ends well when it is asked to stop has done its work.
+    rank.stopped = bool(stopped) and not (task.argv and code == 0)
     for copy in copies:
         copy.join(timeout=5)  # a process that the rank left behind may hold the other end for ever
-    rank.stopped = bool(stopped)
     rank.end(code)
     rank.rss_bytes = rss_bytes
     _write_status(rank)
+    if rank.done:
+        return 0
     return code if code >= 0 else 128 - code
 
 
