@@ -27,7 +27,7 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 
 JOB = FineTune(technique="ddp", max_source_length=16, max_target_length=16)
-HOST = HostReport(pod="pod-0", address="127.0.0.2", findings=(Finding(check="ssh", verdict=Verdict.GOOD, found=""),))
+HOST = HostReport(pod="pod-0", address="127.0.0.2", findings=(Finding(check="ssh", verdict=Verdict.GOOD, detail=""),))
 HOSTS = (HOST, replace(HOST, pod="pod-1", address="127.0.0.3"))
 # A model of 100 million trained parameters whose step holds 1 MiB a row: 1.6e9 bytes, and 0.4e9 of DDP.
 RAW = {

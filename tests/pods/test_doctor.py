@@ -63,7 +63,7 @@ def test_a_pod_that_is_well() -> None:
     found = judged(GOOD)
     assert list(found) == list(CHECKS)
     assert {finding.verdict for finding in found.values()} == {Verdict.GOOD}
-    assert found["GPU memory"].found == "79.5 of 80.0 GiB free"
+    assert found["GPU memory"].detail == "79.5 of 80.0 GiB free"
 
 
 def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_with_what_mends_it(
 ) -> None:
     finding = judged(GOOD, **changes)[check]
     assert finding.verdict == verdict
-    assert re.search(said, f"{finding.found} {finding.fix}")
+    assert re.search(said, f"{finding.detail} {finding.fix}")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_with_what_mends_it(
 )
 def test_ssh_that_fails_is_shown_in_its_own_words(words: str, fix: str) -> None:
     found = judged(None, words)
-    assert found["ssh"].found == words
+    assert found["ssh"].detail == words
     assert fix in found["ssh"].fix
     assert {found[check].verdict for check in CHECKS[1:] if check in found} == {Verdict.UNKNOWN}
 
@@ -135,7 +135,7 @@ def test_two_real_pods_are_well(launched: Launched) -> None:
         assert host.pod == pod.name
         for check in ("ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench", "GPUs"):
             assert found[check].verdict is Verdict.GOOD, found[check]
-        assert found["torch"].found == installed_versions()["torch"]
+        assert found["torch"].detail == installed_versions()["torch"]
         assert host.interface == "lo"
 
 
@@ -148,11 +148,11 @@ def test_a_pod_that_is_gone_and_one_with_another_host_key(launched: Launched) ->
     first, second = examine_pods([gone, changed], launched.identity, PACKAGE, PodSpec())
     refused = first.findings[0]
     assert refused.verdict is Verdict.BAD
-    assert "Connection refused" in refused.found
+    assert "Connection refused" in refused.detail
     key = second.findings[1]
     assert (key.check, key.verdict) == ("host key", Verdict.BAD)
     real = fingerprint(launched.pods[1].host_key)
-    assert key.found == f"expected {fingerprint(launched.identity.public_key)}, got {real}"
+    assert key.detail == f"expected {fingerprint(launched.identity.public_key)}, got {real}"
     assert not first.reached
     assert not second.reached
 
@@ -172,7 +172,7 @@ def test_a_python_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -
     (host,) = examine_pods(pods, launched.identity, PACKAGE, PodSpec())
     ssh, key = host.findings[:2]
     assert (ssh.verdict, key.verdict) == (Verdict.BAD, Verdict.GOOD)
-    assert "No such file" in ssh.found
+    assert "No such file" in ssh.detail
     assert "/nowhere/python is not there any more" in ssh.fix
 
 
@@ -248,8 +248,8 @@ class Seen(HTMLParser):
 
 def test_text_and_html_state_the_same_and_escape() -> None:
     evil = "<img src=x onerror=alert(1)>"
-    bad = Finding(check="torch", verdict=Verdict.BAD, found=f"2.12 {evil}", fix=f"pip install {evil}")
-    well = Finding(check="ssh", verdict=Verdict.GOOD, found="0.3 s")
+    bad = Finding(check="torch", verdict=Verdict.BAD, detail=f"2.12 {evil}", fix=f"pip install {evil}")
+    well = Finding(check="ssh", verdict=Verdict.GOOD, detail="0.3 s")
     diagnosis = Diagnosis(
         hosts=(
             HostReport(pod="pod-0", address="127.0.0.2", findings=(well, bad)),

@@ -67,7 +67,7 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpe
     try:
         row = predict(job, pods=pods, gpus=spec.gpus)
     except WorkbenchError as error:
-        findings = [Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, found=str(error))] * pods
+        findings = [Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, detail=str(error))] * pods
     else:
         assert row is not None
         spec_gib = pod_memory_gib(spec, pods, local=local)
@@ -76,7 +76,7 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpe
             sizes = [size for size in (spec_gib, host.memory_limit_gib) if size is not None]
             fit, text = judge(row, (host.gpu_gib, min(sizes, default=None)))
             fix = FIX if fit in _VERDICTS else ""
-            finding = Finding(check=MEMORY_OF_JOB, verdict=_VERDICTS.get(fit, Verdict.GOOD), found=text, fix=fix)
+            finding = Finding(check=MEMORY_OF_JOB, verdict=_VERDICTS.get(fit, Verdict.GOOD), detail=text, fix=fix)
             findings.append(finding)
     judged = [replace(h, findings=(*h.findings, f)) for h, f in zip(diagnosis.hosts, findings, strict=False)]
     return replace(diagnosis, hosts=(*judged, *diagnosis.hosts[len(judged) :]))

@@ -86,7 +86,7 @@ def _cell(finding: Finding | None) -> Cell:
 
 
 def _cut(finding: Finding) -> str:
-    return finding.found if len(finding.found) <= _SHORT else f"{finding.found[: _SHORT - 1]}…"
+    return finding.detail if len(finding.detail) <= _SHORT else f"{finding.detail[: _SHORT - 1]}…"
 
 
 def _todo(diagnosis: Diagnosis) -> list[_Todo]:
@@ -95,7 +95,7 @@ def _todo(diagnosis: Diagnosis) -> list[_Todo]:
     for host, finding in diagnosis.problems:
         pods.setdefault(finding, []).append(host.pod)
     return [
-        _Todo(where=f"{', '.join(names)}, {it.check}", what=it.found, fix=it.fix, verdict=it.verdict)
+        _Todo(where=f"{', '.join(names)}, {it.check}", what=it.detail, fix=it.fix, verdict=it.verdict)
         for it, names in pods.items()
     ]
 

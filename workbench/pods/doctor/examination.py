@@ -107,8 +107,8 @@ def judge_result(
     if facts is None:
         findings = [*_unreached(seen, pod, pinned)]
     else:
-        login = Finding(check="ssh", verdict=Verdict.GOOD, found=f"{seen.ended_s - seen.began_s:.1f} s")
-        key = Finding(check="host key", verdict=Verdict.GOOD, found="as pinned")
+        login = Finding(check="ssh", verdict=Verdict.GOOD, detail=f"{seen.ended_s - seen.began_s:.1f} s")
+        key = Finding(check="host key", verdict=Verdict.GOOD, detail="as pinned")
         skew_s = _skew(facts.time_s, seen.began_s, seen.ended_s)
         findings = [login, key, *judge_facts(facts, pod, spec, here, skew_s)]
     return HostReport(
@@ -135,14 +135,14 @@ def _unreached(seen: CommandResult, pod: Pod, pinned: Sequence[str]) -> Sequence
     words = " ".join(seen.words.split()) or f"it ended with {seen.exit_code}"
     changed = _CHANGED.search(seen.words) is not None
     ssh, fix = Verdict.BAD, _ssh_fix(seen, pod)
-    key = Finding(check="host key", verdict=Verdict.UNKNOWN, found="not seen")
+    key = Finding(check="host key", verdict=Verdict.UNKNOWN, detail="not seen")
     if changed:
         words, fix = "stopped at the host key", "see host key"
-        key = Finding(check="host key", verdict=Verdict.BAD, found=_keys(seen.words, pinned), fix=_KEY_FIX)
+        key = Finding(check="host key", verdict=Verdict.BAD, detail=_keys(seen.words, pinned), fix=_KEY_FIX)
     elif seen.reached:
-        key = Finding(check="host key", verdict=Verdict.GOOD, found="as pinned")
-    unknown = [Finding(check=name, verdict=Verdict.UNKNOWN, found="not seen") for name in CHECKS[2:]]
-    return [Finding(check="ssh", verdict=ssh, found=words, fix=fix), key, *unknown]
+        key = Finding(check="host key", verdict=Verdict.GOOD, detail="as pinned")
+    unknown = [Finding(check=name, verdict=Verdict.UNKNOWN, detail="not seen") for name in CHECKS[2:]]
+    return [Finding(check="ssh", verdict=ssh, detail=words, fix=fix), key, *unknown]
 
 
 _KEY_FIX = "another machine answers there, or the pod was made anew: close the cluster and start it again"

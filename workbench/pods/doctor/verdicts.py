@@ -48,7 +48,7 @@ class Finding:
     """Which; one of `CHECKS`, or `MEMORY_OF_JOB`."""
     verdict: Verdict
     """How it stands."""
-    found: str
+    detail: str
     """What was found, for people."""
     fix: str = ""
     """What to do; empty where nothing is wrong."""
@@ -68,14 +68,14 @@ def judge_facts(facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str
 
 def _clock(skew_s: float) -> Finding:
     if abs(skew_s) <= _SKEW_S:
-        return Finding(check="clock", verdict=Verdict.GOOD, found="agrees" if not skew_s else f"{skew_s:+.2f} s")
+        return Finding(check="clock", verdict=Verdict.GOOD, detail="agrees" if not skew_s else f"{skew_s:+.2f} s")
     fix = "set the pod's clock (chrony or systemd-timesyncd): times in its logs are not comparable"
-    return Finding(check="clock", verdict=Verdict.WARNING, found=f"{skew_s:+.1f} s", fix=fix)
+    return Finding(check="clock", verdict=Verdict.WARNING, detail=f"{skew_s:+.1f} s", fix=fix)
 
 
 def _version(package: str, there: str, here: str) -> Finding:
     def finding(verdict: Verdict, fix: str = "") -> Finding:
-        return Finding(check=package, verdict=verdict, found=there or "not installed", fix=fix)
+        return Finding(check=package, verdict=verdict, detail=there or "not installed", fix=fix)
 
     if not there:
         wanted = f"{package}=={here}" if here else package
@@ -102,7 +102,7 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     if len(gpus) < wanted:
         verdict = Verdict.BAD
         fix = f"{wanted} were asked for: look at nvidia-smi on {pod.name}, its driver and CUDA_VISIBLE_DEVICES"
-    yield Finding(check="GPUs", verdict=verdict, found=str(len(gpus)) if gpus or wanted else "none", fix=fix)
+    yield Finding(check="GPUs", verdict=verdict, detail=str(len(gpus)) if gpus or wanted else "none", fix=fix)
     if not gpus:
         return
     whole, used = sum(gpu.total_gib for gpu in gpus), sum(gpu.used_gib for gpu in gpus)
@@ -110,19 +110,19 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     yield Finding(
         check="GPU memory",
         verdict=Verdict.WARNING if taken else Verdict.GOOD,
-        found=f"{whole - used:.1f} of {whole:.1f} GiB free",
+        detail=f"{whole - used:.1f} of {whole:.1f} GiB free",
         fix=f"something holds memory of {', '.join(taken)}: nvidia-smi on {pod.name} names it" if taken else "",
     )
 
 
 def _memory(available: float | None) -> Finding:
     if available is None:
-        return Finding(check="memory", verdict=Verdict.UNKNOWN, found="unknown")
+        return Finding(check="memory", verdict=Verdict.UNKNOWN, detail="unknown")
     tight = available < _MEMORY_LEAST_GIB
     return Finding(
         check="memory",
         verdict=Verdict.BAD if tight else Verdict.GOOD,
-        found=_free(available),
+        detail=_free(available),
         fix="less than a rank needs to start: end what else runs there, or take a larger pod" if tight else "",
     )
 
@@ -130,34 +130,34 @@ def _memory(available: float | None) -> Finding:
 def _disk(disk: DiskSpace | None, pod: Pod) -> Finding:
     if disk is None:
         fix = f"the pod's folder {pod.root} is gone: close the cluster and start it again"
-        return Finding(check="disk", verdict=Verdict.BAD, found="no folder", fix=fix)
+        return Finding(check="disk", verdict=Verdict.BAD, detail="no folder", fix=fix)
     free = disk.free_gib
     verdict = Verdict.BAD if free < _DISK_LEAST_GIB else Verdict.WARNING if free < _DISK_GIB else Verdict.GOOD
     fix = f"make room where {pod.root} lies: a checkpoint needs some 16 bytes a parameter (AdamW, FP32)"
-    return Finding(check="disk", verdict=verdict, found=_free(free), fix="" if verdict is Verdict.GOOD else fix)
+    return Finding(check="disk", verdict=verdict, detail=_free(free), fix="" if verdict is Verdict.GOOD else fix)
 
 
 def _shm(shm: DiskSpace | None, gpus: bool) -> Finding:
     if shm is None:
         fix = "mount a memory file system at /dev/shm: NCCL and the DataLoader's workers share memory there"
-        return Finding(check="/dev/shm", verdict=Verdict.BAD, found="missing", fix=fix)
+        return Finding(check="/dev/shm", verdict=Verdict.BAD, detail="missing", fix=fix)
     free = shm.free_gib
     verdict = Verdict.GOOD
     if free < _SHM_GIB:
         verdict = Verdict.BAD if gpus or free < _SHM_LEAST_GIB else Verdict.WARNING
     fix = "make it larger: a volume of medium Memory at /dev/shm on Kubernetes, --shm-size=8g with docker"
     room = f"{_free(free)} of {shm.total_gib:.1f}"
-    return Finding(check="/dev/shm", verdict=verdict, found=room, fix="" if verdict is Verdict.GOOD else fix)
+    return Finding(check="/dev/shm", verdict=verdict, detail=room, fix="" if verdict is Verdict.GOOD else fix)
 
 
 def _locks(locks: Sequence[CompileLock]) -> Finding:
     stale = [lock.path for lock in locks if not lock.busy and lock.age_s > _LOCK_S]
     if not stale:
         state = "one is being compiled" if locks else "no locks"
-        return Finding(check="compiled ops", verdict=Verdict.GOOD, found=state)
+        return Finding(check="compiled ops", verdict=Verdict.GOOD, detail=state)
     fix = "the next run that compiles waits for it without a word; on the pod: rm " + shlex.join(stale)
     state = f"{len(stale)} stale lock{'s' if len(stale) > 1 else ''}"
-    return Finding(check="compiled ops", verdict=Verdict.BAD, found=state, fix=fix)
+    return Finding(check="compiled ops", verdict=Verdict.BAD, detail=state, fix=fix)
 
 
 def _free(gib: float) -> str:
