@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> bool:
-    """Carry out a `SPEC.json` from pods to result."""
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
     from workbench.keeper.checkpoints.on_pods import held_checkpoint
@@ -77,7 +76,6 @@ def _doctor(args: argparse.Namespace) -> bool:
 
 
 def _plan(args: argparse.Namespace) -> bool:
-    """Print what the job of a `SPEC.json` needs under every technique; nothing starts."""
     from workbench.jobs.finetune import FineTune
     from workbench.planner.plan import Fit, plan
     from workbench.rundir.spec import RunSpec
@@ -98,7 +96,6 @@ def _plan(args: argparse.Namespace) -> bool:
 
 
 def _report(args: argparse.Namespace) -> bool:
-    """Write `report.html` and `report.md` on the runs below some folders; nothing starts."""
     from workbench.benchmark.report import write_report
 
     html, md = write_report(args.folders, args.out)

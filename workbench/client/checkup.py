@@ -52,7 +52,6 @@ def diagnose(
 
 
 def _obstacle(pods: int, bandwidth: bool, running: str, reached: bool) -> str:
-    """Return why the all-reduce is not measured; empty where it can be."""
     if not bandwidth:
         return "it was not asked for"
     if pods < 2:

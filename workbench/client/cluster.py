@@ -293,5 +293,4 @@ class Cluster(ShownLive):
                 time.sleep(_LOOK_S)
 
     def __repr__(self) -> str:
-        """Return the phase, the pods and the directory."""
         return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"

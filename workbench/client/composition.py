@@ -6,12 +6,13 @@ refusal is only led back to the fields that would cure it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Option
@@ -38,7 +39,6 @@ class FormField:
     name: str
     """The option that it sets."""
     label: str
-    """What stands beside it."""
     default: str | int | float
     """What it holds before anything is chosen; `""` and 0 stand for an option that is None."""
     choices: Sequence[str] = ()
@@ -49,16 +49,16 @@ class FormField:
     """What stands in the empty field."""
 
 
+_OBJECT = TypeAdapter(dict[str, Any])
 _OPTIONS: Mapping[str, Option] = {
     option.name: option for record in (ClusterSpec, PodSpec, FineTune) for option in record.options()
 }
 
 
 def _field(name: str, label: str = "", *, default: str | float | None = None, **more: Any) -> FormField:
-    """Make the field of an option; default and choices are the option's own."""
     option = _OPTIONS[name]
     value: Any = option.default if default is None else default
-    if isinstance(value, int) and not option.allowed.startswith("a whole number"):
+    if option.allowed.startswith("a number"):
         value = float(value)
     label = label or name.replace("_", " ").capitalize()
     return FormField(**{"name": name, "label": label, "default": value, "choices": option.choices, **more})
@@ -140,11 +140,12 @@ class Composition(Mapping[str, Any]):
         """Make the place where pods come from; starts nothing."""
         text = self["backend_options"]
         try:
-            options = json.loads(text or "{}")
-        except ValueError as error:
-            raise ConfigError(f'backend options are not JSON: {error}; write {{"name": value}}, or nothing') from error
-        if not isinstance(options, dict):
-            raise ConfigError(f'backend options are {text!r}; write {{"name": value}}, or nothing')
+            options = _OBJECT.validate_json(text or "{}")
+        except ValidationError as error:
+            why = error.errors()[0]["msg"]
+            raise ConfigError(
+                f'backend options {text!r} are not JSON of an object: {why}; write {{"name": value}}, or nothing'
+            ) from error
         return backend_from_dict({**options, "kind": self["backend"]})
 
     def make_job(self) -> FineTune:

@@ -125,7 +125,6 @@ def _batch_text(composition: Composition) -> str:
 
 
 def _memory_text(composition: Composition) -> str:
-    """Return what each pod is predicted to need; empty where this model's step was not counted before."""
     try:
         row = predict(composition.make_job(), pods=composition["count"], gpus=composition["gpus"], trace=False)
     except WorkbenchError as error:
@@ -137,7 +136,6 @@ def _memory_text(composition: Composition) -> str:
 
 
 def _python_cell(composition: Composition) -> str:
-    """Write the cell that does what the form's Start does."""
     try:
         backend = repr(composition.make_backend())
     except ConfigError:
@@ -156,14 +154,15 @@ def _python_cell(composition: Composition) -> str:
 
 
 def _literal(value: object) -> str:
-    # JSON's form of a string is Python's too, with the quotes that this project writes.
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 1e6 else repr(value)
+    match value:
+        case str():  # JSON's form of a string is Python's too, with the quotes that this project writes
+            return json.dumps(value, ensure_ascii=False)
+        case float() if value.is_integer() and abs(value) < 1e6:
+            return str(int(value))
+    return repr(value)
 
 
 def _pods(composition: Composition) -> list[Pod]:
-    """Make stand-ins for the pods to come, with the addresses that they will have where that is known."""
     names = [f"pod-{i}" for i in range(composition["count"])]
     local = composition["backend"] == LocalPods.kind
     addresses = loopback_addresses(len(names)) if local else names

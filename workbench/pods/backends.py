@@ -39,9 +39,9 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
     """
     if "kind" not in data:
         raise ConfigError(f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}')
-    kind = data["kind"]
-    if not isinstance(kind, str) or kind not in _OPTIONS:
-        raise one_of("backend kind", kind, KINDS)
+    kind = str(data["kind"])
+    if kind not in _OPTIONS:
+        raise one_of("backend kind", data["kind"], KINDS)
     make, allowed = _OPTIONS[kind]
     options = {key: value for key, value in data.items() if key != "kind"}
     for key in options:
@@ -52,6 +52,4 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
 
 def remove_left(data: Mapping[str, object], directory: Path) -> None:
     """Remove what a keeper could not, for it was killed or the platform did not answer. Idempotent."""
-    backend = backend_from_dict(data)
-    if isinstance(backend, KubernetesPods | SSHPods | CMLPods):
-        backend.remove_left(directory)
+    backend_from_dict(data).remove_left(directory)

@@ -56,9 +56,18 @@ def check_address(text: str) -> str:
 
 def check_port(port: int) -> int:
     """Return the port unchanged if it is a TCP port."""
-    if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
+    if not _is_whole(port, 65535):
         raise ConfigError(f"{port!r} is not a port; it must be a whole number, 1 to 65535")
     return port
+
+
+def _is_whole(value: object, most: int) -> bool:
+    match value:
+        case bool():  # which Python takes for a number
+            return False
+        case int():
+            return 1 <= value <= most
+    return False
 
 
 def check_user(user: str) -> str:
@@ -73,13 +82,12 @@ class HostEntry:
     """One line of a hostfile."""
 
     address: str
-    """IP address or host name."""
     slots: int = 1
     """Ranks that it carries. Default 1."""
 
     def __post_init__(self) -> None:
         check_address(self.address)
-        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or not 1 <= self.slots <= MAX_SLOTS:
+        if not _is_whole(self.slots, MAX_SLOTS):
             raise ConfigError(f"slots of {self.address} is {self.slots!r}; it must be a whole number, 1 to {MAX_SLOTS}")
 
 
@@ -185,5 +193,7 @@ def _identity_of(address: str) -> object:
         parsed = ipaddress.ip_address(address)
     except ValueError:
         return address.lower()
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return mapped or parsed
+    match parsed:
+        case ipaddress.IPv6Address(ipv4_mapped=ipaddress.IPv4Address() as mapped):
+            return mapped
+    return parsed

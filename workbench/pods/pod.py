@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from workbench.pods.pod_spec import PodSpec
@@ -38,11 +38,8 @@ class Jump:
     """A host that the way to a pod leads through; its SSH daemon must allow forwarding."""
 
     address: str
-    """IP address or host name of it."""
     port: int = 22
-    """Port of its SSH daemon."""
     user: str
-    """User to log in there as."""
     key: str
     """Path, on this machine, of the private key to log in there with."""
     host_key: str
@@ -64,13 +61,11 @@ class Pod:
     ssh_address: str = ""
     """Address that reaches its SSH daemon from this machine, such as that of a port-forward; empty: `address`."""
     user: str = ""
-    """User to log in as."""
     key: str = ""
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
     jump: Jump | None = None
     """The host to go through; None: straight."""
     slots: int = 1
-    """Ranks that it carries."""
     host_key: str = ""
     """Its SSH host key, `ssh-ed25519 AAAA…`; empty until known."""
     root: str = ""
@@ -89,10 +84,9 @@ class Pod:
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Pod:
         """Read the JSON form."""
-        raw = dict(data)
-        jump = raw.get("jump")
-        made = cls(**{**raw, "jump": Jump(**jump) if isinstance(jump, Mapping) else None})  # type: ignore[arg-type]
-        return replace(made, phase=Phase(str(raw["phase"])))
+        jump: Any = data.get("jump")
+        made = cls(**{**data, "jump": Jump(**jump) if jump else None})  # type: ignore[arg-type]
+        return replace(made, phase=Phase(str(data["phase"])))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,4 +133,8 @@ class PodBackend(Protocol):
 
     def stop(self) -> None:
         """Stop all pods and remove all that `launch` made. Idempotent; also after a `launch` that failed half way."""
+        ...
+
+    def remove_left(self, directory: Path) -> None:
+        """Remove what a keeper that was killed left of the cluster in this directory. Idempotent."""
         ...

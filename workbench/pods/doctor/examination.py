@@ -35,9 +35,7 @@ class HostReport:
     """What was found on one pod."""
 
     pod: str
-    """Its name."""
     address: str
-    """Its address."""
     findings: tuple[Finding, ...]
     """One a check, in the order of `CHECKS`; a check that does not apply (memory of no GPU) is left out."""
     interface: str = ""
@@ -63,7 +61,6 @@ class Diagnosis(Shown):
     """What the doctor found: every host, every check, each one that is wrong with what mends it."""
 
     hosts: tuple[HostReport, ...]
-    """The pods, in rank order."""
     exchange: Exchange | None = None
     """The all-reduce between them; None where none was measured."""
     note: str = ""
@@ -155,7 +152,6 @@ def _keys(words: str, pinned: Sequence[str]) -> str:
 
 
 def _ssh_fix(seen: CommandResult, pod: Pod) -> str:
-    """Return what mends a login that failed, by ssh's own words."""
     for words, fix in _SSH_FIXES.items():
         if words in seen.words:
             return fix.format(pod=pod.name, address=pod.address, port=pod.ssh_port, python=pod.python)

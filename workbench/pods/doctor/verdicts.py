@@ -47,7 +47,6 @@ class Finding:
     check: str
     """Which; one of `CHECKS`, or `MEMORY_OF_JOB`."""
     verdict: Verdict
-    """How it stands."""
     detail: str
     """What was found, for people."""
     fix: str = ""

@@ -48,34 +48,25 @@ class WorkerConfig:
     """What a worker reads from stdin. Holds the token: never print it."""
 
     name: str
-    """The pod's name."""
     address: str
     """The loopback address that is its own."""
     port: int
-    """The port of its SSH daemon."""
     slots: int
-    """Ranks that it carries."""
     root: str
     """The pod's folder; the worker makes it."""
     log: str
     """The file that is its stderr and its daemon's."""
     public_key: str
-    """The key that may log in."""
     environment: Mapping[str, str]
-    """Variables of every session."""
     lease_s: float
     """Seconds to live on without the keeper."""
     timeout_s: float
-    """Seconds to try to report."""
     rendezvous: tuple[str, int]
-    """Where to report."""
     token: str
     """The cluster's secret in hexadecimal."""
     allowed_from: str = "127.0.0.0/8"
-    """The addresses that may log in."""
 
     def __repr__(self) -> str:
-        """Show the pod; never the token."""
         return f"WorkerConfig({self.name} at {self.address}:{self.port})"
 
     def to_line(self) -> bytes:
@@ -116,7 +107,6 @@ def main() -> int:
 
 
 def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
-    """Make the pod's folder, start its daemon and report it."""
     root, user, sshd = Path(config.root), login_user(), find_sshd()
     root.mkdir(mode=0o700)
     daemon = Daemon(
@@ -151,7 +141,6 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
 
 
 def _await_listening(process: subprocess.Popen[bytes], log: Path, seen: int) -> None:
-    """Wait until the daemon says in its log that it listens."""
     deadline = time.monotonic() + _SSHD_START_S
     while time.monotonic() < deadline:
         ended = process.poll()

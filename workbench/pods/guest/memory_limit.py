@@ -37,7 +37,6 @@ class MemoryLimit:
     """One memory cgroup."""
 
     folder: Path
-    """The folder that is the group."""
 
     @classmethod
     def make(cls, name: str, gib: float) -> MemoryLimit | None:

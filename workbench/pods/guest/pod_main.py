@@ -104,7 +104,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Make the pod's folder, start the daemon in it and report."""
     user, sshd = _user(), find_sshd()
     options.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     options.root.chmod(0o700)  # a volume's group bit would stay
@@ -122,7 +121,6 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
 
 
 def _report(options: argparse.Namespace, user: str) -> None:
-    """Print who this pod is, in the form of a worker's report."""
     report = {
         "name": options.name,
         "address": os.environ["POD_IP"],
@@ -170,7 +168,6 @@ def find_sshd() -> str:
 
 
 def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
-    """Write what is this pod's own in sshd's configuration."""
     lines = [
         f"Port {options.port}",
         f'HostKey "{folder / "host_key"}"',

@@ -34,7 +34,6 @@ class LocalWorker:
     """One started worker process."""
 
     config: WorkerConfig
-    """What it was told."""
     process: subprocess.Popen[bytes]
     """The process; its stdin stays open for as long as the keeper lives."""
     started_s: float
@@ -92,7 +91,6 @@ def tail_of(path: Path, lines: int) -> str:
 
 
 def _worker_environment() -> dict[str, str]:
-    """Return what Python needs in a worker and the way to this package; no secrets."""
     return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
 
 

@@ -42,11 +42,8 @@ class Daemon:
     address: str
     """The address that it listens on, and no other."""
     port: int
-    """Its port."""
     user: str
-    """The one user that may log in."""
     public_key: str
-    """The one key that may log in."""
     environment: Mapping[str, str]
     """Variables of every session, at least one."""
     allowed_from: str = "127.0.0.0/8"

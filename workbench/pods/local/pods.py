@@ -129,6 +129,9 @@ class LocalPods:
             self._stopped = True
         self._end()
 
+    def remove_left(self, directory: Path) -> None:
+        """Leave it to the pods: each ends itself, and removes its key, once its lease has run out."""
+
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
         workers, roots = self._workers, [worker.config.root for worker in self._workers]
@@ -162,7 +165,6 @@ class LocalPods:
     def _launch_at(
         self, port: int, addresses: Sequence[str], spec: PodSpec, gpus: Sequence[str], context: LaunchContext
     ) -> list[Pod]:
-        """Start one worker per address and wait for all; on any failure stop all again."""
         names = [f"pod-{i}" for i in range(len(addresses))]
         try:
             self._start_fork_server(spec, context)
@@ -197,7 +199,6 @@ class LocalPods:
         return limit
 
     def _start_worker(self, config: WorkerConfig, limit: MemoryLimit | None) -> None:
-        """Start one worker, under its limit, and hand it its configuration."""
         if Path(config.root).exists():
             raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
         with self._starting:
@@ -210,7 +211,6 @@ class LocalPods:
             raise PodError("the local pods were stopped before all of them had come")
 
     def _watch(self) -> None:
-        """Give up at once when a worker has died or `stop` was called meanwhile."""
         self._check_not_stopped()
         for worker in self._workers:
             code = worker.process.poll()
@@ -222,7 +222,6 @@ class LocalPods:
                 raise PodError(worker.exit_message())
 
     def _status_of(self, name: str) -> str:
-        """Return, of a worker that has not come, since when it runs and what it last wrote."""
         worker = next(worker for worker in self._workers if worker.config.name == name)
         return worker.status()
 
@@ -237,7 +236,6 @@ def _configure(
     rendezvous: Rendezvous,
     fork_server: ForkServer | None,
 ) -> WorkerConfig:
-    """Make the configuration of one worker."""
     shared = {} if fork_server is None else {_FORK_SERVER: str(fork_server.socket)}
     root = context.directory.absolute() / "pods" / name
     return WorkerConfig(

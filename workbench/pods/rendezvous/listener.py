@@ -63,7 +63,6 @@ class Rendezvous:
         self.port: int = self._listener.getsockname()[1]
 
     def __repr__(self) -> str:
-        """Show where it listens and who came; never the token."""
         return f"Rendezvous({self.host}:{self.port}, {len(self._came)} of {len(self.names)} workers reported)"
 
     def __enter__(self) -> Rendezvous:
@@ -116,7 +115,6 @@ class Rendezvous:
         self._say(pending, {"nonce": pending.nonce})
 
     def _receive(self, pending: _WorkerConnection, report: Callable[[str], None]) -> None:
-        """Read what a connection sent; answer once there is a whole line."""
         try:
             data = pending.socket.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
@@ -151,7 +149,6 @@ class Rendezvous:
         return self._answer(pending, nonce, text, error)
 
     def _admit(self, pod: Pod, report: Callable[[str], None]) -> str:
-        """Take a proven worker in; return the reason if it is not one of ours."""
         if pod.name not in self.names:
             self.refused["unknown worker"] += 1
             _LOG.warning("a worker called %s reported; expected are %s", pod.name, ", ".join(self.names))
@@ -174,7 +171,6 @@ class Rendezvous:
         return ""
 
     def _answer(self, pending: _WorkerConnection, nonce: str, text: str, error: str) -> None:
-        """Tell a proven worker how it went, proving that it is we who say so."""
         reason = error[:500]
         self._say(
             pending, {"error": reason, "proof": proof(self.token, "rendezvous", pending.nonce, nonce, text, reason)}
@@ -193,7 +189,6 @@ class Rendezvous:
             self._refuse(oldest, "idle")
 
     def _refuse(self, pending: _WorkerConnection, reason: str) -> None:
-        """Count and part, without a word to the peer."""
         self.refused[reason] += 1
         _LOG.debug("the rendezvous on port %d refused a connection: %s", self.port, reason)
         self._close(pending)

@@ -30,7 +30,6 @@ def _check_slots(slots: int) -> int:
 
 
 def _check_path(text: str) -> str:
-    """Refuse what is not an absolute, printable path without a way up."""
     if not (text.startswith("/") and text.isprintable() and ".." not in PurePosixPath(text).parts):
         raise ConfigError(f"{text[:80]!r} is not an absolute path")
     return text
