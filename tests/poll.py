@@ -8,10 +8,17 @@ from collections.abc import Callable
 __all__ = ["until"]
 
 
-def until(condition: Callable[[], object], within_s: float = 60.0, *, every_s: float = 0.02) -> float:
-    """Wait until something holds and return the seconds that it took; an AssertionError after `within_s`."""
+def until(
+    condition: Callable[[], object],
+    within_s: float = 60.0,
+    *,
+    every_s: float = 0.02,
+    why: Callable[[], object] | None = None,
+) -> float:
+    """Wait until something holds and return the seconds it took; an AssertionError, with `why()`, after `within_s`."""
     began = time.monotonic()
     while not condition():
-        assert time.monotonic() - began < within_s, f"it did not come true in {within_s:g} s"
+        if time.monotonic() - began >= within_s:
+            raise AssertionError(f"it did not come true in {within_s:g} s" + (f": {why()}" if why else ""))
         time.sleep(every_s)
     return time.monotonic() - began

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench.base.process import (
     Process,
@@ -30,19 +31,14 @@ from workbench.base.process import (
 
 def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen(["true"])
-    deadline = time.monotonic() + 60
-    while find(child.pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert find(child.pid) is None
+    until(lambda: find(child.pid) is None)
     child.wait()
 
 
 def test_descendants_are_found_and_ended_though_they_ignore_term(tmp_path: Path) -> None:
     script = "trap '' TERM; sh -c \"trap '' TERM; touch up; sleep 60; sleep 60\"; sleep 60"
     child = subprocess.Popen(["sh", "-c", script], cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "up").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until((tmp_path / "up").exists)
     mine = {process.pid for process in live_descendants(os.getpid())}
     assert child.pid in mine
     below = live_descendants(child.pid)
@@ -62,10 +58,8 @@ def test_a_mark_must_be_the_whole_variable() -> None:
     like_it = subprocess.Popen(["sleep", "60"], env=env | {"MARK": "/a/pod-10"})
     in_argv = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "MARK=/a/pod-1"])
     try:
-        deadline = time.monotonic() + 60
-        while not (found := with_mark("MARK", ["/a/pod-1", "/b"])) and time.monotonic() < deadline:
-            time.sleep(0.01)  # until it has become `sleep`
-        assert [process.pid for process in found] == [marked.pid]
+        until(lambda: with_mark("MARK", ["/a/pod-1", "/b"]))  # until it has become `sleep`
+        assert [process.pid for process in with_mark("MARK", ["/a/pod-1", "/b"])] == [marked.pid]
     finally:
         for process in (marked, like_it, in_argv):
             process.kill()

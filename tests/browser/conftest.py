@@ -18,6 +18,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from poll import until
 
 from workbench.base.errors import RunError
 from workbench.base.wire import ask
@@ -95,14 +96,15 @@ class Book:
 
     def see(self, index: int, wanted: str, timeout_s: float = 60) -> str:
         """Wait until a cell's output holds a text, and give the whole of it."""
-        deadline = time.monotonic() + timeout_s
-        said = ""
-        while time.monotonic() < deadline:
-            said = self.said(index)
-            if wanted in said:
-                return said
-            time.sleep(0.3)  # each look has the browser lay the page out
-        raise AssertionError(f"cell {index} of {self.name} never said {wanted!r}; it says:\n{said[-3000:]}")
+        texts = [""]
+
+        def shown() -> bool:
+            texts[0] = self.said(index)
+            return wanted in texts[0]
+
+        # Each look has the browser lay the page out.
+        until(shown, timeout_s, every_s=0.3, why=lambda: f"{wanted!r} in cell {index}:\n{texts[0][-3000:]}")
+        return texts[0]
 
     def wait_idle(self, timeout_s: float) -> None:
         """Wait until the kernel has nothing to do and no cell waits for it."""
@@ -219,9 +221,9 @@ def open_book(browser: Any, lab: Lab, request: pytest.FixtureRequest) -> Iterato
 
 
 def _url(info: Path, process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        if info.exists() and info.stat().st_size:
-            return str(json.loads(info.read_text())["url"])
-        time.sleep(0.1)
-    raise AssertionError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
+    def written() -> bool:
+        return info.exists() and info.stat().st_size > 0
+
+    until(lambda: written() or process.poll() is not None, START_S, every_s=0.1, why=log.read_text)
+    assert written(), f"JupyterLab did not start:\n{log.read_text()[-3000:]}"
+    return str(json.loads(info.read_text())["url"])

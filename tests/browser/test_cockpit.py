@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -178,14 +177,12 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
 def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[int]:
     """The different optimizer steps that a cell's output shows, one after another, until there are so many."""
     steps: list[int] = []
-    deadline = time.monotonic() + timeout_s
-    said = ""
-    while time.monotonic() < deadline:
-        said = book.said(index)
-        found = re.findall(r"([\d,]+)(?:/| of )[\d,]+", said)
-        if found and (step := int(found[-1].replace(",", ""))) not in steps:
+
+    def enough() -> bool:
+        shown = re.findall(r"([\d,]+)(?:/| of )[\d,]+", book.said(index))
+        if shown and (step := int(shown[-1].replace(",", ""))) not in steps:
             steps.append(step)
-        if len(steps) >= wanted:
-            return steps
-        time.sleep(0.3)
-    raise AssertionError(f"the bar did not move: it showed the steps {steps}; the cell says:\n{said[-2000:]}")
+        return len(steps) >= wanted
+
+    until(enough, timeout_s, every_s=0.3, why=lambda: f"the bar showed {steps}; the cell:\n{book.said(index)[-2000:]}")
+    return steps

@@ -20,6 +20,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
 
+from poll import until
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PREFIX = "docker.io/deepspeed-workbench/"  # where `docker compose` looks for an image without a registry
 BASE = "localhost/workbench-base"
@@ -152,10 +154,8 @@ class Engine:
             )
             undo.callback(service.wait, 30)
             undo.callback(service.terminate)
-            deadline = time.monotonic() + 60
-            while not socket.exists():
-                assert service.poll() is None and time.monotonic() < deadline, "podman serves no API"
-                time.sleep(0.05)
+            until(lambda: socket.exists() or service.poll() is not None, every_s=0.05)
+            assert socket.exists(), "podman serves no API"
             program = tool("docker-compose")
             assert program is not None
             files = ("--file", str(REPOSITORY / "docker" / "compose.yaml"), "--file", str(override))

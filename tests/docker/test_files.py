@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from poll import until
 
 from workbench import SSHPods
 from workbench.pods.guest.addresses import free_port
@@ -224,11 +224,9 @@ class Containers:
         with log.open("wb") as file:
             process = subprocess.Popen([self.entrypoint, "sshd"], env=self.environment("worker-1"), stderr=file)
         try:
-            deadline = time.monotonic() + LISTEN_S
-            while "Server listening" not in log.read_text():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.02)
+            listens = "Server listening"
+            until(lambda: listens in log.read_text() or process.poll() is not None, LISTEN_S, why=log.read_text)
+            assert listens in log.read_text(), log.read_text()
             yield log
         finally:
             process.terminate()

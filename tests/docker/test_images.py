@@ -18,6 +18,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from measured import MEASURED
+from poll import until
 
 from tests.docker.imagelab import PREFIX, REPOSITORY, Engine, missing, tool
 from tests.docker.test_files import first_cell
@@ -80,10 +81,12 @@ def stack(engine: Engine) -> Iterator[Stack]:
         began = time.monotonic()
         compose("up", "--no-build", "--pull", "never", "--detach")
         made = Stack(engine, compose)
-        deadline = time.monotonic() + UP_S
-        while made.inside("jupyter", "cat", "/trust/known_hosts").count("\n") < 3 or "token=" not in compose("logs"):
-            assert time.monotonic() < deadline, compose("logs")
-            time.sleep(0.5)
+
+        def up() -> bool:
+            hosts = made.inside("jupyter", "cat", "/trust/known_hosts").count("\n")
+            return hosts >= 3 and "token=" in compose("logs")
+
+        until(up, UP_S, every_s=0.5, why=lambda: compose("logs"))
         MEASURED.append(f"docker compose up to JupyterLab's token: {time.monotonic() - began:.1f} s")
         yield made
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,10 +93,7 @@ class World:
         ]
 
     def nothing_left(self, run: Run, limit_s: float = 10) -> None:
-        deadline = time.monotonic() + limit_s
-        while (left := self.of(run)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert left == [], "\n".join(f"{p.pid} {p.argv}" for p in left)
+        until(lambda: not self.of(run), limit_s, every_s=0.05, why=lambda: [(p.pid, p.argv) for p in self.of(run)])
 
     def ended(self, run: Run, limit_s: float = 60) -> RunResult:
         """Wait for the end and check what holds after every fault: a whole directory, and nothing that still runs."""

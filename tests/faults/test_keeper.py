@@ -122,9 +122,11 @@ def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after
 
 def nothing_below(world: World, root: Path) -> None:
     """Hold that no process of a cluster is left, and no key; also of those that start late."""
+
+    def left() -> list[tuple[int, list[str]]]:
+        words = ((p, [*p.argv, *p.environ.values()]) for p in world.processes())
+        return [(p.pid, p.argv) for p, each in words if any(f"{root}" in word for word in each)]
+
     time.sleep(0.5)
-    deadline = time.monotonic() + 60
-    while left := [p for p in world.processes() if any(f"{root}" in word for word in [*p.argv, *p.environ.values()])]:
-        assert time.monotonic() < deadline, "\n".join(f"{p.pid} {p.argv}" for p in left)
-        time.sleep(0.1)
+    world.until(lambda: not left(), every_s=0.1, why=left)
     assert not (root / "identity").exists()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from poll import until
 
 from workbench import Cluster, LocalPods, Run
 from workbench.base.errors import RunError
@@ -137,15 +138,10 @@ def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:
 
 
 def snatched_port(run: Run) -> socket.socket:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        text = run.paths.command.read_text() if run.paths.command.exists() else ""
-        if text.endswith("\n"):
-            port = text.partition("--master-port ")[2].split()[0].strip("'\"")
-            # Like torch, which listens on all addresses.
-            return socket.create_server(("", int(port)))
-        time.sleep(0.002)
-    raise TimeoutError("no command")
+    command = run.paths.command
+    until(lambda: command.exists() and command.read_text().endswith("\n"), every_s=0.002)
+    port = command.read_text().partition("--master-port ")[2].split()[0].strip("'\"")
+    return socket.create_server(("", int(port)))  # like torch, which listens on all addresses
 
 
 @contextmanager

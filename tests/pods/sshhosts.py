@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from poll import until
 
 from workbench.pods.guest.addresses import free_port
 from workbench.pods.guest.sshd import find_sshd
@@ -58,11 +59,9 @@ class SSHHost:
         with (self.folder / "log").open("ab") as log:
             argv = [*self.prefix, find_sshd(), "-D", "-e", "-f", str(self.folder / "sshd_config")]
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while "Server listening" not in self.log:
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.01)
+        listens = "Server listening"
+        until(lambda: listens in self.log or self.process.poll() is not None, every_s=0.01, why=lambda: self.log)
+        assert listens in self.log, self.log
         return self
 
     @property

@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench.base.process import Process, look_up
 from workbench.worker.agent.clients.client import Client
@@ -86,11 +86,9 @@ class PodAgent:
 
     def until(self, run: str, met: Callable[[dict], bool], timeout_s: float = PATIENCE_S) -> dict:
         """Poll until something is so."""
-        deadline = time.monotonic() + timeout_s
-        while not met(answer := self.poll(run)):
-            assert time.monotonic() < deadline, answer
-            time.sleep(0.02)
-        return answer
+        answers: list[dict] = []
+        until(lambda: answers.append(self.poll(run)) or met(answers[-1]), timeout_s, why=lambda: answers[-1])
+        return answers[-1]
 
     def until_exited(self, run: str, timeout_s: float = PATIENCE_S) -> dict:
         """Poll until all ranks have ended, nothing is left of them and their output has been read."""
@@ -155,11 +153,7 @@ def wait_gone() -> Callable[..., float]:
     """Waits until processes have ended; returns the seconds it took."""
 
     def wait(*processes: Process | None, timeout_s: float = 10.0) -> float:
-        began = time.monotonic()
-        while not all(gone(process) for process in processes):
-            assert time.monotonic() < began + timeout_s, processes
-            time.sleep(0.01)
-        return time.monotonic() - began
+        return until(lambda: all(map(gone, processes)), timeout_s, every_s=0.01, why=lambda: processes)
 
     return wait
 
