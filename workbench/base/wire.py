@@ -83,7 +83,7 @@ def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, 
         raise RunError("a message between notebook and keeper is not a JSON object") from error
 
 
-def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, object]:
+def ask(path: Path, request: Mapping[str, object], timeout_s: float = 30.0) -> dict[str, Any]:
     """Send one request to the socket at `path` and return the answer."""
     try:
         with connect(path, timeout_s) as connection:

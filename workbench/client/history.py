@@ -39,10 +39,11 @@ class History(Shown):
     def __getitem__(self, which: slice) -> History: ...
     def __getitem__(self, which: int | str | slice) -> Run | History:
         """Return a run by its number in the table or by the beginning of its id, or a part of the table."""
-        if isinstance(which, slice):
-            return History(self.folder, self.records[which])
-        if isinstance(which, int):
-            return Run.load(self.records[which].path)
+        match which:
+            case slice():
+                return History(self.folder, self.records[which])
+            case int():
+                return Run.load(self.records[which].path)
         records = [record for record in self.records if record.id.startswith(which)]
         if len(records) != 1:
             raise RunError(

@@ -227,7 +227,7 @@ class Run(ShownLive):
         Raises:
             RunError: It runs a script, or its keeper or its first pod does not answer.
         """
-        if isinstance(self.spec.job, Script):
+        if self.spec.job.kind == Script.kind:
             raise RunError("a script knows no checkpoint to stop after; end the run with cancel()")
         self._ask_to_end("stop")
 
@@ -243,8 +243,8 @@ class Run(ShownLive):
         """
         if self.state.is_terminal:
             raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
-        stacks = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60).get("stacks")
-        return {int(rank): str(text) for rank, text in stacks.items()} if isinstance(stacks, dict) else {}
+        stacks = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60)["stacks"]
+        return {int(rank): str(text) for rank, text in stacks.items()}
 
     def _ask_to_end(self, how: str) -> None:
         if self.state.is_terminal:

@@ -25,7 +25,7 @@ from workbench.base.files import write_json
 from workbench.base.process import process_start_time
 from workbench.base.wire import listen, read_request, to_line
 from workbench.jobs.choices import Technique
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch.command import place_ranks
@@ -76,11 +76,10 @@ class Keeper:
                     self._say("ready", "; ".join(filter(None, parts)))
             threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
             self._work()
+        except WorkbenchError as error:
+            last = self._failed(error, str(error))
         except Exception as error:  # process boundary: the notebook reads why from the state file
-            logger.exception("the keeper ends")
-            if not self._closing.is_set():  # else the launch was given up because the notebook asked
-                self._error = type(error).__name__
-                last = ("failed", str(error) if isinstance(error, WorkbenchError) else f"{self._error}: {error}")
+            last = self._failed(error, f"{type(error).__name__}: {error}")
         finally:
             self._closing.set()
             self._bring_held()
@@ -88,6 +87,13 @@ class Keeper:
         server.close()
         self._paths.socket.unlink(missing_ok=True)
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
+
+    def _failed(self, error: Exception, words: str) -> tuple[str, str]:
+        logger.error("the keeper ends", exc_info=error)
+        if self._closing.is_set():  # the launch was given up because the notebook asked
+            return "closed", "closed"
+        self._error = type(error).__name__
+        return "failed", words
 
     def close(self, why: str = "closed by a signal") -> None:
         """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns soon; idempotent."""
@@ -102,7 +108,6 @@ class Keeper:
             self._fleet.give_up()
 
     def _work(self) -> None:
-        """Carry out runs in order until closed or idle."""
         self._touched = time.monotonic()
         while (runner := self._next()) is not None:
             try:
@@ -116,7 +121,6 @@ class Keeper:
             runner.abandon("the cluster was closed before it started")
 
     def _next(self) -> Runner | None:
-        """Wait for the next run; None once the keeper is to end."""
         with self._turn:
             while not self._closing.is_set():
                 if self._waiting:
@@ -226,7 +230,7 @@ class Keeper:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job, paths = job_from_dict(request.job), RunPaths(request.path)
-        single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
+        single = job.to_dict().get("technique") == Technique.SINGLE
         wanted = 1 if single else request.pods
         links = self._fleet.take(self._spec.count if wanted is None else wanted)
         pods = [link.pod for link in links]

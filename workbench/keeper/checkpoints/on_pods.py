@@ -104,7 +104,6 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Ch
         raise ConfigError(
             f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
         ) from error
-    assert isinstance(checkpoint, dict)
     return Checkpoint.from_dict(checkpoint)
 
 

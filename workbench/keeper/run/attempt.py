@@ -249,7 +249,6 @@ class Attempt:
         self._journal.hint(hint)
 
     def _end_ranks(self) -> None:
-        """Stop what still runs on every pod and wait until nothing is left there."""
         if not self.ledger.over or self.ledger.lost:
             self._journal.hint("stopping ranks")
             self._context.everywhere(self._stop)

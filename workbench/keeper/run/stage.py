@@ -38,11 +38,15 @@ _FETCHES = 3  # times that a small file is fetched when it arrives as another
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
     """Make the request by which a pod's agent starts its ranks."""
     pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
-    script = isinstance(job, Script)
     module, _, function = entries.TRAINER.partition(":")
-    program = [Path(job.path).name, *job.args] if isinstance(job, Script) else []
+    entry, cwd, package = None, None, {}
+    match job:
+        case Script():
+            program, cwd = [Path(job.path).name, *job.args], str(context.on_pod(link).root / "script")
+        case _:
+            program, entry = ["-c", f"from {module} import {function}; {function}()"], entries.TRAINER
+            package = {"PYTHONPATH": link.package}
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
-    package = {} if script else {"PYTHONPATH": link.package}
     return {
         "run": context.run_id,
         "kind": job.kind,
@@ -51,9 +55,9 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "master_addr": master[0],
         "master_port": master[1],
         "env": {**QUIET, **network, **package, **spec.env, **job.env},
-        "cwd": str(context.on_pod(link).root / "script") if script else None,
-        "argv": [pod.python, "-u", *(program or ["-c", f"from {module} import {function}; {function}()"])],
-        "entry": None if script else entries.TRAINER,
+        "cwd": cwd,
+        "argv": [pod.python, "-u", *program],
+        "entry": entry,
         # Also of torch's and MKL's own pools: 3 pods of one core each must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),
     }
@@ -85,11 +89,13 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         paths.arrivals.mkdir(exist_ok=True)
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
-    if isinstance(job, Script):
-        archive = link.put(zip_script(Path(job.path)), ".zip")
-        link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
-        return
-    _send_finetune(link, job, paths, target, context.spec.cluster.pods.gpus)
+    match job:
+        case Script():
+            archive = link.put(zip_script(Path(job.path)), ".zip")
+            link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
+            return
+        case _:
+            _send_finetune(link, job, paths, target, context.spec.cluster.pods.gpus)
     if resume := resumed_from(paths):
         here = {place.rank for place in context.places if place.pod == link.pod.name}
         send_checkpoint(link, resume, here, target.resume)
@@ -98,7 +104,10 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
     """Return the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
     chosen = read_json(paths.job).get("resume")
-    return Checkpoint.from_dict(chosen) if isinstance(chosen, dict) else None
+    match chosen:
+        case dict():
+            return Checkpoint.from_dict(chosen)
+    return None
 
 
 def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodRunPaths, gpus: int) -> None:
@@ -116,7 +125,6 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
 
 
 def _send_model(link: AgentLink, folder: Path) -> str:
-    """Send a model's folder, each file once per content whatever its size, and return the folder's path on the pod."""
     digests = {path.relative_to(folder).as_posix(): _digest_of(path) for path in files_of(folder)}
     listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     target = link.store / f"model-{listing[:32]}.{link.pod.name}"
