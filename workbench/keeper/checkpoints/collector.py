@@ -132,7 +132,6 @@ def _out_of_reach(checkpoints: PodCheckpoints, steps: Sequence[int]) -> list[str
 
 
 def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
-    """Bring one checkpoint back under another name, and rename it when it is whole; else return what is wrong."""
     final = paths.checkpoints / f"step-{step}"
     if final.exists():
         return ""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
@@ -99,7 +100,7 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Ch
             logger.info("the checkpoints of %s do not come back: %s", paths.root, error)
     try:
         request = {"op": "held", "path": str(paths.root), "last_step": last_step}
-        checkpoint = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)["checkpoint"]
+        checkpoint: Any = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)["checkpoint"]
     except RunError as error:
         raise ConfigError(
             f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
@@ -108,7 +109,6 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Ch
 
 
 def _parts_on(link: AgentLink, checkpoints: PurePosixPath) -> list[tuple[int, int, PurePosixPath]] | None:
-    """Return step, rank and folder of each part; None for a pod that does not answer."""
     find = ["find", str(checkpoints.parent), "-mindepth", "4", "-maxdepth", "4", "-name", NAME, "-print0"]
     try:
         link.ensure()

@@ -88,7 +88,6 @@ class AgentLink(PodFiles):
         self.interface = str(hello.get("interface") or "lo")
 
     def _look_at_its_clock(self) -> tuple[float, float]:
-        """Return the seconds that the question took, and the pod's clock minus this machine's."""
         before = time.time()
         there = float(self.call("hello")["time_s"])
         after = time.time()
@@ -158,7 +157,6 @@ class AgentLink(PodFiles):
             self._stream = self._ssh = None
 
     def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
-        """Do what may be done twice, again over a new line where the old one broke, for as long as a lease."""
         until = time.monotonic() + self._lease_s
         while True:
             ssh = self._ssh
@@ -191,7 +189,6 @@ class AgentLink(PodFiles):
         return ["env", *marked, self.pod.python, "-m", entries.AGENT, *args]
 
     def _meet(self) -> None:
-        """Find what is shared, and have the package where the pod can read it."""
         ssh = self._connection()
         if self._folders and not self.shared:
             self.shared = seen_by(ssh, self.pod, self._folders)

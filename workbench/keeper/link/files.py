@@ -33,7 +33,6 @@ class PodFiles:
     """Moves things; whoever inherits has the line."""
 
     def __init__(self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path]) -> None:
-        """Return where to; see `AgentLink`."""
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
@@ -90,7 +89,6 @@ class PodFiles:
         return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
 
     def _shelf(self) -> Path | None:
-        """Return the folder of this machine that stands for the pod's store, where the pod sees the first folder."""
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
 
     def _put_once(self, name: str, send: Callable[[str], object]) -> str:
@@ -109,7 +107,6 @@ class PodFiles:
         return f"{path}.{self.pod.name}.part"  # pods may share the folder
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
-        """Move a large file over a connection of its own, and say how far it is meanwhile."""
         began_at, begun = time.monotonic(), -1
 
         def tell(done: int, size: int) -> None:
@@ -123,11 +120,9 @@ class PodFiles:
             self.transfer = None
 
     def _connection(self) -> SSHConnection:
-        """Return the open connection."""
         raise NotImplementedError
 
     def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
-        """Do what may be done twice, again over a new line where the old one broke."""
         raise NotImplementedError
 
 

@@ -59,7 +59,6 @@ class TransferProgress:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """End, and take the remark back."""
         self._end.set()
         self._thread.join()
         self._report("")

@@ -147,7 +147,6 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
 
 
 def _await(channel: paramiko.Channel, limit_s: float) -> None:
-    """Sleep until the channel has something to read, or the time is over."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     poll.poll(max(0.0, limit_s) * 1000)

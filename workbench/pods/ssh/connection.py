@@ -34,7 +34,6 @@ class SSHConnection(Files):
     """A connection to one pod. Several threads may use it at once."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
-        """Keep where to; `open` connects."""
         self.pod = pod
         self.identity = identity
         self.timeout_s = timeout_s

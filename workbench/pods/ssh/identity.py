@@ -176,7 +176,6 @@ def _jumps(pods: Iterable[Pod]) -> list[Jump]:
 
 
 def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:
-    """Write the OpenSSH client configuration that reaches the pods, each with its key and no other."""
     blocks = []
     for pod in pods:
         lines = [f"User {check_user(pod.user)}", f"IdentityFile {_config_path(identity.key_for(pod))}"]

@@ -81,20 +81,18 @@ class Files:
 
     @contextlib.contextmanager
     def _client(self, verb: str, remote: str | PurePosixPath) -> Iterator[paramiko.SFTPClient]:
-        """Lend the file channel to one caller at a time; its errors name host and file."""
         with self._lock:
             try:
                 if self._sftp is None or self._sftp.sock.closed:
                     self._sftp = self._open_sftp()
                 yield self._sftp
+            except RemoteError:
+                raise
             except Exception as error:  # paramiko raises OSError, EOFError, SSHException and its own
-                if isinstance(error, RemoteError):
-                    raise
                 text = f"cannot {verb} {remote} on {self._host}: {error or type(error).__name__}"
                 raise RemoteError(text, host=self._host) from error
 
     def _put(self, source: IO[bytes], remote: PurePosixPath, mode: int) -> None:
-        """Write beside the place, then rename."""
         part = str(remote.with_name(f".{remote.name}.part"))
         with self._client("write", remote) as client:
             _make_folders(client, remote.parent)
@@ -112,7 +110,6 @@ class Files:
 
 
 def _pull(source: paramiko.SFTPFile, target: IO[bytes]) -> None:
-    """Copy an open remote file, many requests under way at a time."""
     size = source.stat().st_size or 0
     for start in range(0, size, _WINDOW_BYTES):
         end = min(size, start + _WINDOW_BYTES)
@@ -122,7 +119,6 @@ def _pull(source: paramiko.SFTPFile, target: IO[bytes]) -> None:
 
 
 def _make_folders(client: paramiko.SFTPClient, folder: PurePosixPath) -> None:
-    """Make a folder and those above it where they are missing."""
     try:
         client.stat(str(folder))
     except FileNotFoundError:

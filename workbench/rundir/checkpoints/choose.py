@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.base import json_values
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
@@ -115,17 +116,16 @@ def _here(folder: Path) -> dict[int, Places]:
 
 
 def _on_pods(paths: RunPaths) -> dict[int, Places]:
-    steps = read_json(paths.held).get("parts")
+    parts_by_step: Any = json_values.part(read_json(paths.held), "parts")
     return {
         int(step): {int(rank): (str(pod), Path(folder)) for rank, (pod, folder) in parts.items()}
-        for step, parts in (steps if isinstance(steps, dict) else {}).items()
+        for step, parts in parts_by_step.items()
     }
 
 
 def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]]) -> str:
-    """Return what is wrong with a checkpoint; empty where nothing is."""
     sizes = [manifest.get("world_size") for _, _, manifest in parts.values()]
-    size = sizes[0] if sizes and isinstance(sizes[0], int) else 0
+    size = (json_values.whole(sizes[0]) if sizes else 0) or 0
     if missing := [rank for rank in range(size) if rank not in parts]:
         return f"the part of rank {missing[0]} of {size} is missing"
     for rank, (pod, problem, manifest) in parts.items():
@@ -141,7 +141,6 @@ def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _not_ours(part: Path) -> str:
-    """Return what is not this user's own: what others could write is not what a run of ours left."""
     for path in (part, *part.iterdir()):
         facts = path.lstat()
         if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
+from workbench.rundir.tolerant import Whole
 
 __all__ = ["NAME", "problem_of", "read_manifest", "write_manifest"]
 
@@ -29,8 +33,9 @@ def write_manifest(folder: Path, **facts: object) -> int:
 def read_manifest(folder: Path) -> Mapping[str, Any]:
     """Read the manifest of a part; empty where there is none that can be read."""
     manifest = read_json(folder / NAME)
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(_is_entry(name, entry) for name, entry in files.items()):
+    try:
+        _FILES.validate_python(manifest.get("files"))
+    except ValidationError:
         return {}
     return manifest
 
@@ -51,6 +56,16 @@ def problem_of(folder: Path) -> str:
     return ""
 
 
-def _is_entry(name: object, entry: object) -> bool:
-    plain = isinstance(name, str) and name not in ("", ".", "..", NAME) and "/" not in name
-    return plain and isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and "sha256" in entry
+@dataclass
+class _FileEntry:
+    bytes: Whole
+    sha256: str
+
+
+def _plain(name: str) -> str:
+    if name in ("", ".", "..", NAME) or "/" in name:
+        raise ValueError(f"{name!r} is not the plain name of a file")
+    return name
+
+
+_FILES = TypeAdapter(dict[Annotated[str, AfterValidator(_plain)], _FileEntry])

@@ -57,7 +57,7 @@ class _Server:
                     self._accept()
                 elif key.fileobj is wake:
                     os.read(wake, 4096)
-                elif isinstance(key.data, _ClientConnection):
+                elif key.data is not None:
                     self._serve(key.data, events)
             self._tick()
             if self.agent.finished:
@@ -126,16 +126,19 @@ class _Server:
             if connection.keeper:
                 self.agent.renew()
             reply = self.agent.operations[message["op"]](message)
-        except (ValueError, TypeError, AttributeError, KeyError, OSError) as error:
+        except KeyError as error:
+            self._reply(connection, number, {"ok": False, "error": f"unknown or missing: {error.args[0]}"})
+        except (ValueError, TypeError, AttributeError, OSError) as error:
             self._reply(connection, number, {"ok": False, "error": _words(error)})
         except Exception as error:  # request boundary: the agent outlives its own mistakes
             _log.exception("request failed")
             self._reply(connection, number, {"ok": False, "error": _words(error)})
         else:
-            if isinstance(reply, Later):
-                connection.pending.append((number, reply))
-            else:
-                self._reply(connection, number, {"ok": True, **reply})
+            match reply:
+                case Later():
+                    connection.pending.append((number, reply))
+                case _:
+                    self._reply(connection, number, {"ok": True, **reply})
 
     def _reply(self, connection: _ClientConnection, number: object, reply: Reply) -> None:
         connection.unsent += to_line({"id": number, **reply})
@@ -200,6 +203,4 @@ def _wake_on_signals(agent: Agent) -> int:
 
 
 def _words(error: BaseException) -> str:
-    if isinstance(error, KeyError):
-        return f"unknown or missing: {error.args[0]}"
     return str(error) or type(error).__name__

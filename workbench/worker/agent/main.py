@@ -152,7 +152,6 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
 
 
 def _find_this_package() -> None:
-    """Put the folder or zip that holds this package on the path of everything that is started from here."""
     paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths if HOME in paths else [HOME, *paths])
 

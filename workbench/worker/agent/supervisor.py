@@ -9,13 +9,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.process import Process, descendants, process_table
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.machine.gpus import GpuWatch
+from workbench.worker.agent.message import Message, number_in, object_in, texts_in, whole_in
 from workbench.worker.agent.ranks.chunks import size_of
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
@@ -35,7 +36,6 @@ _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
 _RUNS_KEPT = 20
 
-Message = Mapping[str, object]
 Reply = dict[str, object]
 
 
@@ -139,10 +139,7 @@ class Agent:
         }
 
     def _prepare(self, message: Message) -> Reply:
-        raw = message.get("request")
-        if not isinstance(raw, Mapping):
-            raise ValueError("prepare needs a request object")
-        request = RunRequest.from_dict({"run": message.get("run"), **raw})
+        request = RunRequest.from_dict({"run": message.get("run"), **object_in(message, "request")})
         earlier = self._runs.get(request.run)
         if earlier is not None and not earlier.settled:
             earlier.tick(process_table())
@@ -172,14 +169,13 @@ class Agent:
 
     def _start_rank(self, message: Message) -> Reply:
         run = self._run(message)
-        number = message.get("rank")
-        rank = run.ranks.get(number) if isinstance(number, int) else None
+        number = whole_in(message, "rank")
+        rank = run.ranks.get(number)
         if rank is None:
             raise ValueError(f"rank {number!r} of run {run.request.run} does not belong to {self.root.name}")
         if rank.phase != "waiting" or run.stopping:
             raise ValueError(f"rank {number} of run {run.request.run} was started or stopped already")
-        extra = message.get("env") or {}
-        overrides = {str(k): str(v) for k, v in extra.items()} if isinstance(extra, Mapping) else {}
+        overrides = texts_in(message, "env")
         for name in ("local_rank", "world_size", "master_addr", "master_port"):
             if message.get(name) not in (None, ""):
                 overrides[name.upper()] = str(message[name])
@@ -189,17 +185,13 @@ class Agent:
 
     def _poll(self, message: Message) -> Reply:
         run = self._run(message)
-        offsets, cap = message.get("offsets") or {}, message.get("max_bytes", _POLL_BYTES)
-        if not isinstance(offsets, Mapping) or not isinstance(cap, int):
-            raise ValueError("poll needs offsets by file name and max_bytes as a whole number")
+        offsets, cap = object_in(message, "offsets"), whole_in(message, "max_bytes", _POLL_BYTES)
         table = {} if run.settled else self._processes(fresh=run.hurried)
-        answer = run.poll(table, offsets, max(0, min(cap, _POLL_BYTES_MAX)))
+        answer = run.poll(table, offsets, min(cap, _POLL_BYTES_MAX))
         return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": time.time()}
 
     def _stop(self, message: Message) -> Reply:
-        grace = message.get("grace_s", _GRACE_S)
-        if not isinstance(grace, int | float):
-            raise ValueError("grace_s must be a number of seconds")
+        grace = number_in(message, "grace_s", _GRACE_S)
         run = self._runs.get(check_run_id(message.get("run")))
         if run is not None:
             self.launcher.stop(run, grace)
@@ -220,14 +212,10 @@ class Agent:
         return Later(ready)
 
     def _predict(self, message: Message) -> Reply:
-        inquiry = message.get("inquiry")
-        if not isinstance(inquiry, Mapping):
-            raise ValueError("predict needs an inquiry object")
-        return self.helpers.ask(check_run_id(message.get("run")), inquiry)
+        return self.helpers.ask(check_run_id(message.get("run")), object_in(message, "inquiry"))
 
     def _shutdown(self, message: Message) -> Later:
-        grace = message.get("grace_s", _GRACE_S)
-        self.end("asked to", float(grace) if isinstance(grace, int | float) else _GRACE_S)
+        self.end("asked to", number_in(message, "grace_s", _GRACE_S))
         return Later(lambda: {"left": 0} if self.finished else None)
 
     def _run(self, message: Message) -> PodRun:
@@ -261,7 +249,6 @@ class Agent:
             self.launcher.hear()
 
     def _ended(self, ended: int, code: int) -> None:
-        """Take note of an end while the zombie stands."""
         for run in self._runs.values():
             for pid, rank in list(run.by_pid()):
                 if pid == ended:
@@ -269,7 +256,6 @@ class Agent:
         self.helpers.reaped(ended)
 
     def _end_strays(self) -> bool:
-        """End whoever fell to the agent when a run was over, without marks, session or parent."""
         table = self._processes(fresh=True)
         server = {self.warm.pid} if self.warm.pid is not None else set()
         if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:

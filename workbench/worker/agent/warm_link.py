@@ -46,7 +46,6 @@ class WarmLink:
     """The warm server as the agent sees it. `state` is off, starting, ready or failed."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self.state = "off"
         self.socket: socket.socket | None = None
         self.pid: int | None = None
@@ -87,7 +86,6 @@ class WarmLink:
         return True
 
     def _execute(self) -> None:
-        """Start the server as a child of the agent."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         for end in (ours, theirs):

@@ -120,7 +120,6 @@ def _replicated(trainer: Any) -> bool:
 
 
 def _from_the_first(state: Mapping[str, Any] | None) -> Any:
-    """Return every rank what the first has: its JSON, then tensor by tensor."""
     packer = TreePacker()
     text = json.dumps(packer.pack(state)).encode() if ranks.rank() == 0 else None
     shapes = json.dumps({n: [str(t.dtype)[6:], list(t.shape)] for n, t in packer.tensors.items()}).encode()
@@ -200,16 +199,21 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _marked(value: object) -> object:
-    return (_SHARD, _local(value)) if isinstance(value, DTensor) else value
+    match value:
+        case DTensor():
+            return (_SHARD, _local(value))
+        case _:
+            return value
 
 
-def _unmarked(value: Any, parameter: torch.Tensor) -> object:
-    if not (isinstance(value, tuple) and value[0] == _SHARD):
-        return value
-    assert isinstance(parameter, DTensor)
-    place = parameter.device_mesh, parameter.placements
-    shard = value[1].to(_local(parameter).device)
-    return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())
+def _unmarked(value: Any, parameter: Any) -> object:
+    match value:
+        case (str() as marker, shard) if marker == _SHARD:
+            place = parameter.device_mesh, parameter.placements
+            shard = shard.to(_local(parameter).device)
+            return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())
+        case _:
+            return value
 
 
 def _check_shapes(trained: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:

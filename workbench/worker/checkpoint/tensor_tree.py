@@ -72,16 +72,21 @@ class TreePacker:
             >>> TreePacker().pack({"lr": 0.1, 3: (1, None)})
             {'dict': [['lr', 0.1], [3, {'tuple': [1, None]}]]}
         """
-        if value is None or isinstance(value, bool | str):
-            return value
-        if isinstance(value, int | float):
-            return int(value) if isinstance(value, int) else float(value)  # enumerations of numbers become numbers
-        if isinstance(value, torch.Tensor):
-            return {"tensor": self._name(value.detach())}
-        if isinstance(value, Mapping):
-            return {"dict": [[_key(key), self.pack(each)] for key, each in value.items()]}
-        if isinstance(value, list | tuple):
-            return {"list" if isinstance(value, list) else "tuple": [self.pack(each) for each in value]}
+        match value:
+            case None | bool() | str():
+                return value
+            case int():
+                return int(value)  # enumerations of numbers become numbers
+            case float():
+                return float(value)
+            case torch.Tensor():
+                return {"tensor": self._name(value.detach())}
+            case Mapping():
+                return {"dict": [[_key(key), self.pack(each)] for key, each in value.items()]}
+            case list():
+                return {"list": [self.pack(each) for each in value]}
+            case tuple():
+                return {"tuple": [self.pack(each) for each in value]}
         raise RunError(f"a checkpoint cannot keep a {type(value).__name__}; leave `save_steps` out for this job")
 
     def _name(self, tensor: torch.Tensor) -> str:
@@ -104,18 +109,22 @@ def unpack(packed: object, tensors: Mapping[str, torch.Tensor]) -> Any:
         >>> unpack({"dict": [["lr", 0.1], [3, {"tuple": [1, None]}]]}, {})
         {'lr': 0.1, 3: (1, None)}
     """
-    if not isinstance(packed, dict):
-        return packed
-    ((kind, inside),) = packed.items()
-    if kind == "tensor":
-        return tensors[inside]
-    if kind == "dict":
-        return {key: unpack(each, tensors) for key, each in inside}
-    values = [unpack(each, tensors) for each in inside]
-    return values if kind == "list" else tuple(values)
+    match packed:
+        case {"tensor": name}:
+            return tensors[name]
+        case {"dict": items}:
+            return {key: unpack(each, tensors) for key, each in items}
+        case {"list": values}:
+            return [unpack(each, tensors) for each in values]
+        case {"tuple": values}:
+            return tuple(unpack(each, tensors) for each in values)
+        case _:
+            return packed
 
 
 def _key(key: object) -> object:
-    if key is None or isinstance(key, str | int):
-        return key
-    raise RunError(f"a checkpoint cannot keep a dictionary with the key {key!r}")
+    match key:
+        case None | str() | int():
+            return key
+        case _:
+            raise RunError(f"a checkpoint cannot keep a dictionary with the key {key!r}")

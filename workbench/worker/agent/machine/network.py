@@ -19,7 +19,7 @@ def interface_of(address: str) -> str:
         return ""
     if ip.is_loopback:
         return "lo"
-    return _by_route(ip) if isinstance(ip, ipaddress.IPv4Address) else _by_address(ip)
+    return _by_route(ip) if ip.version == 4 else _by_address(ip)
 
 
 def free_port(address: str) -> int:
@@ -37,7 +37,7 @@ def _resolve(address: str) -> _Address:
         return ipaddress.ip_address(str(socket.getaddrinfo(address, None)[0][4][0]))
 
 
-def _by_route(ip: ipaddress.IPv4Address) -> str:
+def _by_route(ip: _Address) -> str:
     best, name = -1, ""
     for line in Path("/proc/net/route").read_text().splitlines()[1:]:
         fields = line.split()
@@ -48,7 +48,7 @@ def _by_route(ip: ipaddress.IPv4Address) -> str:
     return name
 
 
-def _by_address(ip: ipaddress.IPv6Address) -> str:
+def _by_address(ip: _Address) -> str:
     for line in Path("/proc/net/if_inet6").read_text().splitlines():
         fields = line.split()
         network = ipaddress.ip_network((int(fields[0], 16), int(fields[2], 16)), strict=False)

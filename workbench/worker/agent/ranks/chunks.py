@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from workbench.worker.agent.message import Message, whole_in
 
 __all__ = ["read_chunks", "size_of"]
 
 Chunk = dict[str, object]
 
 
-def read_chunks(root: Path, names: Sequence[str], offsets: Mapping[str, object], max_bytes: int) -> dict[str, Chunk]:
+def read_chunks(root: Path, names: Sequence[str], offsets: Message, max_bytes: int) -> dict[str, Chunk]:
     """Read what is new in some files."""
-    fresh = {name: start for name in names if size_of(root / name) > (start := _offset(offsets.get(name)))}
+    starts = {name: whole_in(offsets, name, 0) for name in names}
+    fresh = {name: start for name, start in starts.items() if size_of(root / name) > start}
     chunks: dict[str, Chunk] = {}
     left = max_bytes
     # The smallest first: whatever they leave of their share is there for the rest.
@@ -30,14 +33,6 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _offset(value: object) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or value < 0:
-        raise ValueError(f"offset {value!r} must be a whole number, 0 or more")
-    return value
 
 
 def _read(path: Path, offset: int, count: int) -> bytes:

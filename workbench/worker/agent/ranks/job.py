@@ -30,7 +30,6 @@ class PodRun:
     """The part of a run that this pod carries."""
 
     def __init__(self, request: RunRequest, root: Path) -> None:
-        """Make the folders of the run and of its ranks; records of an earlier try are removed, logs are kept."""
         self.request = request
         self.root = root
         self.folder = root / "runs" / request.run

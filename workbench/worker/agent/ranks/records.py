@@ -5,7 +5,6 @@ Nothing here knows about processes; a rank's folder and its exit code are all it
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import write_json
+from workbench.base.wire import from_line
 
 __all__ = ["Failure", "failure_from", "last_traceback", "read_record", "signal_name", "write_record"]
 
@@ -101,10 +101,10 @@ def read_record(path: Path) -> dict[str, object] | None:
     """Read a rank's record; None where there is none, or none that can be read."""
     try:
         with path.open("rb") as file:
-            raw = json.loads(file.read(4 * _RECORD_BYTES))
+            record: dict[str, object] = from_line(file.read(4 * _RECORD_BYTES))
     except (OSError, ValueError):
         return None
-    return raw if isinstance(raw, dict) else None
+    return record
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK
+from workbench.worker.agent.message import Message, object_in, texts_in, whole_in
 
 __all__ = ["RankSlot", "RunRequest", "check_run_id", "rank_environment"]
 
@@ -50,12 +51,9 @@ class RunRequest:
     threads: int = 1
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, object]) -> RunRequest:
+    def from_dict(cls, raw: Message) -> RunRequest:
         """Read the JSON form. Unknown keys are left alone: a newer keeper may know more."""
-        ranks = tuple(_place(item) for item in _list(raw, "ranks"))
-        env = raw.get("env") or {}
-        if not isinstance(env, Mapping) or not all(isinstance(v, str) for kv in env.items() for v in kv):
-            raise ValueError("env of the request must map strings to strings")
+        ranks = tuple(_place(object_in({"ranks": item}, "ranks")) for item in _list(raw, "ranks"))
         cwd, entry = raw.get("cwd"), raw.get("entry")
         return cls(
             run=check_run_id(raw.get("run")),
@@ -63,12 +61,12 @@ class RunRequest:
             ranks=ranks,
             argv=tuple(str(item) for item in _list(raw, "argv")),
             entry=None if entry is None else str(entry),
-            world_size=_int(raw, "world_size", len(ranks)),
+            world_size=whole_in(raw, "world_size", len(ranks)),
             master_addr=str(raw.get("master_addr") or ""),
-            master_port=_int(raw, "master_port", 0),
-            env=dict(env),
+            master_port=whole_in(raw, "master_port", 0),
+            env=texts_in(raw, "env"),
             cwd=None if cwd is None else str(cwd),
-            threads=max(1, _int(raw, "threads", 1)),
+            threads=max(1, whole_in(raw, "threads", 1)),
         )
 
     def on(self, pod: str) -> tuple[RankSlot, ...]:
@@ -78,9 +76,10 @@ class RunRequest:
 
 def check_run_id(value: object) -> str:
     """Refuse a run id that is more than one plain folder name."""
-    if not isinstance(value, str) or not _RUN_ID.fullmatch(value):
+    name = str(value)
+    if name is not value or not _RUN_ID.fullmatch(name):
         raise ValueError(f"run id {value!r} must be letters, digits, dots, dashes and underscores")
-    return value
+    return name
 
 
 def rank_environment(
@@ -107,21 +106,13 @@ def rank_environment(
     }
 
 
-def _place(item: object) -> RankSlot:
-    if not isinstance(item, Mapping):
-        raise ValueError("each of ranks must be an object with rank, local_rank and pod")
-    return RankSlot(rank=_int(item, "rank"), local_rank=_int(item, "local_rank", 0), pod=str(item.get("pod", "")))
+def _place(item: Message) -> RankSlot:
+    pod = str(item.get("pod", ""))
+    return RankSlot(rank=whole_in(item, "rank"), local_rank=whole_in(item, "local_rank", 0), pod=pod)
 
 
-def _list(raw: Mapping[str, object], key: str) -> list[object]:
+def _list(raw: Message, key: str) -> list[object]:
     value = raw.get(key)
     if not isinstance(value, list) or not value:
         raise ValueError(f"{key} of the request must be a list with something in it")
-    return value
-
-
-def _int(raw: Mapping[str, object], key: str, default: int | None = None) -> int:
-    value = raw.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{key} of the request must be a whole number, 0 or more")
     return value
