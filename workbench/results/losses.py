@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import read_json
+from workbench.base.json_values import number
 from workbench.rundir.events import Event, EventKind, read_events
 from workbench.rundir.paths import RunPaths
 
@@ -38,8 +39,7 @@ class Losses:
 def read_losses(run_dir: Path) -> Losses:
     """Read the losses of a run, finished or not; what its events do not hold is left out."""
     paths = RunPaths(run_dir)
-    began = read_json(paths.result).get("started_s")
-    began_s = float(began) if isinstance(began, int | float) else None
+    began_s = number(read_json(paths.result).get("started_s"))
     train: list[LossPoint] = []
     evaluation: list[LossPoint] = []
     for event in read_events(paths.events):

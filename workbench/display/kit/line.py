@@ -52,7 +52,6 @@ class ProgressLine:
     """The line of one run. Use it in a `with`: leaving it draws the last state and ends the line."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep where to draw."""
         self._stream = sys.stdout if stream is None else stream
         self._clock = clock
         self._in_notebook = is_notebook(self._stream)
@@ -124,13 +123,11 @@ class ProgressLine:
         self._stream.flush()
 
     def __enter__(self) -> ProgressLine:
-        """Return itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the line."""
         self.close()
 
 

@@ -72,7 +72,6 @@ class Live:
     """The panels of one kind of record: one for each directory, however often it is displayed."""
 
     def __init__(self, doc: Callable[[Any], Doc]):
-        """Start without panels; `doc` states a record."""
         self._doc = doc
         self._panels: dict[Path, LivePanel] = {}
         self._displays: dict[Path, list[str]] = {}

@@ -30,7 +30,6 @@ class AskOnce:
     """A button that asks once before it acts: the second click within some seconds is the one that counts."""
 
     def __init__(self, text: str, sure: str, act: Callable[[], None], **options: Any):
-        """Build the button."""
         import ipywidgets as w
 
         self.widget = w.Button(description=text, **options)
@@ -60,7 +59,6 @@ class Buttons:
     """The row of buttons of a run, and the room below for what they bring up."""
 
     def __init__(self, run: Run):
-        """Build the row."""
         import ipywidgets as w
 
         self._run = run

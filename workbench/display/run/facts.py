@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import read_json
+from workbench.base.json_values import whole
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
 from workbench.display.run.fault import FaultCard, fault_card
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
@@ -82,29 +84,35 @@ def facts_of(view: RunView) -> RunFacts:
 def _head(view: RunView) -> list[tuple[str, str]]:
     job = view.spec.job if view.spec else None
     pairs = []
-    if isinstance(job, FineTune):
-        parameters = view.start.get("parameters")
-        trained = view.start.get("trainable_parameters")
-        part = f", {scaled(float(trained))} trained" if isinstance(trained, int) and trained != parameters else ""
-        size = f" ({scaled(float(parameters))} parameters{part})" if isinstance(parameters, int) else ""
-        adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
-        pairs += [("model", f"{job.model}{size}"), ("technique", f"{job.technique}{adapters} {job.precision}")]
-    elif job is not None:
-        pairs.append(("script", job.path.rpartition("/")[2]))
-    elif view.result:
-        pairs += [("model", view.result.model), ("technique", view.result.technique)]
+    match job:
+        case FineTune():
+            adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
+            pairs.append(("model", f"{job.model}{_size(view)}"))
+            pairs.append(("technique", f"{job.technique}{adapters} {job.precision}"))
+        case Script():
+            pairs.append(("script", job.path.rpartition("/")[2]))
+        case None if view.result:
+            pairs += [("model", view.result.model), ("technique", view.result.technique)]
     pairs.append(("hosts", _hosts(view)))
     if view.batch is not None:
         pairs.append(("global batch", f"{view.batch} rows (micro-batch x accumulation x ranks)"))
-    elif isinstance(rows := view.start.get("global_batch_size"), int):
+    elif (rows := whole(view.start.get("global_batch_size"))) is not None:
         pairs.append(("global batch", f"{count(rows)} rows"))
     if view.elapsed_s is not None:
         pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
     return [(name, plain(text)) for name, text in pairs if text]
 
 
+def _size(view: RunView) -> str:
+    parameters, trained = (whole(view.start.get(name)) for name in ("parameters", "trainable_parameters"))
+    if parameters is None:
+        return ""
+    part = "" if trained in (None, parameters) else f", {scaled(float(trained or 0))} trained"
+    return f" ({scaled(float(parameters))} parameters{part})"
+
+
 def _ticking(seconds: float) -> str:
-    """Write a length of time that changes under the reader's eyes: no fractions."""
+    # Under the reader's eyes a length of time changes: no fractions.
     return f"{int(seconds)} s" if seconds < 60 else duration(seconds)
 
 

@@ -67,7 +67,6 @@ class RunPanel:
     """The widgets of one run; `widget` is what to display. It draws itself until closed or all is over."""
 
     def __init__(self, run: Run, ended: Callable[[], None] = lambda: None):
-        """Read the run and build the widgets; `start` keeps them up to date."""
         import ipywidgets as w
 
         self.view = RunView(run.path)
@@ -185,7 +184,7 @@ class RunPanel:
             return
         self._logs_due = now + _LOGS_S
         world_size, chosen = self.view.world_size, self._tabs.value
-        if isinstance(chosen, int):
+        if chosen in self.view.ranks:
             lines = [("", line) for line in self.view.log(chosen).lines[-_LINES:]]
         else:
             logs = {rank: self.view.log(rank).lines[-_FOLDED_LINES:] for rank in self.view.ranks}
@@ -247,7 +246,6 @@ class _Ration:
     """What a plot may take: on average one hundredth of a core, some of it ahead, and never two soon after another."""
 
     def __init__(self, every_s: float):
-        """Begin with all that may be taken ahead."""
         self._every_s = every_s
         self._left_s = _PLOT_AHEAD_S
         self._counted_at = time.monotonic()

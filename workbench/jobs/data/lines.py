@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import whole
 from workbench.jobs.data.sql import Value
 
 __all__ = ["Fields", "read_lines", "short"]
@@ -37,7 +38,6 @@ class Fields:
     """A JSON object with the place it came from, so that whatever is wrong in it can be named."""
 
     def __init__(self, data: object, where: str, path: str = ""):
-        """Take the object that stands at `where`; `path` is the dotted way to it within the line."""
         self.where, self.path = where, path
         if not isinstance(data, Mapping):
             raise ConfigError(f"{where}: {path.rstrip('.') or 'the line'} is {short(data)}; it must be an object")
@@ -65,15 +65,17 @@ class Fields:
     def items(self, key: str) -> Sequence[object]:
         """Return a list that must be there."""
         value = self.get(key)
-        if not isinstance(value, list | tuple):
-            self.fail(key, f"is {short(value)}; it must be a list")
-        return value
+        match value:
+            case list() | tuple():
+                return value
+        return self.fail(key, f"is {short(value)}; it must be a list")
 
     def index(self, key: str, value: object, names: Sequence[str]) -> str:
         """Return the name that an index stands for."""
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(names):
+        position = whole(value)
+        if position is None or not 0 <= position < len(names):
             self.fail(key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}")
-        return names[value]
+        return names[position]
 
     def words(self, key: str, value: object) -> str:
         """Check a text and bring its blanks to single ones, which is all that a tokenizer keeps of them."""
@@ -96,13 +98,18 @@ class Fields:
 
     def constant(self, key: str, value: object) -> Value:
         """Check a condition's value: text, or a number that SQLite can hold."""
-        if isinstance(value, str):
-            return self.words(key, value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.fail(key, f"is {short(value)}; it must be text or a number")
-        if not math.isfinite(value) or (isinstance(value, int) and abs(value) >= 2**63):
-            self.fail(key, f"is {short(value)}; the number is too large")
-        return value
+        match value:
+            case str():
+                return self.words(key, value)
+            case bool():
+                pass
+            case int() if abs(value) < 2**63:
+                return value
+            case float() if math.isfinite(value):
+                return value
+            case int() | float():
+                self.fail(key, f"is {short(value)}; the number is too large")
+        return self.fail(key, f"is {short(value)}; it must be text or a number")
 
 
 def short(value: object) -> str:

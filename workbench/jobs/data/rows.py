@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import text
 from workbench.jobs.data.lines import Fields, short
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
@@ -75,7 +76,7 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
     table_or_none = None if tables is None else tables.get(table_id)
     if tables is not None and table_or_none is None:
         raise ConfigError(f"{where}: table_id {table_id!r} is not in the tables file")
-    if isinstance(sql.get("sel"), str):
+    if text(sql.get("sel")):
         query = _named(sql, table_or_none)
     elif table_or_none is None:
         sql.fail("sel", "names its column by number: give the tables file too (`tables`)")
@@ -103,7 +104,6 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
 
 
 def _written(row: Fields) -> Row | None:
-    """Read the forms that hold their texts as they are; None where it is not one of them."""
     if "source" in row.data and "target" in row.data:
         table_id = row.text("table_id") if row.data.get("table_id") is not None else None
         source, given = row.prose("source", needed=False), row.prose("input", needed=False)
@@ -149,8 +149,8 @@ def _indexed(sql: Fields, table: SqlTable, raw_conditions: Sequence[object]) -> 
         column, operator, value = _triple(sql, i, raw)
         name = sql.index(f"conds[{i}][0]", column, table.header)
         # The hub stores every value as text: the column's type says which were numbers.
-        real = isinstance(value, str) and table.types[int(str(column))] == "real"
-        number = read_number(str(value)) if real else None
+        real = table.types[int(str(column))] == "real"
+        number = read_number(text(value)) if real else None
         kept = sql.constant(f"conds[{i}][2]", value) if number is None else number
         conditions.append(Condition(name, sql.index(f"conds[{i}][1]", operator, OPERATORS), kept))
     select = sql.index("sel", sql.get("sel"), table.header)
@@ -170,17 +170,26 @@ def _hub_conditions(sql: Fields) -> Sequence[object]:
 
 
 def _triple(sql: Fields, i: int, raw: object) -> tuple[object, object, object]:
-    if not isinstance(raw, list | tuple) or len(raw) != 3:
-        sql.fail(f"conds[{i}]", f"is {short(raw)}; it must be [column, operator, value]")
-    return raw[0], raw[1], raw[2]
+    match raw:
+        case [column, operator, value]:
+            return column, operator, value
+    return sql.fail(f"conds[{i}]", f"is {short(raw)}; it must be [column, operator, value]")
 
 
 def _cells(fields: Fields, i: int, row: object, width: int) -> tuple[Cell, ...]:
-    if not isinstance(row, list | tuple) or len(row) != width:
-        fields.fail(f"rows[{i}]", f"is {short(row)}; it must be a list of {width} cells")
-    for cell in row:
-        if isinstance(cell, str):
+    match row:
+        case [*cells] if len(cells) == width:
+            return tuple(_checked_cell(fields, i, cell) for cell in cells)
+    return fields.fail(f"rows[{i}]", f"is {short(row)}; it must be a list of {width} cells")
+
+
+def _checked_cell(fields: Fields, i: int, cell: object) -> Cell:
+    match cell:
+        case bool():
+            pass
+        case str():
             fields.words(f"rows[{i}]", cell)
-        if isinstance(cell, bool) or not isinstance(cell, str | int | float | None):
-            fields.fail(f"rows[{i}]", f"has the cell {short(cell)}; a cell is text, a number or null")
-    return tuple(row)
+            return cell
+        case int() | float() | None:
+            return cell
+    return fields.fail(f"rows[{i}]", f"has the cell {short(cell)}; a cell is text, a number or null")

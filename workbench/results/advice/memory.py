@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.base.json_values import number, part
 from workbench.jobs.finetune import FineTune
 
 __all__ = ["evidence", "fit_gpu", "fit_host"]
@@ -24,10 +25,11 @@ def evidence(prediction: Mapping[str, object]) -> str:
         >>> evidence({"gpu_gib": 41.25, "parts_gib": {"activations": 30.0, "optimizer": 11.25, "logits": 0.0}})
         '41.25 GiB on each GPU (30.00 activations, 11.25 optimizer)'
     """
-    total, parts = prediction.get("gpu_gib") or prediction.get("host_gib"), prediction.get("parts_gib")
-    if not isinstance(total, int | float) or not isinstance(parts, Mapping):
+    total = number(prediction.get("gpu_gib") or prediction.get("host_gib"))
+    if total is None or "parts_gib" not in prediction:
         return ""
-    largest = sorted(((float(size), name) for name, size in parts.items() if size >= 0.005), reverse=True)[:3]
+    sizes = [(number(size) or 0.0, name) for name, size in part(prediction, "parts_gib").items()]
+    largest = sorted((each for each in sizes if each[0] >= 0.005), reverse=True)[:3]
     where = "on each GPU" if prediction.get("gpu_gib") else "on each pod"
     return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
 
@@ -62,7 +64,6 @@ def fit_host(job: FineTune | None) -> list[str]:
 
 
 def _leaner(technique: str) -> str:
-    """Return the next technique that needs less memory; empty where there is none."""
     if technique == "fsdp":
         return "zero3-offload"
     after = _LADDER.index(technique) + 1 if technique in _LADDER else 0

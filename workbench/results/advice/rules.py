@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.script import Script
 from workbench.results.advice.memory import evidence, fit_gpu, fit_host
 from workbench.rundir.result import RunFault
 
@@ -52,18 +53,19 @@ def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, obj
         >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title
         'The loss is no longer a number'
     """
+    tuned = job if isinstance(job, FineTune) else None
     words = f"{fault.kind}: {fault.message}\n{fault.traceback}"
     # A traceback quotes source lines that merely mention a cause; it counts where there is little else.
     texts = [f"{fault.kind}: {fault.message}", words if fault.kind in ("exit", "signal", "launcher") else ""]
     for text in filter(None, texts):
         for rule in _RULES:
             if (not rule.kinds or fault.kind in rule.kinds) and re.search(rule.words, text, re.IGNORECASE):
-                return _advice(rule, words, job, prediction or {})
+                return _advice(rule, words, tuned, prediction or {})
     return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
 
 
-def _advice(rule: _Rule, words: str, job: Job | None, prediction: Mapping[str, object]) -> Advice:
-    fixes = rule.fixes(job if isinstance(job, FineTune) else None) if callable(rule.fixes) else rule.fixes
+def _advice(rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[str, object]) -> Advice:
+    fixes = rule.fixes(job) if callable(rule.fixes) else rule.fixes
     memory = {name: _first(patterns, words) for name, patterns in _MEMORY.items()} if "memory" in rule.title else {}
     if rule.title.startswith("Out of"):
         memory["predicted"] = evidence(prediction)
@@ -188,8 +190,9 @@ def _general_fixes(fault: RunFault, job: Job | None) -> tuple[str, ...]:
     if fault.rank is None:
         return ("cluster.doctor() checks every pod", "the keeper's log is keeper.log in the cluster's directory")
     fixes = [f"run.logs(rank={fault.rank}, tail=None) gives all that the rank printed before"]
-    if isinstance(job, FineTune) and job.technique != "single":
-        fixes.append('technique="single", max_steps=2 tells in seconds whether one process alone fails too')
-    elif job is not None and not isinstance(job, FineTune):
-        fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")
+    match job:
+        case Script():
+            fixes.append("cluster.submit(job, pods=1) tells whether one pod alone fails too")
+        case FineTune() if job.technique != "single":
+            fixes.append('technique="single", max_steps=2 tells in seconds whether one process alone fails too')
     return tuple(fixes)

@@ -61,15 +61,12 @@ class Predictions(Shown):
         return ", ".join(filter(None, (f"{count(len(self))} answers", self.shares)))
 
     def __len__(self) -> int:
-        """Return the number of answers."""
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Answer]:
-        """Iterate over the answers."""
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        """Return how many there are and how many are right."""
         return f"Predictions({self.summary})"
 
 
@@ -143,15 +140,12 @@ class Answers(Shown):
         return self.models[-1 if name is None else list(self.names).index(name)]
 
     def __len__(self) -> int:
-        """Return the number of questions."""
         return len(self.models[0])
 
     def __iter__(self) -> Iterator[AnsweredRow]:
-        """Iterate over the questions."""
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        """Return how many there are and how many are right."""
         return f"Answers({self.summary})"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
+from workbench.base.json_values import part, whole
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.rows import PREFIX, row_from
 from workbench.jobs.data.sources.convert import read_tables
@@ -52,16 +53,17 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
     """Make questions of rows."""
     own = _OwnRows(paths)
     if rows is None:
-        limit = job_options(paths).get("predict_rows")
-        first = list(islice(own.evaluation(), limit if isinstance(limit, int) and limit > 0 else _DEFAULT_ROWS))
+        limit = whole(job_options(paths).get("predict_rows")) or 0
+        first = list(islice(own.evaluation(), limit if limit > 0 else _DEFAULT_ROWS))
         if not first and own.is_plain:
             raise RunError(f"the run in {paths.root} learned from plain text; give texts for its model to go on with")
         if not first:
             raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")
         return first
-    if isinstance(rows, str | Mapping):
-        raise ConfigError("rows is a single row; give a list of rows")
-    return [_question(row, number, own) for number, row in enumerate(rows)]
+    match rows:
+        case str() | Mapping():
+            raise ConfigError("rows is a single row; give a list of rows")
+    return [_question(row, f"rows[{number}]", own) for number, row in enumerate(rows)]
 
 
 def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[str, SqlTable]:
@@ -79,13 +81,10 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
     """Return the options of a run's job, as they travelled to the pods; empty where that is not known."""
-    job = read_json(paths.job).get("job")
-    return job if isinstance(job, dict) else {}
+    return part(read_json(paths.job), "job")
 
 
 class _OwnRows:
-    """The rows that a run was made of, read when they are needed."""
-
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._by_source: dict[str, Question | None] | None = None
@@ -138,17 +137,25 @@ def _lines(path: Path) -> Iterator[tuple[str, object]]:
         raise RunError(f"the rows in {path} cannot be read: {error}") from error
 
 
-def _question(row: RowLike, number: int, own: _OwnRows) -> Question:
-    where = f"rows[{number}]"
-    if isinstance(row, str):
-        if not row.strip():
-            raise ConfigError(f"{where} is empty")
-        if own.is_plain:
-            return Question(source="", opening=row.strip())
-        text = row if row.startswith(own.prefix) else own.prefix + row
-        return own.matching(text) or Question(source=text)
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
+def _question(row: RowLike, where: str, own: _OwnRows) -> Question:
+    match row:
+        case str():
+            return _question_of_text(row, where, own)
+        case Mapping():
+            return _question_of_row(row, where)
+    raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
+
+
+def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
+    if not text.strip():
+        raise ConfigError(f"{where} is empty")
+    if own.is_plain:
+        return Question(source="", opening=text.strip())
+    text = text if text.startswith(own.prefix) else own.prefix + text
+    return own.matching(text) or Question(source=text)
+
+
+def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     asked = next((key for key in _ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in _ANSWERS[asked])
     made = row_from({**row, _ANSWERS[asked][0]: "?"} if unknown else dict(row), where)

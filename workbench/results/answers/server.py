@@ -55,7 +55,6 @@ class ModelServer:
     """The child of one run directory. It starts when it is made, and again when it has ended and is asked."""
 
     def __init__(self, paths: RunPaths, *, idle_s: float = _IDLE_S):
-        """Start the child; it imports while the caller goes on."""
         self._paths = paths
         self._idle_s = idle_s
         self._lock = threading.Lock()

@@ -67,7 +67,6 @@ class Manifest(Shown):
         return head + "---\n".join(texts)
 
     def __repr__(self) -> str:
-        """Return what it is in one line."""
         ranks = f"{self.nodes} x {self.slots} ranks"
         return f"Manifest({self.kind} {self.name}, {ranks} of {self.image}, results in {self.results})"
 
@@ -85,7 +84,11 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     pod = (options.pod or run_pod).replace(env=run_pod.env)
     options.image = options.image or pod.image or ""
     _check(kind, job, options)
-    single = isinstance(job, FineTune) and job.technique == Technique.SINGLE
+    match job:
+        case FineTune():
+            single, resumes = job.technique == Technique.SINGLE, job.save_steps is not None
+        case _:
+            single = resumes = False
     count = raw.get("pods") or cluster.get("count") or 1
     nodes = 1 if single else options.elastic[1] if options.elastic else int(str(count))
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
@@ -96,7 +99,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         pod=pod.replace(gpus=min(pod.gpus, 1)) if single else pod,
         nodes=nodes,
         files=config_files(paths, job, options, pod, nodes),
-        resumes=isinstance(job, FineTune) and job.save_steps is not None,
+        resumes=resumes,
     )
     return Manifest(
         kind=kind,
@@ -127,22 +130,23 @@ def _check(kind: str, job: Job, options: HandoverOptions) -> None:
             "a manifest needs the image of its containers, with this project's requirements: "
             "run.manifest(…, image='REGISTRY/deepspeed-workbench/worker:latest')"
         )
-    if isinstance(job, FineTune) and job.resume is not None:
+    tuned = job if isinstance(job, FineTune) else None
+    if tuned and tuned.resume is not None:
         raise ConfigError(
-            f"the run went on from a checkpoint in {job.resume}, on this machine, where no cluster finds it; hand over "
-            "a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
+            f"the run went on from a checkpoint in {tuned.resume}, on this machine, where no cluster finds it; hand "
+            "over a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
         )
     if options.elastic is None:
         return
     if kind != "pytorchjob":
         raise ConfigError(f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out")
-    if isinstance(job, FineTune) and job.technique not in _ELASTIC:
+    if tuned and tuned.technique not in _ELASTIC:
         why = {
             Technique.SINGLE: "it is one process",
             Technique.FSDP: "its shards, and so its checkpoints, are those of a number of ranks",
-        }.get(Technique(job.technique), "DeepSpeed 0.19 has no elasticity: its shards are those of a number of ranks")
+        }.get(Technique(tuned.technique), "DeepSpeed 0.19 has no elasticity: its shards are those of a number of ranks")
         raise ConfigError(
-            f"technique {job.technique!r} cannot be elastic: {why}; 'ddp' can, and a script that sees to it itself"
+            f"technique {tuned.technique!r} cannot be elastic: {why}; 'ddp' can, and a script that sees to it itself"
         )
 
 

@@ -52,7 +52,8 @@ class HandoverOptions(KubernetesOptions):
                 raise ConfigError("token_secret is not the name of a Secret; give 'hub', or 'hub/key'")
             self.secrets = {"HF_TOKEN": f"{secret}/{key or 'token'}", **self.secrets}
         if self.elastic is not None:
-            given = tuple(self.elastic) if isinstance(self.elastic, list | tuple) else ()
-            if len(given) != 2 or not all(isinstance(n, int) for n in given) or not 1 <= given[0] <= given[1]:
-                raise ConfigError(f"elastic is {self.elastic!r}; give the least and the most nodes, as in (2, 4)")
-            self.elastic = (given[0], given[1])
+            match self.elastic:
+                case [int(least), int(most)] if 1 <= least <= most:
+                    self.elastic = (least, most)
+                case _:
+                    raise ConfigError(f"elastic is {self.elastic!r}; give the least and the most nodes, as in (2, 4)")

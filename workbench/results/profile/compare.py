@@ -88,7 +88,6 @@ class ProfileComparison(Shown):
         return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"Modules {depth} levels down{sorted_by}")
 
     def __repr__(self) -> str:
-        """Return how much faster a step of the second is."""
         times = ratio(self.one.iter_latency_s, self.other.iter_latency_s)
         return f"ProfileComparison({self.names[1]} takes {times} the time of {self.names[0]})"
 

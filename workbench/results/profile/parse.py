@@ -111,7 +111,6 @@ class Profile(Shown):
         return sorted(self.root.at(depth), key=lambda named: -named[1].figure(sort))
 
     def __repr__(self) -> str:
-        """Return the main figures in one line."""
         return (
             f"Profile({scaled(self.params)} parameters, {scaled(self.macs, 'MACs')} forward, "
             f"{duration(self.iter_latency_s or self.fwd_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')})"

@@ -111,7 +111,6 @@ class Board(Shown):
         self.server.stop()
 
     def __repr__(self) -> str:
-        """Return what is shown, where, and how it is reached."""
         return " ".join(self.facts)
 
     @property

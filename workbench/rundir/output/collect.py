@@ -25,7 +25,6 @@ class LineSplitter:
     """Cut a stream of bytes that arrives in pieces into whole lines."""
 
     def __init__(self) -> None:
-        """Start with nothing pending."""
         self._pending = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
@@ -40,7 +39,6 @@ class Collector:
     """Copy the output of the ranks of one pod into the run directory."""
 
     def __init__(self, paths: RunPaths, ranks: list[int]):
-        """Make the log files, or go on with those that an earlier attempt left."""
         self._files: dict[str, Path] = {
             f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
             for rank in ranks

@@ -26,7 +26,6 @@ class EventTail:
     """Read an `events.jsonl` from where the last look ended."""
 
     def __init__(self, path: Path, last_bytes: int | None = None):
-        """Begin before the first line, or in the last bytes that are there now; the file may come later."""
         self._path = path
         self._offset = 0
         if last_bytes is not None and path.exists():
@@ -55,7 +54,6 @@ class LogTail:
     """Keep the last lines of a log, without the event lines among them."""
 
     def __init__(self, path: Path):
-        """Begin before the first line; the file may come later."""
         self.cut = False
         """Whether the log holds more than what is kept here."""
         self._path = path

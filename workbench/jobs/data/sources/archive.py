@@ -32,10 +32,11 @@ def unpack(
     folder.mkdir(mode=0o700)
     try:
         return _unpack(archive, folder, wanted, max_members, max_bytes)
+    except ConfigError:
+        shutil.rmtree(folder)
+        raise
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
         shutil.rmtree(folder)
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{archive} is not a whole .tar.bz2 archive: {error}; fetch it again") from error
     except BaseException:
         shutil.rmtree(folder)

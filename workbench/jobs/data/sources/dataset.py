@@ -27,6 +27,7 @@ class Mini(Record):
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "wikisql-mini"
+    files: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     seed: Count = 0
     """Which questions; the same seed gives the same bytes."""
@@ -62,7 +63,11 @@ class Jsonl(Record):
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
         """The paths by option."""
-        tables = [self.tables] if isinstance(self.tables, str) else self.tables or []
+        match self.tables:
+            case str():
+                tables: Sequence[str] = [self.tables]
+            case _:
+                tables = self.tables or []
         return {"train": [self.train], "eval": [self.eval], "tables": tables}
 
     def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
@@ -96,6 +101,7 @@ class Hub(Record):
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "hub"
+    files: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     name: Text
     """Its id, `owner/name`, or a folder that `datasets` can load."""
@@ -151,11 +157,12 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         >>> dataset_from({"kind": "wikisql-mini", "train_rows": 100}).train_rows
         100
     """
-    if isinstance(value, str):
-        return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(Path(value).expanduser(), value)
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
-    return _with_files(read_kind("dataset", value, _KINDS))
+    match value:
+        case str():
+            return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(Path(value).expanduser(), value)
+        case Mapping():
+            return _with_files(read_kind("dataset", value, _KINDS))
+    raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
 
 
 def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepared:
@@ -207,9 +214,7 @@ def _from_path(path: Path, value: str) -> Dataset:
 
 
 def _with_files(dataset: Dataset) -> Dataset:
-    """Return a dataset whose files are there."""
-    files = dataset.files if isinstance(dataset, Jsonl | Release) else {}
-    for option, paths in files.items():
+    for option, paths in dataset.files.items():
         for path in paths:
             if not Path(path).is_file():
                 raise ConfigError(f"dataset {option}: there is no file {path}; paths count from {Path.cwd()}")
