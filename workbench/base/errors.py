@@ -19,7 +19,11 @@ __all__ = [
     "RunFailed",
     "WorkbenchError",
     "one_of",
+    "shortened",
 ]
+
+
+_SHOWN = 200  # letters of a value in a message
 
 
 class WorkbenchError(Exception):
@@ -74,7 +78,6 @@ class RunFailed(RunError):
     """
 
     def __init__(self, message: str, *, result: object = None):
-        """Carry the result of the failed run beside the message."""
         super().__init__(message)
         self.result = result
 
@@ -87,6 +90,12 @@ def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
         technique 'zero-1' is not known: did you mean 'zero1'? Allowed: single, zero1
     """
     names = [str(name) for name in allowed]
-    near = difflib.get_close_matches(str(got), names, n=1)
+    near = difflib.get_close_matches(str(got)[:_SHOWN], names, n=1)
     hint = f" did you mean '{near[0]}'?" if near else ""
-    return ConfigError(f"{what} {got!r} is not known:{hint} Allowed: {', '.join(names)}")
+    return ConfigError(f"{what} {shortened(got)} is not known:{hint} Allowed: {', '.join(names)}")
+
+
+def shortened(value: object) -> str:
+    """Return a value as it was written, of a long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

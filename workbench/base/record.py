@@ -14,11 +14,20 @@ from pathlib import PurePath
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
-from workbench.base.errors import ConfigError, one_of
+from workbench.base.errors import ConfigError, one_of, shortened
+from workbench.base.json_values import items, parts
 
 __all__ = [
     "Allowed",
@@ -55,22 +64,35 @@ class Choice:
     """Part of a type: a text out of a closed set, such as an enum's values."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        """Keep the values as plain text, in their order."""
         self.values = tuple(str(value) for value in values)
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.literal_schema(list(self.values))
 
 
-def _environment(value: object) -> object:
+_VARIABLES = TypeAdapter(Mapping[str, str], config=ConfigDict(strict=True))
+
+
+def _environment(value: Any) -> object:
     """Refuse what is not an environment, without showing a value of it."""
-    if not isinstance(value, Mapping):
-        raise ConfigError("env must be an object of strings, NAME: value")
-    for name, text in value.items():
-        if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"env has the name {name!r}; a name is letters, digits and _, no digit first")
-        if not isinstance(text, str):
-            raise ConfigError(f"env {name} is not a string; quote it")
+    try:
+        bad = next((name for name in value if not str(name).isidentifier()), None)
+        _VARIABLES.validate_python(value)
+        problem = f"has the name {bad!r}; a name is letters, digits and _, no digit first" if bad is not None else ""
+    except TypeError:
+        problem = "must be an object of strings, NAME: value"
+    except ValidationError as error:
+        place = error.errors(include_input=False)[0]["loc"]
+        problem = f"{place[0]} is not a string; quote it" if place else "must be an object of strings, NAME: value"
+    if problem:
+        raise ConfigError(f"env {problem}")
+    return value
+
+
+def _path_text(value: object) -> object:
+    match value:
+        case PurePath():
+            return str(value)
     return value
 
 
@@ -78,7 +100,7 @@ Size = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
-PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, PurePath) else value)]
+PathText = Annotated[str, BeforeValidator(_path_text)]
 Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
 
 
@@ -114,7 +136,6 @@ class Record(BaseModel):
     """Headings for a page or a form, each by the option that it begins with."""
 
     def __init__(self, **options: object) -> None:
-        """Check every option, then the options against each other; the first that cannot be is a ConfigError."""
         problem = None
         try:
             super().__init__(**options)
@@ -154,9 +175,10 @@ class Record(BaseModel):
     @classmethod
     def from_dict(cls, data: object) -> Self:
         """Read the JSON form."""
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"{cls.label or 'the record'} is {_shown(data)}; it must be an object")
-        return cls(**{str(key): value for key, value in data.items() if key != "kind" or not cls.kind})
+        match data:
+            case Mapping():
+                return cls(**{str(key): value for key, value in data.items() if key != "kind" or not cls.kind})
+        raise ConfigError(f"{cls.label or 'the record'} is {_shown(data)}; it must be an object")
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form with every default spelled out; `from_dict` reads it back."""
@@ -173,9 +195,9 @@ class Record(BaseModel):
         label = f"{cls.label} " if cls.label else ""
         errors = error.errors(include_url=False, include_input=False)
         problem = min(errors, key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
-        own = problem.get("ctx", {}).get("error")
-        if isinstance(own, ConfigError):
-            return own
+        match problem.get("ctx", {}).get("error"):
+            case ConfigError() as own:
+                return own
         name = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
             return one_of(f"{label}option", name, cls.model_fields)
@@ -190,26 +212,34 @@ class Record(BaseModel):
 
 
 _R = TypeVar("_R", bound=Record)
+_P = TypeVar("_P", Choice, Unit)
 
 
 def nested(read: Callable[[Any], object]) -> BeforeValidator:
     """Return the part of a type that lets an object of JSON stand for the record that is read of it."""
-    return BeforeValidator(lambda value: read(value) if isinstance(value, Mapping) else value)
+
+    def read_object(value: object) -> object:
+        match value:
+            case Mapping():
+                return read(value)
+        return value
+
+    return BeforeValidator(read_object)
 
 
 def read_kind(what: str, data: Mapping[str, object], classes: Iterable[type[_R]], default: str = "") -> _R:
     """Read a record of the class that the key `kind` selects."""
     kinds = {cls.kind: cls for cls in classes}
     kind = data.get("kind", default or None)
-    if not isinstance(kind, str) or kind not in kinds:
+    cls = next((cls for name, cls in kinds.items() if name == kind), None)
+    if cls is None:
         raise one_of(f"{what} kind", kind, kinds)
-    return kinds[kind].from_dict(data)
+    return cls.from_dict(data)
 
 
 def _shown(value: object) -> str:
     """Return a value that was refused; of objects, which may hold secrets, the type alone."""
-    several = value if isinstance(value, list | tuple) else [value]
-    return f"a {type(value).__name__}" if any(isinstance(each, Mapping) for each in several) else repr(value)
+    return f"a {type(value).__name__}" if parts(items(value) or [value]) else shortened(value)
 
 
 class _TypeText(str):
@@ -232,15 +262,14 @@ def _help_text(option: Option) -> str:
 
 
 def _option(name: str, field: FieldInfo, section: str = "") -> Option:
-    parts = list(_parts(field.annotation, field.metadata))
     return Option(
         name=name,
         meaning=" ".join((field.description or "").split()),
         allowed=_allowed(field.annotation, field.metadata),
-        choices=next((part.values for part in field.metadata if isinstance(part, Choice)), ()),
+        choices=next((part.values for part in _of_type(Choice, field.metadata)), ()),
         default=None if field.is_required() else field.get_default(call_default_factory=True),
         required=field.is_required(),
-        unit=next((part.name for part in parts if isinstance(part, Unit)), ""),
+        unit=next((part.name for part in _of_type(Unit, _parts(field.annotation, field.metadata))), ""),
         section=section,
     )
 
@@ -259,8 +288,11 @@ _UNIONS = (Union, UnionType)
 _BOUNDS = {"ge": ", {} or more", "gt": " more than {}", "lt": " and less than {}", "le": " and {} or less"}
 
 
+def _of_type(kind: type[_P], parts: Iterable[Any]) -> Iterator[_P]:
+    return (part for part in parts if isinstance(part, kind))
+
+
 def _parts(annotation: object, metadata: Iterable[Any]) -> Iterator[Any]:
-    """Yield what is attached to a type, and to the types that it is made of."""
     for part in metadata:
         yield from part.metadata if isinstance(part, FieldInfo) else (part,)
     args = get_args(annotation)
@@ -272,16 +304,16 @@ def _parts(annotation: object, metadata: Iterable[Any]) -> Iterator[Any]:
 
 
 def _allowed(annotation: object, metadata: Iterable[Any]) -> str:
-    """Describe a type in words."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _allowed(args[0], [*args[1:], *metadata])
     own = list(_parts(None, metadata))
     for part in own:
-        if isinstance(part, Allowed):
-            return part.words
-        if isinstance(part, Choice):
-            return "one of " + ", ".join(part.values)
+        match part:
+            case Allowed():
+                return part.words
+            case Choice():
+                return "one of " + ", ".join(part.values)
     if origin in _UNIONS:
         several = dict.fromkeys(_allowed(arg, ()) for arg in args if not (arg is int and float in args))
         words = (", or " if "," in "".join(several) else " or ").join(several)

@@ -69,9 +69,10 @@ def text_table(grid: Grid, width: int = 60) -> str:
 
 def cell_text(cell: Cell) -> str:
     """Write a cell on one line; marked words stand in brackets."""
-    if isinstance(cell, str):
-        return plain(cell)
-    return " ".join(f"[{plain(text)}]" if marked else plain(text) for text, marked in cell.parts)
+    match cell:
+        case Marked(parts):
+            return " ".join(f"[{plain(text)}]" if marked else plain(text) for text, marked in parts)
+    return plain(cell)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -24,10 +24,10 @@ def to_line(message: Mapping[str, object]) -> bytes:
 
 def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
     """Read a JSON object from a line; ValueError where it is something else."""
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise ValueError(f"not a JSON object: {line[:80]!r}")
-    return message
+    match json.loads(line):
+        case dict() as message:
+            return message
+    raise ValueError(f"not a JSON object: {line[:80]!r}")
 
 
 @contextmanager

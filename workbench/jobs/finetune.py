@@ -50,7 +50,6 @@ def _prompt(value: str) -> str:
 
 
 def _checked(options: type[Record]) -> Callable[[object], object]:
-    """Return a validator that checks an object's options and leaves it as it was written."""
 
     def check(value: object) -> object:
         options.from_dict(value)
@@ -146,6 +145,27 @@ class FineTune(Record):
     def _check(self) -> Self:
         check_together(self)
         return self
+
+    @property
+    def word(self) -> str:
+        """What runs, as a word for a file name."""
+        return self.technique
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What a result says of the job."""
+        return {name: getattr(self, name) for name in ("technique", "model", "precision", "peft", "launcher")}
+
+    def moved(self, move: Callable[[object], object]) -> Self:
+        """Return the job with `move` done to every option that may be a path."""
+        match self.dataset:
+            case Mapping() as options:
+                dataset: object = {name: move(value) if name != "kind" else value for name, value in options.items()}
+            case name:
+                dataset = move(name)
+        return self.replace(
+            dataset=dataset, deepspeed=move(self.deepspeed), model=move(self.model), resume=move(self.resume)
+        )
 
     def global_batch(self, ranks: int) -> int:
         """Return the rows that one optimizer step learns from, on so many ranks."""

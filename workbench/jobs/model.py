@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
 
 __all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "model_family", "model_kind"]
 
@@ -43,11 +43,8 @@ def model_family(model: str) -> Family | None:
     """
     if model in (TINY_T5, TINY_LLAMA):
         return Family.ENCODER_DECODER if model == TINY_T5 else Family.CAUSAL
-    try:
-        config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    if isinstance(config, dict) and config:
+    config = read_json(Path(model).expanduser() / "config.json")
+    if config:
         return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
     words = set(re.split(r"[^a-z0-9]+", model.lower()))
     return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -33,3 +34,17 @@ class Script(Record):
     """One of `Launcher`."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed."""
+
+    @property
+    def word(self) -> str:
+        """What runs, as a word for a file name."""
+        return "".join(c for c in Path(self.path).stem if c.isalnum()) or "script"
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What a result says of the job."""
+        return {"technique": "script", "model": "", "launcher": self.launcher}
+
+    def moved(self, move: Callable[[object], object]) -> Self:
+        """Return the job with `move` done to every option that may be a path."""
+        return self.replace(path=move(self.path))

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.base.json_values import number, text, whole
+
 __all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "parse_event", "read_events"]
 
 MARK = "@workbench "
@@ -72,19 +74,20 @@ class Event:
         return json.dumps({"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data})
 
     def number(self, name: str) -> float | None:
-        """Return a number of its data; None where there is none of that name."""
-        value = self.data.get(name)
-        return value if isinstance(value, int | float) else None
+        """Return a number of its data, which may be no finite one; None where there is none of that name."""
+        match self.data.get(name):
+            case float() as value:
+                return value  # one that is not finite too: a loss that is none is news
+            case value:
+                return whole(value)
 
     def whole(self, name: str) -> int | None:
         """Return a whole number of its data; None where there is none of that name."""
-        value = self.data.get(name)
-        return value if isinstance(value, int) else None
+        return whole(self.data.get(name))
 
     def text(self, name: str) -> str:
         """Return a text of its data; empty where there is none of that name."""
-        value = self.data.get(name)
-        return value if isinstance(value, str) else ""
+        return text(self.data.get(name))
 
 
 def format_event(kind: str, *, rank: int | None, **data: object) -> str:
@@ -133,6 +136,8 @@ def read_events(path: Path) -> Iterator[Event]:
 def event_of(raw: object) -> Event | None:
     """Read the JSON form; None where it is not an event."""
     match raw:
-        case {"time_s": int() | float() as time_s, "kind": str() as kind, "rank": int() | None as rank, **data}:
-            return Event(time_s=time_s, rank=rank, kind=kind, data={str(name): value for name, value in data.items()})
+        case {"time_s": time, "kind": str() as kind, "rank": rank, **data}:
+            time_s, its_rank = number(time), whole(rank)
+            if time_s is not None and its_rank == rank:
+                return Event(time_s=time_s, rank=its_rank, kind=kind, data={str(name): data[name] for name in data})
     return None

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from workbench.base.files import read_json, write_json
-from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
@@ -30,7 +29,6 @@ class Journal:
     """The writing side of one run directory."""
 
     def __init__(self, paths: RunPaths):
-        """Make the folders of logs and curves."""
         self._paths = paths
         self._scalars = ScalarWriter(paths.tensorboard)
         self._state = RunState.QUEUED
@@ -80,13 +78,8 @@ class Journal:
         """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
         self._close_scalars()
         started_s, ended_s = float(str(facts.get("started_s", time.time()))), time.time()
-        job = spec.job
-        asked: dict[str, object] = {"technique": "script", "model": ""}
-        if isinstance(job, FineTune):
-            asked = {"technique": job.technique, "model": job.model, "precision": job.precision, "peft": job.peft}
         raw = {
-            "launcher": job.launcher,
-            **asked,
+            **spec.job.facts,
             "versions": dict(pods[0].versions) if pods else {},
             **RunTotals.of(read_events(self._paths.events)).facts(started_s),
             **facts,

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
+from workbench.base.json_values import parts
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.result import RunFault
@@ -79,10 +80,7 @@ class RankStatus(TolerantRecord):
 
 def rank_statuses(pod: Pod, answer: Mapping[str, object], clock_offset_s: float) -> list[RankStatus]:
     """Read the ranks of an agent's answer to `poll`."""
-    ranks = answer.get("ranks")
-    if not isinstance(ranks, list):
-        return []
-    return [_status(pod, raw, clock_offset_s) for raw in ranks]
+    return [_status(pod, raw, clock_offset_s) for raw in parts(answer.get("ranks"))]
 
 
 def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankStatus:
@@ -167,7 +165,6 @@ class MemoryPeaks:
     """Keep, by host, the highest sum of memory over its ranks."""
 
     def __init__(self) -> None:
-        """Start with nothing seen."""
         self._resident: dict[str, float] = {}
         self._cuda: dict[str, dict[int, float]] = {}
 

@@ -25,11 +25,9 @@ class _Below:
     """A path below the root of a directory."""
 
     def __init__(self, name: str):
-        """Keep the way from the root."""
         self._name = name
 
     def __get__(self, paths: _Rooted[P], _class: object = None) -> P:
-        """Return the path."""
         return paths.root / self._name
 
 

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
+from workbench.base.json_values import number
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
@@ -52,7 +53,6 @@ class RunFault(TolerantRecord):
     """What became of the other ranks, folded: "2 ranks lost their peer"."""
 
     def __str__(self) -> str:
-        """Return it as one paragraph, the traceback beneath."""
         where = f"rank {self.rank} on {self.pod} ({self.host})" if self.rank is not None else self.pod or "the run"
         text = f"{where}: {self.kind}: {self.message}"
         return "\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part)
@@ -185,6 +185,5 @@ class ResultRecord(TolerantRecord):
         It is the planner's figure for the longest rows that the job allows; shorter rows need less.
         """
         raw = read_json(RunPaths(self.path).prediction)
-        on_gpu = self.memory_kind == "cuda" and isinstance(raw.get("pod_gpu_gib"), int | float)
-        predicted = raw.get("pod_gpu_gib" if on_gpu else "host_gib")
-        return float(predicted) if isinstance(predicted, int | float) else None
+        on_gpu = number(raw.get("pod_gpu_gib")) if self.memory_kind == "cuda" else None
+        return number(raw.get("host_gib")) if on_gpu is None else on_gpu

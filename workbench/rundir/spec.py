@@ -17,7 +17,6 @@ from pydantic import Field
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.jobs.finetune import Job, job_from_dict
-from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["ClusterSpec", "RunSpec", "expand_env", "hide_secrets"]
@@ -110,17 +109,11 @@ def expand_env(env: Mapping[str, str]) -> dict[str, str]:
 
 def _relative_to(job: Job, folder: Path) -> Job:
     def absolute(value: object) -> object:
-        if isinstance(value, list):
-            return [absolute(part) for part in value]
-        return str(folder / value) if isinstance(value, str) and (folder / value).exists() else value
+        match value:
+            case [*several]:
+                return [absolute(part) for part in several]
+            case str() if (folder / value).exists():
+                return str(folder / value)
+        return value
 
-    if isinstance(job, Script):
-        return job.replace(path=str(absolute(job.path)))
-    dataset = job.dataset
-    moved = {k: absolute(v) if k != "kind" else v for k, v in dataset.items()} if isinstance(dataset, Mapping) else None
-    return job.replace(
-        dataset=moved or str(absolute(dataset)),
-        deepspeed=absolute(job.deepspeed),
-        model=str(absolute(job.model)),
-        resume=absolute(job.resume),
-    )
+    return job.moved(absolute)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+from workbench.base.json_values import number
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.progress import Progress
@@ -25,7 +26,6 @@ class RunTotals:
     """What is known of a run by its events so far. Memory does not grow with the steps."""
 
     def __init__(self) -> None:
-        """Start with no events."""
         self.start: Mapping[str, object] = {}
         """What rank 0 reported when training began: model, parameters, world_size, max_steps, …"""
         self.phases: dict[int, str] = {}
@@ -126,8 +126,8 @@ class RunTotals:
             "first_eval_loss": self._first_eval_loss,
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
         }
-        loss = facts.get("eval_loss")
-        if self.start.get("family") == Family.CAUSAL and isinstance(loss, int | float) and loss < _MOST_NATS:
+        loss = number(facts.get("eval_loss"))
+        if self.start.get("family") == Family.CAUSAL and loss is not None and loss < _MOST_NATS:
             facts["perplexity"] = math.exp(loss)
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
@@ -148,7 +148,6 @@ class RunTotals:
         return (self.last_step.time_s - self._first_step.time_s) / (step - first) * (steps - step)
 
     def _sent_bytes_per_step(self) -> float | None:
-        """Return the bytes that a pod sent per optimizer step, mean over the pods; None unless all ranks know it."""
         sent, pods = 0.0, 0.0
         for event in self._traffic.values():
             size, steps, ranks = event.whole("sent_bytes"), event.whole("steps"), event.whole("ranks_on_pod")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.json_values import number, whole
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind
@@ -83,7 +84,6 @@ class RunView:
     """What is known of a run by now. Every figure is as of the last `refresh`."""
 
     def __init__(self, path: str | Path):
-        """Attach to a run directory and read it once."""
         self.paths = run_at(path)
         """Every path in the run directory."""
         self.id = str(read_json(self.paths.info).get("id", self.paths.root.name))
@@ -106,8 +106,7 @@ class RunView:
         self._logs: dict[int, RankLog] = {}
         self._book = MemoryBook(self._place)
         self._hosts: Sequence[HostSlots] = ()
-        submitted = read_json(self.paths.info).get("submitted_s")
-        self._submitted_s = float(submitted) if isinstance(submitted, int | float) else None
+        self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
         self._seen: tuple[object, ...] = ()
         self.spec = _spec(self.paths)
         """What was asked; None where `spec.json` is missing or not for this version."""
@@ -160,19 +159,19 @@ class RunView:
     @property
     def world_size(self) -> int:
         """Number of ranks; 0 until it is known."""
-        reported = self.start.get("world_size")
-        if isinstance(reported, int):
+        reported = whole(self.start.get("world_size"))
+        if reported is not None:
             return reported
         return self.result.world_size if self.result else sum(host.slots for host in self._hosts)
 
     @property
     def batch(self) -> BatchSize | None:
         """The global batch; None for a script, and where the figures do not give what rank 0 reported."""
-        job = self.spec.job if self.spec else None
-        if not isinstance(job, FineTune) or not self.world_size:
-            return None
-        batch = BatchSize(job=job, world_size=self.world_size)
-        return batch if self.start.get("global_batch_size") in (None, batch.rows) else None
+        match self.spec:
+            case RunSpec(job=FineTune() as job) if self.world_size:
+                batch = BatchSize(job=job, world_size=self.world_size)
+                return batch if self.start.get("global_batch_size") in (None, batch.rows) else None
+        return None
 
     @property
     def elapsed_s(self) -> float | None:
@@ -231,7 +230,6 @@ class RunView:
             self.curves["eval_loss"].add(event.whole("step"), event.number("eval_loss"))
 
     def _place(self, rank: int) -> tuple[str, int]:
-        """Return the address of the pod that a rank is on, and how many ranks that pod has."""
         if not self._hosts:
             self._look_at_cluster()
         first = 0

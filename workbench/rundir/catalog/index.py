@@ -111,13 +111,17 @@ class RunIndex:
         for name, value in wanted.items():
             if name not in _FILTERS:
                 raise one_of("filter", name, (*_FILTERS, "since_s", "limit"))
-            some = list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+            match value:
+                case list() | tuple() | set() | frozenset():
+                    some = [_column(each) for each in value]
+                case _:
+                    some = [_column(value)]
             where.append(f"{name} IN ({', '.join('?' * len(some))})")
-            values += [str(v) if isinstance(v, RunState) else v for v in some]
+            values += some
         if since_s is not None:
             where.append("submitted_s >= ?")
             values.append(since_s)
-        if limit is not None and (isinstance(limit, bool) or limit < 0):
+        if limit is not None and (limit is True or limit < 0):
             raise ConfigError(f"limit is {limit!r}; it must be a whole number, 0 or more, or None")
         text = "SELECT record FROM runs"
         text += f" WHERE {' AND '.join(where)}" if where else ""
@@ -126,7 +130,6 @@ class RunIndex:
         return [_RECORD.validate_json(record) for (record,) in rows]
 
     def __len__(self) -> int:
-        """Return the number of runs as of the last refresh."""
         return int(self._db.execute("SELECT count(*) FROM runs").fetchone()[0])
 
     def close(self) -> None:
@@ -134,7 +137,6 @@ class RunIndex:
         self._db.close()
 
     def __enter__(self) -> RunIndex:
-        """Return itself."""
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -188,7 +190,6 @@ def _connect(file: Path) -> sqlite3.Connection:
 
 
 def _stamp(paths: RunPaths) -> str:
-    """Return when the files that tell of a run were written, to the nanosecond, and how long they are."""
     marks = []
     for path in (paths.info, paths.state, paths.result):
         try:
@@ -201,5 +202,11 @@ def _stamp(paths: RunPaths) -> str:
 
 def _row(paths: RunPaths, stamp: str, is_alive: Callable[[Path], bool]) -> tuple[object, ...]:
     record = record_of(paths, is_alive)
-    values = (getattr(record, name) for name in _SOUGHT)
-    return stamp, _RECORD.dump_json(record), *(str(v) if isinstance(v, Path | RunState) else v for v in values)
+    return stamp, _RECORD.dump_json(record), *(_column(getattr(record, name)) for name in _SOUGHT)
+
+
+def _column(value: object) -> object:
+    match value:
+        case Path() | RunState():
+            return str(value)
+    return value

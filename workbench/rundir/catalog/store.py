@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.json_values import part
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.output.tail import EventTail
 from workbench.rundir.paths import RunPaths
@@ -85,14 +86,13 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
     facts = result or _so_far(paths)
     if not (facts.get("technique") and facts.get("model")):
         facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
-    benchmark = info.get("benchmark")
     return RunRecord.at(
         paths.root,
         {
             **facts,
             "state": _state(paths, is_alive),
             "hosts": facts.get("hosts") or hosts_in(paths.hostfile),
-            **(benchmark if isinstance(benchmark, dict) else {}),
+            **part(info, "benchmark"),
             "id": str(info.get("id", paths.root.name)),
             "submitted_s": info.get("submitted_s"),
         },
@@ -117,16 +117,13 @@ def _state(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
 
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:
-    job = read_json(paths.spec).get("job")
-    if not isinstance(job, dict):
-        return {}
+    job = part(read_json(paths.spec), "job")
     if job.get("kind") == "script":
         return {"model": Path(str(job.get("path", ""))).name, "technique": "script"}
     return {name: job[name] for name in ("model", "technique", "peft", "precision") if name in job}
 
 
 def _so_far(paths: RunPaths) -> dict[str, object]:
-    """Return the last figures of a run without a result; of its events only the last are read."""
     totals = RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read())
     step = totals.last_step
     return {**totals.facts(None), "train_samples_per_s": step.number("samples_per_s") if step else None}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workbench.base import json_values
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
+from workbench.base.json_values import Json, items, part, whole
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
 
@@ -116,16 +116,21 @@ def _here(folder: Path) -> dict[int, Places]:
 
 
 def _on_pods(paths: RunPaths) -> dict[int, Places]:
-    parts_by_step: Any = json_values.part(read_json(paths.held), "parts")
-    return {
-        int(step): {int(rank): (str(pod), Path(folder)) for rank, (pod, folder) in parts.items()}
-        for step, parts in parts_by_step.items()
-    }
+    steps = part(read_json(paths.held), "parts")
+    try:
+        return {int(step): _places(part(steps, step)) for step in steps}
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{paths.held} does not say where the checkpoints are ({error}); resume needs it") from error
+
+
+def _places(parts: Json) -> Places:
+    pairs = {int(rank): items(place) for rank, place in parts.items()}
+    return {rank: (str(pod), Path(str(folder))) for rank, (pod, folder) in pairs.items()}
 
 
 def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]]) -> str:
     sizes = [manifest.get("world_size") for _, _, manifest in parts.values()]
-    size = (json_values.whole(sizes[0]) if sizes else 0) or 0
+    size = (whole(sizes[0]) if sizes else None) or 0
     if missing := [rank for rank in range(size) if rank not in parts]:
         return f"the part of rank {missing[0]} of {size} is missing"
     for rank, (pod, problem, manifest) in parts.items():
@@ -141,6 +146,7 @@ def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _not_ours(part: Path) -> str:
+    """Return what is not this user's own: what others could write is not what a run of ours left."""
     for path in (part, *part.iterdir()):
         facts = path.lstat()
         if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:

@@ -13,13 +13,12 @@ class Curve:
     """A growing list of (x, value) pairs at 16 bytes each; what is not a finite number is left out."""
 
     def __init__(self) -> None:
-        """Start without points."""
         self._x = array("d")
         self._y = array("d")
 
-    def add(self, x: object, value: object) -> None:
+    def add(self, x: float | None, value: float | None) -> None:
         """Append a point, unless it is none."""
-        if isinstance(x, int | float) and isinstance(value, int | float) and math.isfinite(value):
+        if x is not None and value is not None and math.isfinite(value):
             self._x.append(x)
             self._y.append(value)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from workbench.base.json_values import number, parts
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.curve import Curve
 
@@ -43,7 +44,7 @@ class HostMemory:
     source: int = _Source.NOBODY
     """Who told the curve."""
 
-    def add(self, source: int, time_s: float, gib: object) -> None:
+    def add(self, source: int, time_s: float, gib: float | None) -> None:
         """Append a point, unless a better source has told already."""
         if source > self.source:
             self.source, self.gib = source, Curve()
@@ -55,7 +56,6 @@ class MemoryBook:
     """Take in the events that are of memory."""
 
     def __init__(self, place: Callable[[int], tuple[str, int]]):
-        """Start with no events; `place` gives a rank's pod by address, and how many ranks that has."""
         self.hosts: dict[str, HostMemory] = {}
         """By the pod's address."""
         self._place = place
@@ -74,7 +74,6 @@ class MemoryBook:
             self._rank(event.rank, event)
 
     def _rank(self, rank: int, event: Event) -> None:
-        """Take what a rank reports of its memory now and at its peak."""
         reserved, resident = event.number("cuda_reserved_gib"), event.number("rss_gib")
         source, now = (_Source.RANKS, resident) if reserved is None else (_Source.CUDA, reserved)
         peak = event.number("peak_rss_gib") if source is _Source.RANKS else None
@@ -90,16 +89,10 @@ class MemoryBook:
             host.peak_gib = sum(peak for _, peak in ranks.values())
 
     def _sample(self, event: Event) -> None:
-        """Take the sample of a pod: the resident memory of its ranks, and its GPUs where it has any."""
         host = self.hosts.setdefault(event.text("host"), HostMemory())
         host.add(_Source.SAMPLES, event.time_s, event.number("rss_gib"))
-        gpus = event.data.get("gpus")
-        gpus = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+        gpus = parts(event.data.get("gpus"))
         if gpus:
-            host.add(_Source.GPUS, event.time_s, sum(_numbers(gpus, "used_gib")))
-        busy = _numbers(gpus, "percent")
+            host.add(_Source.GPUS, event.time_s, sum(number(gpu.get("used_gib")) or 0.0 for gpu in gpus))
+        busy = [percent for gpu in gpus if (percent := number(gpu.get("percent"))) is not None]
         host.gpu_percent = sum(busy) / len(busy) if busy else None
-
-
-def _numbers(records: list[dict[str, object]], name: str) -> list[float]:
-    return [float(value) for record in records if isinstance(value := record.get(name), int | float)]

@@ -40,7 +40,6 @@ class ScalarWriter:
     """Append scalars to one event file; close it to flush."""
 
     def __init__(self, folder: Path):
-        """Open a new event file in the folder, when the first scalar comes."""
         self._folder = folder
         self._writer: Any = None
 

@@ -59,10 +59,12 @@ def _data(paths: RunPaths) -> str:
 
 
 def _script(job: Job) -> str:
-    if not isinstance(job, Script):
-        return ""
-    folder = Path(job.path).expanduser().parent
-    return _fingerprint({path.relative_to(folder).as_posix(): file_digest(path) for path in script_files(folder)})
+    match job:
+        case Script(path=path):
+            folder = Path(path).expanduser().parent
+            names = {file.relative_to(folder).as_posix(): file_digest(file) for file in script_files(folder)}
+            return _fingerprint(names)
+    return ""
 
 
 def _fingerprint(named: object) -> str:

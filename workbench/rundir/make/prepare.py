@@ -59,10 +59,11 @@ def prepare_run(
     fresh_folder(paths.root, paths.spec)
     try:
         paths.inputs.mkdir()
-        if isinstance(spec.job, FineTune):
-            _prepare_finetune(spec.job, spec, paths, ask_pods)
-        else:
-            check_script(Path(spec.job.path))
+        match spec.job:
+            case FineTune() as job:
+                _prepare_finetune(job, spec, paths, ask_pods)
+            case Script() as job:
+                check_script(Path(job.path))
         write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
         write_json(paths.spec, spec.to_dict())
         write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
@@ -96,8 +97,7 @@ def check_launcher(launcher: Launcher) -> None:
 
 def _new_run_id(job: Job) -> str:
     # It sorts by time and says what runs.
-    what = job.technique if isinstance(job, FineTune) else "".join(c for c in Path(job.path).stem if c.isalnum())
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{what or 'script'}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{job.word}-{secrets.token_hex(2)}"
 
 
 def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: AskPods | None) -> None:
@@ -123,9 +123,10 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: A
 
 
 def _with_absolute_paths(job: Job) -> Job:
-    if isinstance(job, Script):
-        return job.replace(path=str(Path(job.path).expanduser().absolute()))
-    if job.resume is not None:
-        job = job.replace(resume=str(Path(job.resume).expanduser().absolute()))
+    match job:
+        case Script():
+            return job.replace(path=str(Path(job.path).expanduser().absolute()))
+        case FineTune(resume=str() as resume):
+            job = job.replace(resume=str(Path(resume).expanduser().absolute()))
     folder = Path(job.model).expanduser()
     return job.replace(model=str(folder.absolute())) if folder.is_dir() else job

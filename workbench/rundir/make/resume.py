@@ -11,6 +11,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
+from workbench.base.json_values import part
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
@@ -35,7 +36,7 @@ def resume_checkpoint(
     assert job.resume is not None
     root = Path(job.resume)
     made = read_json(RunPaths(root).job)
-    if not isinstance(made.get("job"), dict):
+    if not part(made, "job"):
         raise ConfigError(
             f"resume is {str(root)!r}, which is not the directory of a FineTune run; give the one to go on from"
         )
