@@ -1,0 +1,53 @@
+"""The keeper is killed, and a new one takes its cluster and its run over."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from tests.chaos.kills import hit, judge, outcome_of
+from tests.chaos.numbered import END_S, submit
+from tests.chaos.plan import Trial
+from tests.chaos.site import LEASE_S, Site, left_of_run
+from tests.chaos.tally import Outcome
+from tests.poll import until
+from workbench import Cluster
+from workbench.rundir.state import RunState
+
+__all__ = ["keeper_death", "take_over"]
+
+
+def take_over(cluster: Cluster) -> Cluster | None:
+    """Have a new keeper go on with a cluster whose keeper is dead; None where this version has no such thing."""
+    attach = getattr(Cluster, "attach", None)
+    return None if attach is None else attach(cluster.path)
+
+
+def keeper_death(site: Site, trial: Trial) -> Outcome:
+    """Kill the keeper amid a run; the run is to succeed with every line, also where the new keeper comes late."""
+    chance, outcome = random.Random(trial.number), outcome_of(trial)
+    cluster = site.cluster()
+    late, sending = trial.phase == "late", trial.phase == "sending"
+    numbered = submit(
+        cluster,
+        site.folder,
+        lines=50 if late else 100,
+        payload_mib=3.0 if sending else 0.0,
+        launcher=trial.launcher,
+    )
+    numbered.reach("running" if late else trial.phase, chance)
+    victim = hit(trial, cluster, cluster.pods[0], None)
+    killed = time.monotonic()
+    until(lambda: numbered.run.state is RunState.LOST or numbered.run.state.is_terminal, END_S)
+    outcome.shown_s = time.monotonic() - killed
+    time.sleep(LEASE_S + 2 if late else chance.uniform(0, LEASE_S / 4))
+    new = take_over(cluster)
+    if new is not None:
+        site.replace(new)
+    result = numbered.end()
+    judge(outcome, numbered, result, pod=cluster.pods[0], victim=victim, outlives=not sending)
+    outcome.taken_over = new is not None and bool(victim) and outcome.state == "succeeded"
+    if new is None or late or outcome.state != "succeeded" or chance.random() < 0.2:
+        outcome.orphans += site.give_up()
+    outcome.orphans += left_of_run(numbered.run.id, LEASE_S + 10)
+    return outcome
