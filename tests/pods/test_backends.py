@@ -23,7 +23,7 @@ def test_a_backend_comes_back_as_it_was() -> None:
         ({"kind": None}, "backend kind None is not known"),
         ({"kind": ["local"]}, "is not known"),
         ({"kind": "local", "prot": 1}, "did you mean 'port'"),
-        ({"kind": "local", "port": "x"}, "is not a port"),
+        ({"kind": "local", "port": "x"}, "port is 'x'; it must be a port"),
     ],
 )
 def test_refusals(data: dict[str, object], words: str) -> None:

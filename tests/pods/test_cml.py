@@ -195,9 +195,11 @@ def test_a_directory_that_workers_do_not_share_is_refused(session: CMLPlace, con
         ({"nvidia_gpu": -1}, "nvidia_gpu is -1"),
         ({"cpu": 0}, "cpu is 0"),
         ({"memory_gib": -1}, "memory_gib is -1"),
-        ({"port": 0}, "is not a port"),
+        ({"port": 0}, "port is 0; it must be a port, a whole number from 1 to 65535"),
         ({"root": "tmp"}, "root is 'tmp'"),
         ({"options": {"code": "x"}}, "may not hold code"),
+        ({"options": 7}, "options is 7; it must be an object"),
+        ({"option": {}}, "did you mean 'options'"),
     ],
 )
 def test_refusals(options: dict[str, object], words: str) -> None:

@@ -132,7 +132,7 @@ def test_a_port_taken_between_look_and_use(
 
 @pytest.mark.parametrize("port", [0, 70_000, "2222", True])
 def test_no_port_at_all(port: object) -> None:
-    with pytest.raises(ConfigError, match="is not a port"):
+    with pytest.raises(ConfigError, match="it must be a port, a whole number from 1 to 65535"):
         LocalPods(port=port)  # type: ignore[arg-type]
 
 

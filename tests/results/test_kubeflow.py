@@ -290,7 +290,7 @@ def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:
             r"manifest kind 'pytorch' is not known: did you mean 'pytorchjob'\? Allowed: trainj",
         ),
         ("trainjob", {}, r"needs the image of its containers.*run.manifest\(…, image="),
-        ("trainjob", {"imag": IMAGE}, "option of manifest 'imag' is not known: did you mean 'image'"),
+        ("trainjob", {"imag": IMAGE}, "manifest option 'imag' is not known: did you mean 'image'"),
         ("trainjob", {"image": IMAGE, "name": "Mine"}, "name is 'Mine'"),
         ("trainjob", {"image": IMAGE, "namespace": "L_ab"}, "namespace is 'L_ab'"),
         ("trainjob", {"image": IMAGE, "inputs": "/data"}, "inputs is '/data'; give a folder on the claim"),

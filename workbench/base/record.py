@@ -139,14 +139,16 @@ class Record(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
         """Let `help()` show every option with its default and meaning."""
-        types = get_type_hints(SimpleNamespace(__annotations__={n: f.annotation for n, f in cls.model_fields.items()}))
+        types = get_type_hints(SimpleNamespace(__annotations__={n: f.annotation for n, f in cls._fields().items()}))
         parameters = inspect.signature(cls).parameters.values()
         cls.__signature__ = inspect.Signature([p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters])
         lines = [f"    {option.name}: {_help_text(option)}" for option in cls.options()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse, without a word of the value: it may be a secret."""
+        """Refuse, without a word of the value: it may be a secret. What a class keeps for itself may change."""
+        if name in type(self).__private_attributes__:
+            return super().__setattr__(name, value)
         raise AttributeError(
             f"{type(self).__name__}.{name} cannot be assigned to; {name} is changed by .replace({name}=…)"
         )
@@ -158,9 +160,8 @@ class Record(BaseModel):
     def options(cls) -> list[Option]:
         """Return every option with its meaning, default and what it may be."""
         options: list[Option] = []
-        section = ""
-        for name, field in cls.model_fields.items():
-            section = cls.sections.get(name, section)
+        for name, field in cls._fields().items():
+            section = cls.sections.get(name, options[-1].section if options else "")
             options.append(_option(name, field, section))
         return options
 
@@ -174,12 +175,15 @@ class Record(BaseModel):
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form with every default spelled out; `from_dict` reads it back."""
-        data = self.model_dump(mode="json")
-        return {"kind": self.kind, **data} if self.kind else data
+        return {**({"kind": self.kind} if self.kind else {}), **self.model_dump(mode="json")}
 
     def replace(self, **changes: object) -> Self:
         """Return a record with some options changed, checked as a new one is."""
         return type(self)(**{**dict(self), **changes})
+
+    @classmethod
+    def _fields(cls) -> Mapping[str, FieldInfo]:
+        return {field.alias or name: field for name, field in cls.model_fields.items()}
 
     @classmethod
     def _refusal(cls, error: ValidationError, options: Mapping[str, object]) -> ConfigError:
@@ -192,14 +196,14 @@ class Record(BaseModel):
                 return own
         name = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            return one_of(f"{label}option", name, cls.model_fields)
-        option = _option(name, cls.model_fields[name])
+            return one_of(f"{label}option", name, cls._fields())
+        option = _option(name, cls._fields()[name])
         if problem["type"] == "missing":
             what = f"{cls.label} of kind {cls.kind!r}" if cls.kind else cls.label or cls.__name__
             return ConfigError(f"{what} needs the option {name!r}: {option.meaning}")
         if option.choices:
             return one_of(f"{label}{name}", options[name], option.choices)
-        value = f"is {_shown(options[name])}" if cls.model_fields[name].repr else "cannot be used"
+        value = f"is {_shown(options[name])}" if cls._fields()[name].repr else "cannot be used"
         return ConfigError(f"{label}{name} {value}; it must be {option.allowed}")
 
 

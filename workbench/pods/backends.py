@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
-from workbench.base.errors import ConfigError, one_of
+from workbench.base.errors import ConfigError
+from workbench.base.record import read_kind
 from workbench.pods.cml.pods import CMLPods
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.local.pods import LocalPods
+from workbench.pods.place import Place
 from workbench.pods.pod import PodBackend
 
 __all__ = ["CLASSES", "KINDS", "backend_from_dict", "remove_left"]
 
-_HOSTS = ("hosts", "hostfile", "user", "port", "key", "known_hosts", "trust", "jump", "ssh_config", "python", "root")
-_OPTIONS: dict[str, tuple[Callable[..., PodBackend], tuple[str, ...]]] = {
-    LocalPods.kind: (LocalPods, ("port",)),
-    SSHPods.kind: (SSHPods, _HOSTS),
-    CMLPods.kind: (CMLPods, ("cpu", "memory_gib", "nvidia_gpu", "port", "project", "root", "options")),
-    KubernetesPods.kind: (KubernetesPods, tuple(option.name for option in fields(KubernetesPods))),
-}
+_PLACES: Sequence[type[Place]] = (LocalPods, SSHPods, CMLPods, KubernetesPods)
 
-KINDS = tuple(_OPTIONS)
+KINDS = tuple(place.kind for place in _PLACES)
 """The words that `{"kind": …}` takes."""
 
-CLASSES = {kind: make.__name__ for kind, (make, _) in _OPTIONS.items()}
+CLASSES = {place.kind: place.__name__ for place in _PLACES}
 """The name of each kind's class, which `workbench` exports."""
 
 
@@ -39,15 +35,7 @@ def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
     """
     if "kind" not in data:
         raise ConfigError(f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}')
-    kind = str(data["kind"])
-    if kind not in _OPTIONS:
-        raise one_of("backend kind", data["kind"], KINDS)
-    make, allowed = _OPTIONS[kind]
-    options = {key: value for key, value in data.items() if key != "kind"}
-    for key in options:
-        if key not in allowed:
-            raise one_of(f"option of the {kind} backend", key, allowed)
-    return make(**options)
+    return cast(PodBackend, read_kind("backend", data, _PLACES))
 
 
 def remove_left(data: Mapping[str, object], directory: Path) -> None:

@@ -112,8 +112,10 @@ class LaunchContext:
 class PodBackend(Protocol):
     """A place where pods come from. Instances are cheap, hold only configuration, and start nothing when made."""
 
-    kind: str
-    """The word for it in `SPEC.json`: local, ssh, kubernetes, cml."""
+    @property
+    def kind(self) -> str:
+        """The word for it in `SPEC.json`: local, ssh, kubernetes, cml."""
+        ...
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form `{"kind": …, option: …}`, without secrets."""

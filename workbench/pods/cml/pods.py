@@ -16,17 +16,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.files import write_text
 from workbench.base.process import POD_MARK
+from workbench.base.record import Count, Positive, Unit
 from workbench.pods.cml.api import WorkersApi, has_ended, words_of
 from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.process import tail_of
-from workbench.pods.hostfile import check_port
+from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
@@ -37,69 +41,53 @@ __all__ = ["CMLPods"]
 logger = logging.getLogger(__name__)
 
 
-class CMLPods:
+_SET_BY_US = frozenset(("n", "cpu", "memory", "nvidia_gpu", "code", "script", "env"))
+
+
+def _check_root(root: str) -> str:
+    if not PurePosixPath(root).is_absolute() or ".." in PurePosixPath(root).parts:
+        raise ConfigError(f"CMLPods root is {root!r}; it must be an absolute path on the workers")
+    return root
+
+
+def _check_arguments(options: Mapping[str, object]) -> Mapping[str, object]:
+    if taken := sorted(_SET_BY_US & set(options)):
+        raise ConfigError(f"CMLPods options may not hold {', '.join(taken)}; the workbench sets these itself")
+    return options
+
+
+class CMLPods(Place):
     """Pods that are workers of this Cloudera ML session."""
 
-    kind = "cml"
+    model_config = ConfigDict(populate_by_name=True)
+    label: ClassVar[str] = "CMLPods"
+    kind: ClassVar[str] = "cml"
 
-    def __init__(
-        self,
-        cpu: float | None = None,
-        memory_gib: float | None = None,
-        nvidia_gpu: int | None = None,
-        *,
-        port: int = 2222,
-        project: str = "/home/cdsw",
-        root: str = "/tmp",
-        options: Mapping[str, object] | None = None,
-    ) -> None:
-        """Keep what each worker gets; starts nothing.
+    cpu: Annotated[Positive, Unit("cores")] | None = None
+    """Processor cores. Default: what the `PodSpec` says."""
+    memory_gib: Annotated[Positive, Unit("GiB")] | None = None
+    """Memory in GiB. Default: what the `PodSpec` says, or 8."""
+    nvidia_gpu: Count | None = None
+    """GPUs. Default: what the `PodSpec` says."""
+    port: Port = 2222
+    """Port of the workers' SSH daemons; a free one is taken where something else holds it."""
+    project: str = "/home/cdsw"
+    """The project's folder, which session and workers share."""
+    root: Annotated[str, AfterValidator(_check_root)] = "/tmp"
+    """The folder on the workers, not shared, below which each pod has its own."""
+    arguments: Annotated[Mapping[str, object], AfterValidator(_check_arguments)] = Field(
+        default_factory=dict, alias="options"
+    )
+    """More arguments for `launch_workers`, such as `accelerator_label_id` or `resource_profile_id`."""
 
-        Args:
-            cpu: Processor cores. Default: what the `PodSpec` says.
-            memory_gib: Memory in GiB. Default: what the `PodSpec` says, or 8.
-            nvidia_gpu: GPUs. Default: what the `PodSpec` says.
-            port: Port of the workers' SSH daemons; a free one is taken where something else holds it.
-            project: The project's folder, which session and workers share.
-            root: The folder on the workers, not shared, below which each pod has its own.
-            options: More arguments for `launch_workers`, such as `accelerator_label_id` or `resource_profile_id`.
-
-        Raises:
-            ConfigError: A value that cannot be.
-        """
-        if nvidia_gpu is not None and (not isinstance(nvidia_gpu, int) or nvidia_gpu < 0):
-            raise ConfigError(f"CMLPods.nvidia_gpu is {nvidia_gpu!r}; it must be a whole number, 0 or more")
-        for name, value in (("cpu", cpu), ("memory_gib", memory_gib)):
-            if value is not None and not value > 0:
-                raise ConfigError(f"CMLPods.{name} is {value!r}; it must be more than 0")
-        taken = sorted({"n", "cpu", "memory", "nvidia_gpu", "code", "script", "env"} & set(options or {}))
-        if taken:
-            raise ConfigError(f"CMLPods.options may not hold {', '.join(taken)}; the workbench sets these itself")
-        self.cpu, self.memory_gib, self.nvidia_gpu = cpu, memory_gib, nvidia_gpu
-        self.port = check_port(port)
-        if not isinstance(root, str) or not PurePosixPath(root).is_absolute() or ".." in PurePosixPath(root).parts:
-            raise ConfigError(f"CMLPods.root is {root!r}; it must be an absolute path on the workers")
-        self.project, self.root = project, root
-        self.options = dict(options or {})
-        self._api = WorkersApi()
-        self._ids: dict[str, object] = {}
-        self._pods: list[Pod] = []
-        self._logs: dict[str, Path] = {}
-        self._files: list[Path] = []
-        self._failed: list[str] = []
-        self._stopped = False
-        self._starting = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"CMLPods({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items() if key != 'kind')})"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form."""
-        plain: dict[str, object] = {"cpu": None, "memory_gib": None, "nvidia_gpu": None}
-        plain |= {"port": 2222, "project": "/home/cdsw", "root": "/tmp", "options": {}}
-        return {"kind": self.kind} | {
-            name: value for name, default in plain.items() if (value := getattr(self, name)) != default
-        }
+    _api: WorkersApi = PrivateAttr(default_factory=WorkersApi)
+    _ids: dict[str, object] = PrivateAttr(default_factory=dict)
+    _pods: list[Pod] = PrivateAttr(default_factory=list)
+    _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
+    _files: list[Path] = PrivateAttr(default_factory=list)
+    _failed: list[str] = PrivateAttr(default_factory=list)
+    _stopped: bool = False
+    _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Launch one worker for each pod and wait until all have reported; see `PodBackend.launch`."""
@@ -224,7 +212,7 @@ class CMLPods:
             self._files.append(file)
             self._logs[config.name] = Path(config.log)
             write_text(file, config.to_line().decode())
-            (worker,) = self._api.call("launch_workers", **asked, **self.options)
+            (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
             self._ids[config.name] = worker["id"]
             self._files.append(file.with_suffix(".id"))
             write_text(self._files[-1], json.dumps(worker["id"]))

@@ -12,30 +12,47 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from workbench.base.errors import ConfigError, one_of
-from workbench.pods.hostfile import HostEntry, Hostfile, check_address, check_port, check_user
+from pydantic import AfterValidator
 
-__all__ = ["Host", "completed", "configured", "from_hostfile", "read_host"]
+from workbench.base.errors import ConfigError
+from workbench.base.record import Record, Size
+from workbench.pods.hostfile import Hostfile, check_address, check_user
+from workbench.pods.place import LocalPath, Port
+
+__all__ = ["Host", "NamedHost", "completed", "configured", "from_hostfile", "read_host"]
 
 _FORM = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<address>\[[^]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
 _CONFIG_S = 10.0
 
 
+class NamedHost(Record):
+    """One machine as a user names it; what is left out is filled in later."""
+
+    label: ClassVar[str] = "host"
+
+    address: Annotated[str, AfterValidator(check_address)]
+    """IP address or name."""
+    user: Annotated[str, AfterValidator(check_user)] = ""
+    """User to log in as; empty: the default of all hosts."""
+    port: Port = 0
+    """Port of its SSH daemon; 0: the default of all hosts."""
+    key: LocalPath = ""
+    """Path of the private key to log in with; empty: the default of all hosts."""
+    slots: Size = 0
+    """Ranks that it carries; 0: what the pod's spec says."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One machine and the way to it; what is empty is filled in later."""
+    """One machine and the way to it: a `NamedHost`, and what an OpenSSH configuration adds."""
 
     address: str
-    """IP address or name, as it was given."""
     user: str = ""
-    """User to log in as; empty: the default of all hosts."""
     port: int = 0
-    """Port of its SSH daemon; 0: the default of all hosts."""
     key: str = ""
-    """Path of the private key to log in with; empty: the default of all hosts."""
     slots: int = 0
-    """Ranks that it carries; 0: what the pod's spec says."""
     reached: str = ""
     """The address that the name stands for in an OpenSSH configuration; empty: `address`."""
     known_as: str = ""
@@ -51,9 +68,8 @@ class Host:
         return f"{self.reached or self.address}:{self.port}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return what was said of it, as `read_host` reads it."""
-        names = ("address", "user", "port", "key", "slots")
-        return {name: value for name in names if (value := getattr(self, name))}
+        """Return what was given of it, as `read_host` reads it."""
+        return {name: value for name in NamedHost.model_fields if (value := getattr(self, name))}
 
     @property
     def written(self) -> str | dict[str, object]:
@@ -73,25 +89,18 @@ def read_host(given: object) -> Host:
         >>> read_host({"address": "10.0.0.5", "slots": 4}).slots
         4
     """
-    if isinstance(given, str):
-        return _read_text(given)
-    if not isinstance(given, Mapping):
-        raise ConfigError(f'{given!r} is not a host; write "name", "user@name:port" or {{"address": …, "port": …}}')
-    allowed = ("address", "user", "port", "key", "slots")
-    for key in given:
-        if key not in allowed:
-            raise one_of("key of a host", key, allowed)
-    if not isinstance(given.get("address"), str):
-        raise ConfigError(f"the host {dict(given)!r} has no address")
-    for key in ("user", "key"):
-        if not isinstance(given.get(key, ""), str):
-            raise ConfigError(f"{key} of host {given['address']} is {given[key]!r}; it must be text")
-    host = Host(**given)
-    if "slots" in given:
-        HostEntry(address=host.address, slots=host.slots)
-    if "port" in given:
-        check_port(host.port)
-    return _checked(host)
+    named: Mapping[str, object]
+    match given:
+        case str():
+            named = _read_text(given)
+        case Mapping():
+            named = given
+        case _:
+            raise ConfigError(f'{given!r} is not a host; write "name", "user@name:port" or {{"address": …, "port": …}}')
+    try:
+        return Host(**dict(NamedHost.from_dict(named)))
+    except ConfigError as error:
+        raise ConfigError(f"{given!r} cannot be used: {error}") from None
 
 
 def from_hostfile(path: Path) -> list[Host]:
@@ -150,24 +159,13 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
     )
 
 
-def _read_text(text: str) -> Host:
+def _read_text(text: str) -> dict[str, object]:
     match = _FORM.fullmatch(text)
     if match is None:
         raise ConfigError(f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as "[::1]:22"')
-    port = match["port"]
-    host = Host(
-        address=match["address"].removeprefix("[").removesuffix("]"),
-        user=check_user(match["user"]) if match["user"] is not None else "",
-        port=0 if port is None else check_port(int(port)),
-    )
-    return _checked(host)
-
-
-def _checked(host: Host) -> Host:
-    check_address(host.address)
-    if host.user:
-        check_user(host.user)
-    return host
+    parts: dict[str, object] = {name: value for name, value in match.groupdict().items() if value is not None}
+    address = match["address"].removeprefix("[").removesuffix("]")
+    return {**parts, "address": address, **({"port": int(match["port"])} if match["port"] else {})}
 
 
 def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:

@@ -18,12 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.record import Allowed, PathText
 from workbench.base.versions import VERSION
-from workbench.pods.hostfile import check_port, check_user
+from workbench.pods.hostfile import check_user
 from workbench.pods.hosts.entry import (
     HostFacts,
     check_hosts,
@@ -33,6 +36,7 @@ from workbench.pods.hosts.entry import (
     remove_pod_folder,
 )
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
+from workbench.pods.place import LocalPath, Place, Port
 from workbench.pods.pod import Jump, LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
@@ -48,82 +52,101 @@ _AGAIN_S = 15.0  # between attempts to reach a host whose connection broke
 _AGAIN_TAKES_S = 2.0
 _LOG_S = 4.0
 _NOTE = "left.json"
-_DEFAULTS: dict[str, object] = {
-    **{"user": "", "port": 22, "key": "", "known_hosts": "", "trust": {}, "ssh_config": False},
-    **{"python": "python3", "root": "~/.cache/deepspeed-workbench"},
-}
 
 
-class SSHPods:
+def _kept(given: object) -> object:
+    """Read a host as a user wrote it; one that is read already stays."""
+    match given:
+        case Host():
+            return given
+        case _:
+            return read_host(given)
+
+
+def _on_hosts(option: str) -> AfterValidator:
+    def check(path: str) -> str:
+        if not path or path.startswith("-") or not path.isprintable():
+            raise ConfigError(f"SSHPods {option} is {path!r}; it must be a path on the hosts")
+        return path
+
+    return AfterValidator(check)
+
+
+def _check_file(known_hosts: str) -> str:
+    if known_hosts and not Path(known_hosts).is_file():
+        raise ConfigError(f"the known_hosts file {known_hosts} is not there")
+    return known_hosts
+
+
+def _check_marks(trust: Mapping[str, str]) -> Mapping[str, str]:
+    for host, mark in trust.items():
+        if not _FINGERPRINT.fullmatch(mark):
+            raise ConfigError(f"trust of {host} is {mark!r}; it must be a fingerprint as ssh shows it, SHA256:…")
+    return trust
+
+
+def _check_once(hosts: Sequence[Host]) -> Sequence[Host]:
+    seen: set[str] = set()
+    for host in hosts:
+        if host.address.lower() in seen:
+            raise ConfigError(f"host {host.address} is named twice; its slots say how many ranks it carries")
+        seen.add(host.address.lower())
+    return hosts
+
+
+NamedOrGiven = Annotated[Host, BeforeValidator(_kept), PlainSerializer(Host.to_dict)]
+
+
+class SSHPods(Place):
     """Pods on machines that exist. `PodSpec.image` means nothing here."""
 
-    kind = "ssh"
+    label: ClassVar[str] = "SSHPods"
+    kind: ClassVar[str] = "ssh"
 
-    def __init__(
-        self,
-        hosts: Sequence[object] = (),
-        *,
-        hostfile: str | Path = "",
-        user: str = "",
-        port: int = 22,
-        key: str | Path = "",
-        known_hosts: str | Path = "",
-        trust: Mapping[str, str] | None = None,
-        jump: object = "",
-        ssh_config: bool | str | Path = False,
-        python: str = "python3",
-        root: str = "~/.cache/deepspeed-workbench",
-    ) -> None:
-        """Keep which hosts, and how to get in; connects to none.
+    hosts: Annotated[Sequence[NamedOrGiven], AfterValidator(_check_once), Allowed("a list of hosts")] = ()
+    """Each "name", "user@name:port", or an object with address, user, port, key, slots."""
+    hostfile: Annotated[PathText, Field(exclude=True)] = ""
+    """A DeepSpeed or MPI hostfile to take the hosts and their slots from instead."""
+    user: Annotated[str, AfterValidator(lambda user: user and check_user(user))] = ""
+    """User to log in as where a host names none. Default: the calling user's name."""
+    port: Port = 22
+    """Port of the SSH daemons where a host names none. Default 22."""
+    key: LocalPath = ""
+    """Private key to log in with where a host names none; without a passphrase."""
+    known_hosts: Annotated[LocalPath, AfterValidator(_check_file)] = ""
+    """A file of host keys to believe, such as `~/.ssh/known_hosts`."""
+    trust: Annotated[Mapping[str, str], AfterValidator(_check_marks)] = Field(default_factory=dict)
+    """Fingerprints (`SHA256:…`) of host keys to believe, by host."""
+    jump: NamedOrGiven | None = None
+    """A host to go through, written like one of `hosts`; it must allow forwarding."""
+    ssh_config: bool | LocalPath = False
+    """True to take user, port, key, jump host and known hosts from your ssh configuration where nothing is said here;
+    or the path of such a file. Default: it is not read."""
+    python: Annotated[str, _on_hosts("python")] = "python3"
+    """The Python on the hosts that has torch and DeepSpeed; `~/` stands for the home folder there."""
+    root: Annotated[str, _on_hosts("root")] = "~/.cache/deepspeed-workbench"
+    """The folder on the hosts below which each cluster makes one of its own."""
 
-        Args:
-            hosts: Each "name", "user@name:port", or an object with address, user, port, key, slots.
-            hostfile: A DeepSpeed or MPI hostfile to take the hosts and their slots from instead.
-            user: User to log in as where a host names none. Default: the calling user's name.
-            port: Port of the SSH daemons where a host names none. Default 22.
-            key: Private key to log in with where a host names none; without a passphrase.
-            known_hosts: A file of host keys to believe, such as `~/.ssh/known_hosts`.
-            trust: Fingerprints (`SHA256:…`) of host keys to believe, by host.
-            jump: A host to go through, written like one of `hosts`; it must allow forwarding.
-            ssh_config: True to take user, port, key, jump host and known hosts from your ssh configuration where
-                nothing is said here; or the path of such a file. Default: it is not read.
-            python: The Python on the hosts that has torch and DeepSpeed; `~/` stands for the home folder there.
-            root: The folder on the hosts below which each cluster makes one of its own.
+    _identity: Identity | None = None
+    _pods: list[Pod] = PrivateAttr(default_factory=list)
+    _connections: dict[str, SSHConnection] = PrivateAttr(default_factory=dict)
+    _tried_s: dict[str, float] = PrivateAttr(default_factory=dict)
+    _logs: dict[str, list[str]] = PrivateAttr(default_factory=dict)
+    _folder: str = ""  # the cluster's own on the hosts, once it may be there
+    _stopped: bool = False
+    _working: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
-        Raises:
-            ConfigError: A value that cannot be; names the host where it is one's.
-        """
-        if isinstance(hosts, str) or bool(hosts) == bool(hostfile):
+    def __init__(self, hosts: Sequence[object] = (), *, hostfile: str | Path = "", **options: object) -> None:
+        """Keep which hosts, and how to get in; connects to none."""
+        if bool(hosts) == bool(hostfile):
             raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
-        self.user = check_user(user) if user else ""
-        self.port = check_port(port)
-        self.key = _path(key)
-        self.known_hosts = _path(known_hosts)
-        self.trust = dict(trust or {})
-        self.ssh_config = ssh_config if isinstance(ssh_config, bool) else _path(ssh_config)
-        self.python = python
-        self.root = root
-        self.hosts = [_kept(host) for host in hosts] if hosts else from_hostfile(Path(_path(hostfile)))
-        self.jump = _kept(jump) if jump else None
-        self._check()
-        self._identity: Identity | None = None
-        self._pods: list[Pod] = []
-        self._connections: dict[str, SSHConnection] = {}
-        self._tried_s: dict[str, float] = {}
-        self._logs: dict[str, list[str]] = {}
-        self._folder = ""  # the cluster's own on the hosts, once it may be there
-        self._stopped = False
-        self._working = threading.Lock()
+        options["hosts"] = hosts or from_hostfile(Path(hostfile).expanduser().absolute())
+        super().__init__(**options)
 
     def __repr__(self) -> str:
-        options = {**self.to_dict(), "hosts": [host.written for host in self.hosts]}
-        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in options.items() if key != 'kind')})"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form; a hostfile's hosts and slots stand in it, not its path."""
-        given = {name: getattr(self, name) for name, value in _DEFAULTS.items() if getattr(self, name) != value}
-        jump = {"jump": self.jump.to_dict()} if self.jump else {}
-        return {"kind": self.kind, "hosts": [host.to_dict() for host in self.hosts], **jump, **given}
+        hosts = [host.written for host in self.hosts]
+        options = {name: value for name, value in self.to_dict().items() if name != "kind"}
+        return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in {**options, 'hosts': hosts}.items())})"
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Log in to the first `count` hosts, check that they are what is asked, and make a folder on each.
@@ -201,23 +224,6 @@ class SSHPods:
         self._pods = [Pod.from_dict(pod) for pod in note_data["pods"]]
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         self.stop()
-
-    def _check(self) -> None:
-        if self.known_hosts and not Path(self.known_hosts).is_file():
-            raise ConfigError(f"the known_hosts file {self.known_hosts} is not there")
-        for host, mark in self.trust.items():
-            if not isinstance(mark, str) or not _FINGERPRINT.fullmatch(mark):
-                raise ConfigError(f"trust of {host} is {mark!r}; it must be a fingerprint as ssh shows it, SHA256:…")
-        for name in ("python", "root"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
-                raise ConfigError(f"SSHPods.{name} is {value!r}; it must be a path on the hosts")
-        seen: set[str] = set()
-        for named in self.hosts:
-            place = named.address.lower()
-            if place in seen:
-                raise ConfigError(f"host {named.address} is named twice; its slots say how many ranks it carries")
-            seen.add(place)
 
     def _complete(self, host: Host) -> Host:
         """Fill in what the ssh configuration, if asked, and the defaults say."""
@@ -307,13 +313,3 @@ def _with_facts(pod: Pod, host: HostFacts) -> Pod:
     """Complete a pod; the version of this package is ours, which the keeper sends."""
     versions = {**host.versions, "workbench": VERSION}
     return replace(pod, root=host.root, python=host.python, versions=versions)
-
-
-def _kept(given: object) -> Host:
-    host = read_host(given)
-    return replace(host, key=_path(host.key))
-
-
-def _path(path: str | Path) -> str:
-    """Make a path of this machine absolute; the keeper runs in another folder."""
-    return str(Path(path).expanduser().absolute()) if str(path) else ""

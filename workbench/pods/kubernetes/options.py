@@ -4,131 +4,105 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, ClassVar
 
-from workbench.base.errors import ConfigError, one_of
-from workbench.pods.hostfile import check_port
+from pydantic import AfterValidator, Field
 
-__all__ = ["KubernetesOptions", "Reach"]
+from workbench.base.errors import ConfigError
+from workbench.base.record import Allowed, Choice, Positive, Size, Unit
+from workbench.pods.place import LocalPath, Place
 
-Reach = Literal["auto", "direct", "port-forward"]
+__all__ = ["KubernetesOptions"]
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]*)/(?P<key>[A-Za-z0-9._-]+)")
 _OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/")
 
 
-@dataclass(kw_only=True, eq=False)
-class KubernetesOptions:
+def _check_sources(secrets: Mapping[str, str]) -> Mapping[str, str]:
+    for variable, source in secrets.items():
+        if not _VARIABLE.fullmatch(variable) or not _SECRET_KEY.fullmatch(source):
+            raise ConfigError(
+                f"KubernetesPods.secrets has {variable!r}; write the variable and where it is found, as in"
+                ' {"HF_TOKEN": "hub/token"} for the key token of the Secret hub; the token itself never stands here'
+            )
+    return secrets
+
+
+def _check_label(label: str) -> str:
+    if label.startswith(_OURS):
+        raise ConfigError(f"KubernetesPods.labels has {label!r}, by which we find our own objects; leave it out")
+    return label
+
+
+Name = Annotated[
+    str,
+    Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"),
+    Allowed("a name as Kubernetes takes it, of lower-case letters, digits, - and ."),
+]
+Label = Annotated[str, AfterValidator(_check_label)]
+Texts = Annotated[Mapping[str, str], Allowed("an object of text to text")]
+
+
+class KubernetesOptions(Place):
     """Where and how Kubernetes runs the pods."""
+
+    label: ClassVar[str] = "KubernetesPods"
+    kind: ClassVar[str] = "kubernetes"
 
     image: str = ""
     """Container image of the pods, with sshd and the pinned requirements; `PodSpec.image` goes before it."""
-    namespace: str = ""
+    namespace: Name = ""
     """Namespace of all that is made. Default: the one this notebook runs in, or the kubeconfig's, or `default`."""
-    kubeconfig: str = ""
+    kubeconfig: LocalPath = ""
     """Path of a kubeconfig. Default: the service account where this runs in a cluster, else `KUBECONFIG` or
     `~/.kube/config`."""
     context: str = ""
     """Context of the kubeconfig. Default: its current one."""
-    reach: Reach = "auto"
+    reach: Annotated[str, Choice(("auto", "direct", "port-forward"))] = "auto"
     """How SSH gets to the pods: `direct` to their addresses, or through the API server's `port-forward`. Default
     `auto`: direct inside a cluster, port-forward outside."""
     gpu_resource: str = "nvidia.com/gpu"
     """Name under which the cluster counts GPUs. Default `nvidia.com/gpu`."""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Texts = Field(default_factory=dict)
     """Labels that a node must have. Default none."""
-    tolerations: Sequence[Mapping[str, object]] = ()
+    tolerations: Annotated[Sequence[Mapping[str, object]], Allowed("a list of objects")] = ()
     """Taints that the pods put up with, as in a pod's manifest. Default none."""
-    affinity: Mapping[str, object] = field(default_factory=dict)
+    affinity: Mapping[str, object] = Field(default_factory=dict)
     """Affinity, as in a pod's manifest. Default none."""
-    priority_class: str = ""
+    priority_class: Name = ""
     """Priority class of the pods. Default: the cluster's."""
-    service_account: str = ""
+    service_account: Name = ""
     """Service account of the pods; they get no token of it. Default: the namespace's."""
-    image_pull_secrets: Sequence[str] = ()
+    image_pull_secrets: Annotated[Sequence[Name], Allowed("a list of names of Secrets")] = ()
     """Secrets with which the image is pulled. Default none."""
-    run_as_user: int | None = 1000
+    run_as_user: Annotated[Size | None, Allowed("1 or more, as pods never run as root, or None")] = 1000
     """User id of everything in a pod, never 0; it needs a name in the image. None takes the image's. Default 1000."""
-    shm_gib: float = 1.0
+    shm_gib: Annotated[Positive, Unit("GiB")] = 1.0
     """Size of `/dev/shm`, which counts as memory of the pod. Default 1."""
-    pvc: str = ""
+    pvc: Name = ""
     """A volume claim for the pods' folders, which then stay there when the pods go. Default none: they go too."""
-    secrets: Mapping[str, str] = field(default_factory=dict)
+    secrets: Annotated[Texts, AfterValidator(_check_sources)] = Field(default_factory=dict)
     """Environment from Secrets, variable to `secret/key`, as in `{"HF_TOKEN": "hub/token"}`. Default none."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Annotated[Mapping[Label, str], Allowed("an object of text to text")] = Field(default_factory=dict)
     """Labels on all that is made, beside ours. Default none."""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Texts = Field(default_factory=dict)
     """Annotations on the pods. Default none."""
-    queue: str = ""
+    queue: Name = ""
     """Kueue's local queue: the pods become one pod group, admitted together or not at all. Default none."""
-    pod_group_label: str = ""
+    pod_group_label: Label = ""
     """A label that is set to the cluster's name on every pod, for other gang schedulers. Default none."""
-    port: int = 2222
+    port: Annotated[
+        int, Field(ge=1024, le=65535), Allowed("a port above 1023, as pods do not run as root, and at most 65535")
+    ] = 2222
     """Port of the pods' SSH daemons. Default 2222."""
     python: str = "python3"
     """The image's Python that has torch and DeepSpeed. Default `python3`."""
-    deadline_s: int = 86_400
+    deadline_s: Annotated[Positive, Unit("s")] = 86_400
     """Seconds after which Kubernetes ends every pod, whatever happens. Default a day."""
 
-    def __post_init__(self) -> None:
-        if self.kubeconfig:  # whoever reads it works in another folder
-            self.kubeconfig = str(Path(self.kubeconfig).expanduser().absolute())
-        if self.reach not in get_args(Reach):
-            raise one_of("KubernetesPods.reach", self.reach, get_args(Reach))
-        for name in ("namespace", "priority_class", "service_account", "pvc", "queue"):
-            self._check_name(name, getattr(self, name))
-        for secret in self.image_pull_secrets:
-            self._check_name("image_pull_secrets", secret)
-        user = self.run_as_user
-        if user is not None and (isinstance(user, bool) or not isinstance(user, int) or user < 1):
-            raise ConfigError(f"KubernetesPods.run_as_user is {user!r}; pods never run as root: 1 or more, or None")
-        for name in ("shm_gib", "deadline_s"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise ConfigError(f"KubernetesPods.{name} is {value!r}; it must be a number, more than 0")
-        check_port(self.port)
-        if self.port < 1024:
-            raise ConfigError(f"KubernetesPods.port is {self.port}; pods do not run as root, so it must be above 1023")
-        self._check_mappings()
-
-    def secret_key(self, variable: str) -> tuple[str, str]:
-        """Return the Secret and its key that a variable is taken from."""
-        name, _, key = self.secrets[variable].partition("/")
-        return name, key
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the options that are not the default; holds no secret."""
-        given = {}
-        for option in fields(KubernetesOptions):
-            value = getattr(self, option.name)
-            default = option.default if option.default_factory is MISSING else option.default_factory()
-            if value != default and not (default == () and not value):
-                given[option.name] = list(value) if isinstance(value, tuple) else value
-        return given
-
-    def _check_name(self, option: str, value: object) -> None:
-        if not isinstance(value, str) or (value and not _NAME.fullmatch(value)):
-            raise ConfigError(
-                f"KubernetesPods.{option} is {value!r}; names in Kubernetes have lower-case letters, digits, - and ."
-            )
-
-    def _check_mappings(self) -> None:
-        for name in ("node_selector", "secrets", "labels", "annotations"):
-            value = getattr(self, name)
-            if not isinstance(value, Mapping) or not all(isinstance(x, str) for pair in value.items() for x in pair):
-                raise ConfigError(f"KubernetesPods.{name} is {value!r}; it must be a mapping of text to text")
-        for variable, source in self.secrets.items():
-            if not _VARIABLE.fullmatch(variable) or not _SECRET_KEY.fullmatch(source):
-                raise ConfigError(
-                    f"KubernetesPods.secrets has {variable!r}; write the variable and where it is found, as in"
-                    ' {"HF_TOKEN": "hub/token"} for the key token of the Secret hub; the token itself never stands here'
-                )
-        for label in [*self.labels, *filter(None, [self.pod_group_label])]:
-            if label.startswith(_OURS):
-                raise ConfigError(
-                    f"KubernetesPods.labels has {label!r}, by which we find our own objects; leave it out"
-                )
+    @property
+    def sources(self) -> Mapping[str, tuple[str, str]]:
+        """The Secret and its key that each variable is taken from."""
+        parts = {variable: source.partition("/") for variable, source in self.secrets.items()}
+        return {variable: (name, key) for variable, (name, _, key) in parts.items()}

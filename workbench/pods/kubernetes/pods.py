@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import PrivateAttr
+
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.pods.kubernetes.options import KubernetesOptions
@@ -34,34 +36,25 @@ _MARGIN_S = 60.0  # the agent ends its ranks at the end of the lease; the pod st
 
 
 class KubernetesPods(KubernetesOptions):
-    """Pods of a Kubernetes cluster. Takes what `KubernetesOptions` lists; starts nothing when made."""
+    """Pods of a Kubernetes cluster. Takes what `KubernetesOptions` lists; starts nothing when made.
 
-    kind = "kubernetes"
+    Raises:
+        ConfigError: An option cannot be, or the kubernetes package is missing; the message says what to do.
+    """
 
-    def __post_init__(self) -> None:
-        """Check the options, and that the client is installed.
+    _session: Session | None = None
+    _record: Path | None = None
+    _launched: bool = False
+    _stopped: bool = False
+    _turn: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
-        Raises:
-            ConfigError: An option cannot be, or the client is missing; the message says what to do.
-        """
-        super().__post_init__()
+    def model_post_init(self, context: object) -> None:
+        """Check that the client is installed."""
+        super().model_post_init(context)
         if importlib.util.find_spec("kubernetes") is None:
             raise ConfigError(
                 "KubernetesPods needs the kubernetes package; run: pip install 'deepspeed-workbench[kubernetes]'"
             )
-        self._session: Session | None = None
-        self._record: Path | None = None
-        self._launched = False
-        self._stopped = False
-        self._turn = threading.Lock()
-
-    def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in super().to_dict().items())
-        return f"KubernetesPods({given})"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"kind": self.kind, **super().to_dict()}
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Make the pods and wait until each can be reached; see `PodBackend.launch`."""

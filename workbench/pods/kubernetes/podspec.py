@@ -54,11 +54,10 @@ def pod_security(options: KubernetesOptions) -> dict[str, object]:
 
 def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
     """Return the variables that come from Secrets, by reference."""
-    env: list[dict[str, object]] = []
-    for variable in options.secrets:
-        name, key = options.secret_key(variable)
-        env.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
-    return env
+    return [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+        for variable, (name, key) in options.sources.items()
+    ]
 
 
 def shm_volume(options: KubernetesOptions) -> dict[str, object]:

@@ -20,6 +20,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
+
+from pydantic import PrivateAttr
 
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
@@ -30,8 +33,8 @@ from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
 from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
 from workbench.pods.guest.sshd import find_sshd, login_user
-from workbench.pods.hostfile import check_port
 from workbench.pods.local.forkserver import ForkServer
+from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
@@ -48,35 +51,22 @@ class _PortTaken(Exception):
     """Another process took the port between the look and the use."""
 
 
-class LocalPods:
+class LocalPods(Place):
     """Pods on this machine."""
 
-    kind = "local"
+    label: ClassVar[str] = "LocalPods"
+    kind: ClassVar[str] = "local"
 
-    def __init__(self, port: int | None = None) -> None:
-        """Keep where the daemons listen; starts nothing.
+    port: Port | None = None
+    """The port of all daemons. Default None: a free one is taken at launch."""
 
-        Args:
-            port: The port of all daemons; None picks a free one at launch.
-
-        Raises:
-            ConfigError: It is not a port.
-        """
-        self.port = None if port is None else check_port(port)
-        self._workers: list[LocalWorker] = []
-        self._pods: list[Pod] = []
-        self._logs: dict[str, Path] = {}
-        self._limits: list[MemoryLimit] = []
-        self._fork_server: ForkServer | None = None
-        self._stopped = False
-        self._starting = threading.Lock()
-
-    def __repr__(self) -> str:
-        return "LocalPods()" if self.port is None else f"LocalPods(port={self.port})"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"kind": self.kind} if self.port is None else {"kind": self.kind, "port": self.port}
+    _workers: list[LocalWorker] = PrivateAttr(default_factory=list)
+    _pods: list[Pod] = PrivateAttr(default_factory=list)
+    _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
+    _limits: list[MemoryLimit] = PrivateAttr(default_factory=list)
+    _fork_server: ForkServer | None = None
+    _stopped: bool = False
+    _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         """Start the pods and wait until each has reported; see `PodBackend.launch`."""

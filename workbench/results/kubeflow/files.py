@@ -107,7 +107,7 @@ def _script(job: Script, options: HandoverOptions, inputs: dict[str, bytes]) -> 
 def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
     for value in env.values():
         for variable in _REFERENCE.findall(value):
-            if variable not in options.secrets:
+            if variable not in options.sources:
                 given = f'secrets={{"{variable}": "secret/key"}}'
                 hint = "token_secret='hub'" if variable == "HF_TOKEN" else given
                 raise ConfigError(

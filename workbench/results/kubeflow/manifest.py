@@ -7,7 +7,7 @@ Reads the run directory, and of a script its folder; asks no cluster and starts 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
@@ -79,10 +79,10 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     raw, run_id = read_json(paths.spec), str(read_json(paths.info).get("id", path.name))
     cluster = part(raw, "cluster")
     job = job_from_dict(part(raw, "job"))
-    options = _options(cluster, given)
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
+    options = _options(cluster, given)
     pod = (options.pod or run_pod).replace(env=run_pod.env)
-    options.image = options.image or pod.image or ""
+    options = options.replace(image=options.image or pod.image or "")
     _check(kind, job, options)
     match job:
         case FineTune():
@@ -114,14 +114,9 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
 
 
 def _options(cluster: Json, given: Mapping[str, object]) -> HandoverOptions:
-    allowed = [f.name for f in fields(HandoverOptions)]
-    for name in given:
-        if name not in allowed:
-            raise one_of("option of manifest", name, allowed)
     backend = part(cluster, "backend")
-    ours = backend.get("kind") == "kubernetes"
-    own = {name: value for name, value in backend.items() if ours and name in allowed}
-    return HandoverOptions(**{**own, **given})  # type: ignore[arg-type]  # checked there
+    own = backend if backend.get("kind") == HandoverOptions.kind else {}
+    return HandoverOptions.from_dict({**own, **given})
 
 
 def _check(kind: str, job: Job, options: HandoverOptions) -> None:
@@ -162,7 +157,7 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     if options.pvc:
         several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")
-    for secret, key in sorted({options.secret_key(variable) for variable in options.secrets}):
+    for secret, key in sorted(set(options.sources.values())):
         notes.append(f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…")
     notes.append(f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)")
     notes.append(f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads.")
