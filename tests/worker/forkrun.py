@@ -21,7 +21,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from workbench.worker.warm import LATE_MODULES, MODULES, import_for_forks
+from workbench.worker.imports import LATE_MODULES, MODULES, import_for_forks
 
 GRACE_S = 10
 LIMIT_S = 400

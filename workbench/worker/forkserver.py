@@ -3,7 +3,8 @@
 Started by the keeper as `python -m workbench.worker.forkserver FD NAME`, with a listening Unix socket and a name for
 people; it ends when its stdin does. An agent connects and sends its environment and its log; that connection is then
 its line to its warm server. The fork takes after the agent in all that it would have inherited from it, or refuses,
-and then the agent executes a warm server of its own.
+and then the agent executes a warm server of its own. This package is imported as the first agent has it, for the forks
+of all that have the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.process import POD_MARK, become_subreaper, marks
 from workbench.worker.agent.warm_link import QUIET
-from workbench.worker.warm import import_third_party
+from workbench.worker.warm import import_ours, import_third_party
 
 __all__ = ["main"]
 
@@ -52,25 +53,42 @@ def main() -> None:
     if os.fork():  # a fork has none of the libraries' pages that imports read, and the keeper finds it by its mark
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    packages = born.get("PYTHONPATH", "")
     while True:
         ready, _, _ = select.select([0, listener.fileno()], [], [])
         if 0 in ready and not os.read(0, 4096):
             return
         if listener.fileno() in ready:
             line, _ = listener.accept()
+            if packages == born.get("PYTHONPATH", ""):
+                packages = _import_package_for(line, packages)
             sys.stdout.flush()
             sys.stderr.flush()
             if os.fork() == 0:
                 listener.close()
-                _become_warm_server(line, born)
+                _become_warm_server(line, born, packages)
             line.close()
 
 
-def _become_warm_server(line: socket.socket, born: Mapping[str, str]) -> None:
+def _import_package_for(line: socket.socket, packages: str) -> str:
+    """Import this package where the agent at the other end has it; return the PYTHONPATH that it is imported by."""
+    line.settimeout(_REQUEST_S)
+    try:
+        request = json.loads(line.recv(_MESSAGE_BYTES, socket.MSG_PEEK))
+        _check_same_world(int(request["agent"]), str(request["python"]))
+        theirs = str(request["env"]["PYTHONPATH"])
+    except (_Refused, OSError, ValueError, KeyError):  # whoever asked is told so by the fork, if it is still there
+        return packages
+    _use_package(packages, theirs)
+    import_ours()
+    return theirs
+
+
+def _become_warm_server(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
     """Serve the agent at the other end, and end with it."""
     server, code = os.getpid(), 0
     try:
-        _serve(line, born)
+        _serve(line, born, packages)
     except BaseException:
         if os.getpid() != server:  # of a rank, which ends as any program does
             raise
@@ -81,7 +99,7 @@ def _become_warm_server(line: socket.socket, born: Mapping[str, str]) -> None:
     os._exit(code)
 
 
-def _serve(line: socket.socket, born: Mapping[str, str]) -> None:
+def _serve(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line.settimeout(_REQUEST_S)
     data, handles, _, _ = socket.recv_fds(line, _MESSAGE_BYTES, 2)
@@ -95,7 +113,9 @@ def _serve(line: socket.socket, born: Mapping[str, str]) -> None:
     except (_Refused, OSError, ValueError) as error:
         line.send(json.dumps({"refused": str(error)}).encode())
         return
-    _use_its_package(born)
+    if (theirs := os.environ.get("PYTHONPATH", "")) != packages:
+        _use_package(packages, theirs)
+    sys.path[0] = str(Path.cwd())
     importlib.import_module(entries.WARM_SERVER).serve_forked(line)
 
 
@@ -166,15 +186,15 @@ def _mark(own: str, pod: str) -> None:
         raise _Refused("this system does not show a changed environment")
 
 
-def _use_its_package(born: Mapping[str, str]) -> None:
-    """Find this package, and all that is not imported yet, where an executed warm server would."""
+def _use_package(packages: str, theirs: str) -> None:
+    """Find this package, and all that is not imported yet, by another PYTHONPATH from now on."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "workbench"]:
         del sys.modules[name]
-    sys.path[: 1 + len(_paths(born))] = [str(Path.cwd()), *_paths(os.environ)]
+    sys.path[1 : 1 + len(_paths(packages))] = _paths(theirs)
 
 
-def _paths(env: Mapping[str, str]) -> list[str]:
-    return [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _paths(packages: str) -> list[str]:
+    return [path for path in packages.split(os.pathsep) if path]
 
 
 if __name__ == "__main__":

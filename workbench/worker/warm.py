@@ -3,10 +3,7 @@
 Started by the agent as `python -m workbench.worker.warm FD`, with one end of a socket pair, or forked from the fork
 server (`forkserver.py`). It runs no tensor operation, makes no CUDA call and joins no process group, so that what it
 forks can do all of these. A rank is forked twice, is thereby the agent's child, or else the forked server's, and runs
-to the end of a normal Python program.
-
-The imports take 4 s of CPU, 6 s without what is done here: no garbage is looked for while they make a million objects
-that stay, and nothing is prepared for compiling that nobody compiles.
+to the end of a normal Python program. What is imported, and how, is in `imports.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import functools
-import gc
 import importlib
 import json
 import os
@@ -25,31 +20,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from workbench.base import entries
 from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
+from workbench.worker.imports import chosen_modules, import_for_forks, is_ours
 
-__all__ = ["LATE_MODULES", "MODULES", "import_for_forks", "import_third_party", "main", "serve_forked"]
-
-MODULES = (
-    "torch",
-    "deepspeed",
-    "transformers.trainer",
-    "transformers.trainer_seq2seq",
-    "transformers.training_args_seq2seq",
-    "transformers.models.t5.modeling_t5",
-    "transformers.models.llama.modeling_llama",
-    "datasets",
-    "accelerate",
-    entries.TRAINER_MODULE,
-)
-"""What is imported, unless WORKBENCH_WARM_MODULES names others, with commas."""
-
-LATE_MODULES = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject", "torch.utils.cpp_extension")
-"""What DeepSpeed's engine imports when it is made. Not all versions have all of it."""
+__all__ = ["import_ours", "import_third_party", "main", "serve_forked"]
 
 _MESSAGE_BYTES = 1 << 20
 _ADOPTION_S = 10.0
@@ -96,58 +74,17 @@ def serve_forked(link: socket.socket) -> None:
 
 def import_third_party() -> None:
     """Import what the fork server does: everything but this package, which is each pod's own."""
-    _import(*([name for name in names if not _is_ours(name)] for names in _modules()))
+    _import(*([name for name in names if not is_ours(name)] for names in chosen_modules()))
 
 
-def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
-    """Import modules into a process that is there to be forked, and keep what then lives out of collections."""
-    # The collector finds next to nothing in what modules are made of, and takes 1.6 s to say so.
-    gc.disable()
-    with _compile_when_called() if "torch" in modules else contextlib.nullcontext():
-        for name in modules:
-            importlib.import_module(name)
-        for name in late:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
-    # What lives now lives on: kept out of collections, its pages stay shared with the ranks.
-    gc.freeze()
-    gc.enable()
-
-
-@contextlib.contextmanager
-def _compile_when_called() -> Iterator[None]:
-    """Put off what `torch.compile` does as a decorator: for Muon and bitsandbytes it imports torch._inductor, 0.9 s."""
-    import torch
-
-    at_once: Callable[..., Any] = torch.compile
-
-    def later(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return lambda model: later(model, **options)
-        if isinstance(model, torch.nn.Module):
-            return at_once(model, **options)
-        compiled = functools.cache(lambda: at_once(model, **options))
-        return functools.wraps(model)(lambda *args, **kwargs: compiled()(*args, **kwargs))
-
-    torch.compile = later
-    try:
-        yield
-    finally:
-        torch.compile = at_once
-
-
-def _modules() -> tuple[Sequence[str], Sequence[str]]:
-    names = os.environ.get("WORKBENCH_WARM_MODULES")
-    return (names.split(","), ()) if names else (MODULES, LATE_MODULES)
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == __name__.partition(".")[0]
+def import_ours() -> None:
+    """Import the rest of it, of this package as it is found now."""
+    _import([entries.WARM_SERVER, *filter(is_ours, chosen_modules()[0])], ())
 
 
 def _import_all(link: socket.socket) -> None:
     began = time.monotonic()
-    _import(*_modules())
+    _import(*chosen_modules())
     ready = {"state": "ready", "took_s": round(time.monotonic() - began, 3), "pid": os.getpid()}
     link.send(json.dumps(ready).encode())
 

@@ -1,0 +1,164 @@
+"""What a process that is there to be forked imports, and how: quickly, and without what few jobs need.
+
+Imported as usual this takes 6 s of CPU and 340 MiB. Here no garbage is looked for while the imports make a million
+objects that stay; nothing is prepared for compiling that nobody compiles; packages that few jobs need are imported
+when something of them is asked for; and transformers lists its models once instead of twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from workbench.base import entries
+
+__all__ = ["LATE_MODULES", "MODULES", "chosen_modules", "import_for_forks", "is_ours"]
+
+MODULES = (
+    "torch",
+    "deepspeed",
+    "transformers.trainer",
+    "transformers.trainer_seq2seq",
+    "transformers.training_args_seq2seq",
+    "transformers.models.t5.modeling_t5",
+    "transformers.models.llama.modeling_llama",
+    "accelerate",
+    entries.TRAINER_MODULE,
+)
+"""What is imported, unless WORKBENCH_WARM_MODULES names others, with commas."""
+
+LATE_MODULES = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject", "torch.utils.cpp_extension")
+"""What DeepSpeed's engine imports when it is made. Not all versions have all of it."""
+
+# Packages that transformers imports for few jobs (1 s, 75 MiB), with the classes that it only ever asks about.
+_FOR_FEW: Mapping[str, Sequence[str]] = {"datasets": (), "peft": ("PeftModel", "PeftMixedModel")}
+
+
+def chosen_modules() -> tuple[Sequence[str], Sequence[str]]:
+    """Return what to import, and what of it need not be there."""
+    names = os.environ.get("WORKBENCH_WARM_MODULES")
+    return (names.split(","), ()) if names else (MODULES, LATE_MODULES)
+
+
+def is_ours(module: str) -> bool:
+    """Whether a module is of this package."""
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
+    """Import modules into a process that is there to be forked, and keep what then lives out of collections."""
+    # The collector finds next to nothing in what modules are made of, and takes 1.6 s to say so.
+    gc.disable()
+    with contextlib.ExitStack() as stack:
+        for name in modules:
+            if name == "torch":
+                importlib.import_module(name)
+                stack.enter_context(_compile_when_called())
+            elif name.startswith("transformers"):
+                stack.enter_context(_few_later())
+                stack.enter_context(_models_listed_once())
+            importlib.import_module(name)
+        for name in late:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    # What lives now lives on: kept out of collections, its pages stay shared with the ranks.
+    gc.freeze()
+    gc.enable()
+
+
+@contextlib.contextmanager
+def _compile_when_called() -> Iterator[None]:
+    """Put off what `torch.compile` does as a decorator: for Muon and bitsandbytes it imports torch._inductor, 0.9 s."""
+    import torch
+
+    at_once: Callable[..., Any] = torch.compile
+
+    def later(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda model: later(model, **options)
+        if isinstance(model, torch.nn.Module):
+            return at_once(model, **options)
+        compiled = functools.cache(lambda: at_once(model, **options))
+        return functools.wraps(model)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = later
+    try:
+        yield
+    finally:
+        torch.compile = at_once
+
+
+@contextlib.contextmanager
+def _models_listed_once() -> Iterator[None]:
+    """Spare transformers 0.3 s: it reads all its models' files for `models.x` first, and again for `x`."""
+    from transformers.utils import import_utils
+
+    listed = import_utils.define_import_structure
+    models = Path(import_utils.__file__).parents[1] / "models"
+
+    def once(path: Any, prefix: str | None = None) -> Any:
+        if prefix is not None or Path(path) != models / "__init__.py":
+            return listed(path, prefix)
+        listing = listed(models, prefix="models")  # in its cache, as it asked for it itself
+        named = {needs: {n.partition("models."): objects for n, objects in listing[needs].items()} for needs in listing}
+        return {
+            needs: {name: objects for (before, _, name), objects in modules.items() if name and not before}
+            for needs, modules in named.items()
+        }
+
+    import_utils.define_import_structure = once
+    try:
+        yield
+    finally:
+        import_utils.define_import_structure = listed
+
+
+@contextlib.contextmanager
+def _few_later() -> Iterator[None]:
+    """Put stand-ins in place of the packages that few jobs need, where they are installed."""
+    stand_ins = [_StandIn(name, classes) for name, classes in _FOR_FEW.items() if name not in sys.modules]
+    stand_ins = [module for module in stand_ins if module.__spec__ is not None]
+    sys.modules.update({module.__name__: module for module in stand_ins})
+    yield
+    for module in stand_ins:
+        vars(module)["_is_package"] = True
+
+
+class _StandIn(ModuleType):
+    """A package that is imported once something of it is asked for."""
+
+    def __init__(self, name: str, classes: Sequence[str]) -> None:
+        super().__init__(name)
+        self.__spec__ = importlib.util.find_spec(name)
+        self.__file__ = self.__spec__.origin if self.__spec__ is not None else None
+        self._is_package = False
+        for each in classes:
+            setattr(self, each, _Asked(each, (), {"__module__": name}))
+
+    def __getattr__(self, attribute: str) -> Any:
+        # Whoever goes through all modules looks for such names, and `from package import name` for a path first.
+        if attribute.startswith("__") and not (attribute == "__path__" and self._is_package):
+            raise AttributeError(attribute)
+        return getattr(self._load(), attribute)
+
+    def _load(self) -> ModuleType:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return importlib.import_module(self.__name__)
+
+
+class _Asked(type):
+    """A class of a package that may not be imported yet: until it is, nothing can be an instance."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        real = getattr(sys.modules.get(cls.__module__), cls.__name__, cls)
+        return real is not cls and isinstance(instance, real)
