@@ -7,31 +7,30 @@ moment. Checking a job and preparing its data happen here, before anything start
 from __future__ import annotations
 
 import secrets
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import PodError, RunError
+from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
+from workbench.client.lifecycle import await_ready, close_cluster, spawn
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune, Job
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.launch.command import LaunchCommand
-from workbench.keeper.spawn import spawn_keeper, start_error
+from workbench.keeper.spawn import Leash
 from workbench.planner.prediction import begin_prediction
-from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod, PodBackend
 from workbench.pods.pod_spec import PodSpec
-from workbench.pods.ssh.identity import Identity
 from workbench.rundir.journal import fail_unstarted
-from workbench.rundir.make.prepare import PreparedRun, fresh_folder, prepare_run
+from workbench.rundir.make.folder import occupied
+from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import cluster_status
@@ -41,15 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster"]
 
-_CLOSE_S = 40.0
-_LOOK_S = 0.05
-
 
 class Cluster(ShownLive):
     """The pods of one experiment.
 
     Use it as a context, or call `start` and `close`. Leaving the context ends a run that is still going and stops
     the pods; a kernel that dies leaves them to the keeper, which lets the run finish and stops the pods when idle.
+    `Cluster.attach` gives another notebook, or a new kernel, the cluster that runs in a directory.
 
     Example:
         with Cluster(LocalPods(), PodSpec(cpus=1), count=3) as cluster:
@@ -99,6 +96,8 @@ class Cluster(ShownLive):
         """What it is asked to be; read only."""
         name = f"cluster-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         self._closed = False
+        self._held = False
+        self._attached = False
         self._paths = ClusterPaths(Path(path or Path("runs") / name).expanduser().absolute())
 
     @classmethod
@@ -112,42 +111,55 @@ class Cluster(ShownLive):
         cluster.spec = spec
         return cluster
 
+    @classmethod
+    def attach(cls, path: str | Path) -> Cluster:
+        """Return the cluster that runs in a directory, whoever started it.
+
+        Leaving it as a context neither ends its runs nor stops its pods; `close` does. The values of the pods'
+        environment are its keeper's alone.
+
+        Raises:
+            RunError: No cluster runs there.
+        """
+        status = cluster_status(root := Path(path).expanduser().absolute())
+        if not status.alive:
+            raise RunError(f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)")
+        config = read_json(ClusterPaths(root).config)
+        spec = ClusterSpec.from_dict(config)
+        cluster = cls.from_spec(spec.replace(pods=spec.pods.replace(env={})), path=root)
+        cluster._held = cluster._attached = True
+        return cluster
+
     @property
     def path(self) -> Path:
         """The cluster's directory."""
         return self._paths.root
 
     def start(self) -> Cluster:
-        """Start the keeper and wait until every pod can be reached.
+        """Start the keeper and wait until every pod can be reached; a cluster that was closed starts again.
 
         Raises:
-            ConfigError: The directory holds another cluster, or the place cannot give what the spec asks.
+            ConfigError: The directory holds something else, or a cluster that runs; or the place cannot give what
+                the spec asks.
             BackendError: The platform refused.
             PodError: A pod died on the way or did not come in time; `PodTimeout` for the latter.
         """
-        fresh_folder(self._paths.root, self._paths.config)
-        self.path.chmod(0o700)
-        pods = {**self.spec.pods.to_dict(), "env": dict.fromkeys(self.spec.pods.env, "…")}
-        write_json(self._paths.config, {**self.spec.to_dict(), "pods": pods})
-        deadline = time.monotonic() + self.spec.start_timeout_s + 30
-        try:
-            keeper = spawn_keeper(self._paths, self.spec)
-            self._wait(lambda: self._closed or self.phase != "starting", deadline, keeper)
-            if self._closed:  # by another thread, perhaps before there was a keeper to ask
-                raise PodError("the cluster was closed during its start")
-        except BaseException:
-            self.close()  # an interrupted start must not leave pods behind
-            raise
-        if self.phase != "ready":
-            raise start_error(read_json(self._paths.state), self._paths.keeper_log)
+        self._closed = False
+        with Leash() as leash:  # another interrupt, while the pods go, only ends the waiting for that
+            keeper = spawn(self._paths, self.spec, leash)
+            self._held = True
+            with follow(self) as draw:
+                await_ready(self._paths, self.spec, keeper, draw, lambda: self._closed)
+            leash.drop()
         return self
 
     def __enter__(self) -> Cluster:
-        """Start, unless `start` was called already."""
-        return self if self.phase == "ready" else self.start()
+        """Start, unless `start` was called or the cluster was attached to."""
+        return self if self._held and self.phase == "ready" else self.start()
 
     def __exit__(self, *_exc: object) -> None:
-        self.close()
+        if not self._attached:
+            self.close()
 
     @property
     def phase(self) -> str:
@@ -193,8 +205,7 @@ class Cluster(ShownLive):
             ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
             RunError: The cluster is not ready.
         """
-        if self.phase != "ready":
-            raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
+        self._check_ready()
         spec = RunSpec(cluster=self.spec, job=job, pods=pods)
         return self.submit_prepared(self._prepare(spec, self._paths.runs, path))
 
@@ -255,42 +266,21 @@ class Cluster(ShownLive):
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.
 
+        A cluster that this object has neither started nor attached to is left alone.
+
         Raises:
             PodError: Something is still there 40 s after the keeper last said what it does.
             BackendError: The platform did not remove what the keeper could not.
         """
         self._closed = True
-        keeper = cluster_status(self.path)
-        if not keeper.alive:
-            Identity(self._paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
-            remove_left(self.spec.backend, self.path)
-            return
-        deadline, asked, message = 0.0, False, ""
-        while keeper.alive:
-            asked = asked or self._ask_to_close()
-            if self.message != message or not deadline:  # it may be bringing a checkpoint back, and says how far it is
-                message, deadline = self.message, time.monotonic() + _CLOSE_S
-            if time.monotonic() > deadline:
-                raise PodError(f"the keeper (pid {keeper.pid}) does not end: {message}; see {self._paths.keeper_log}")
-            time.sleep(_LOOK_S)
-        remove_left(self.spec.backend, self.path)
+        if self._held:
+            close_cluster(self._paths, self.spec)
 
-    def _ask_to_close(self) -> bool:
-        """Whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
-        with suppress(RunError):
-            ask(self._paths.socket, {"op": "close"})
-            return True
-        return False
-
-    def _wait(self, ready: Callable[[], bool], deadline: float, keeper: subprocess.Popen[bytes]) -> None:
-        with follow(self) as draw:
-            while not ready():
-                draw()
-                if keeper.poll() is not None and not ready():
-                    raise PodError(f"the keeper ended with {keeper.returncode}; see {self._paths.keeper_log}")
-                if time.monotonic() > deadline:
-                    raise PodError(f"the cluster is still starting: {self.message}; see {self._paths.keeper_log}")
-                time.sleep(_LOOK_S)
+    def _check_ready(self) -> None:
+        if self.phase != "ready":
+            raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
+        if not self._held:
+            raise RunError(f"this cluster is not started: {occupied(self.path)}")
 
     def __repr__(self) -> str:
         return f"Cluster({self.phase}, {self.spec.count} {self.spec.backend.get('kind')} pods, {self.path})"

@@ -34,6 +34,7 @@ from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, Status, Submit, request_from
 from workbench.keeper.run.runner import Runner
+from workbench.keeper.spawn import STAY
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -43,6 +44,7 @@ __all__ = ["Keeper", "main"]
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
+_BROKEN_OFF = "closed: its start was broken off"
 
 
 class Keeper:
@@ -287,11 +289,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for chatty in ("paramiko", "workbench.pods.ssh.transport"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    spec = ClusterSpec.from_dict(json.loads(sys.stdin.read()))
-    keeper = Keeper(ClusterPaths(root), spec)
+    leash = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered: no lock that outlives us)
+    line = leash.readline()
+    if not line.endswith(b"\n"):
+        write_json(ClusterPaths(root).state, {"phase": "closed", "message": _BROKEN_OFF})
+        return 0
+    keeper = Keeper(ClusterPaths(root), ClusterSpec.from_dict(json.loads(line)))
     # A thread, for the handler may interrupt whoever holds the keeper's lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook
+
+    def hold() -> None:
+        if leash.readline() != STAY:
+            keeper.close(_BROKEN_OFF)
+
+    threading.Thread(target=hold, name="leash", daemon=True).start()
     keeper.serve()
     return 0
 

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
-import json
+import io
+import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.base import child, entries, errors
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.process import process_start_time
+from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["spawn_keeper", "start_error"]
+__all__ = ["STAY", "Leash", "spawn_keeper", "start_error"]
+
+STAY = b"stay\n"
+"""Follows the spec on the keeper's standard input once its start is over."""
 
 
-def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
+class Leash(io.FileIO):
+    """What ties a keeper to its start: closed before `drop`, also by an interrupt or a death, it ends the keeper."""
+
+    def __init__(self) -> None:
+        self.far_end, near_end = os.pipe()
+        super().__init__(near_end, "wb")
+
+    def drop(self) -> None:
+        """Let the keeper live on."""
+        with suppress(BrokenPipeError):  # it has ended
+            self.write(STAY)
+
+
+def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
     """Start the keeper in a session of its own, so that no signal meant for the notebook reaches it."""
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
-    with paths.keeper_log.open("ab") as log:
-        keeper = child.start("-m", entries.KEEPER, str(paths.root), stdin=subprocess.PIPE, stdout=log, stderr=log)
-    assert keeper.stdin is not None
-    with keeper.stdin:
-        process = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
-        write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **process})
-        keeper.stdin.write(json.dumps(spec.to_dict()).encode())
+    with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
+        keeper = child.start("-m", entries.KEEPER, str(paths.root), stdin=stdin, stdout=log, stderr=log)
+    process = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
+    write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **process})
+    with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
+        leash.write(to_line(spec.to_dict()))
     return keeper
 
 

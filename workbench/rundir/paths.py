@@ -41,6 +41,10 @@ class ClusterPaths:
     """What the cluster was asked to be: backend, pods, count, time-outs."""
     state = _Below("state.json")
     """What the keeper last said of itself and its pods; replaced atomically."""
+    holder = _Below("holder.json")
+    """Who started it: process, user, host and time."""
+    lock = _Below(".lock")
+    """Held by whoever starts a keeper, until the state names that keeper."""
     keeper_log = _Below("keeper.log")
     """The keeper's own log."""
     socket = _Below("keeper.sock")

@@ -21,13 +21,14 @@ from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import Family, model_family, model_kind
 from workbench.jobs.script import Script
+from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
 from workbench.rundir.make.script import check_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["PreparedRun", "check_launcher", "fresh_folder", "prepare_run"]
+__all__ = ["PreparedRun", "check_launcher", "prepare_run"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,18 +72,6 @@ def prepare_run(
         shutil.rmtree(paths.root, ignore_errors=True)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
-
-
-def fresh_folder(root: Path, mark: Path) -> None:
-    """Make a directory that must be new or empty."""
-    if mark.exists():
-        raise ConfigError(f"{root} already holds a run or a cluster ({mark.name}); choose another directory")
-    if root.is_dir() and any(root.iterdir()):
-        raise ConfigError(f"{root} is not empty; choose a new directory")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
 
 
 def check_launcher(launcher: Launcher) -> None:

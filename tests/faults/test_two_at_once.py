@@ -1,0 +1,109 @@
+"""Two notebooks, or two cells, that want one directory at the same time: one gets it, the other is told who has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods, PodSpec, Script
+from workbench.base.errors import ConfigError, RunError
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+BEAT = str(Path(__file__).parent.parent / "scripts" / "beat.py")
+ENTER = """
+import sys
+from workbench import Cluster, LocalPods
+with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
+    print("entered", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_a_second_context_on_one_path_is_refused_and_harms_nothing(world: World, tmp_path: Path) -> None:
+    root, end = tmp_path / "c", tmp_path / "end"
+    with Cluster(LocalPods(), count=2, path=root, warm=False) as first:
+        run = world.beating("--until", str(end), cluster=first, pods=2)
+        second = Cluster(LocalPods(), PodSpec(cpus=7), count=5, path=root)
+        holder = f"holds a cluster that is ready: process {os.getpid()} of .* started it at .*Cluster.attach"
+        with pytest.raises(ConfigError, match=holder), second:
+            pytest.fail("entered")
+        with pytest.raises(RunError, match=r"not started: .*holds a cluster that is ready"):
+            second.submit(Script(path=BEAT))
+        second.close()  # as a `finally` would
+        other = subprocess.run([sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=60)
+        assert "Cluster.attach" in other.stderr.splitlines()[-1]
+        with Cluster.attach(root) as third:
+            assert third.spec.count == 2
+            queued = third.submit(Script(path=BEAT, args=["--lines", "3"]), pods=1)
+        assert (first.phase, run.state, queued.state) == ("ready", RunState.STARTING, RunState.QUEUED)
+        end.touch()
+        world.ended(run).raise_for_status()
+        world.ended(queued).raise_for_status()
+    assert first.phase == "closed"
+    with pytest.raises(RunError, match=r"no cluster runs in .*: it is closed; start one"):
+        Cluster.attach(root)
+
+
+def test_of_several_runs_on_one_path_one_is_prepared_and_the_others_leave_it_alone(tmp_path: Path) -> None:
+    spec = RunSpec(cluster=ClusterSpec(), job=Script(path=BEAT))
+    barrier = threading.Barrier(4)
+
+    def prepare(root: Path) -> str:
+        barrier.wait()
+        try:
+            prepare_run(spec, root=root)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    for number in range(10):
+        root = tmp_path / f"run-{number}"
+        with ThreadPoolExecutor(4) as pool:
+            refusals = sorted(pool.map(prepare, [root] * 4))
+        assert ["choose" in words for words in refusals] == [False, True, True, True], refusals
+        assert RunSpec.load(root / "spec.json").job.path == BEAT
+
+
+@pytest.mark.slow
+def test_of_two_starts_on_one_path_one_succeeds(world: World, tmp_path: Path) -> None:
+    root = tmp_path / "c"
+    argv = [sys.executable, "-c", ENTER, str(root)]
+    both = [
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    world.until(lambda: any(process.poll() is not None for process in both), 60)
+    loser, winner = sorted(both, key=lambda process: process.poll() is None)
+    _, words = loser.communicate(timeout=10)
+    assert loser.returncode != 0
+    assert "ConfigError" in words.splitlines()[-1], words
+    assert "Cluster.attach" in words.splitlines()[-1]
+    output, words = winner.communicate("leave\n", timeout=60)
+    assert winner.returncode == 0, words
+    assert "entered" in output
+
+
+@pytest.mark.slow
+def test_a_closed_cluster_starts_again_and_keeps_its_runs(world: World, tmp_path: Path) -> None:
+    cluster = Cluster(LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=1).start()
+    first = world.submit("beat.py", "--lines", "3", cluster=cluster)
+    world.ended(first).raise_for_status()
+    world.until(lambda: cluster.phase == "closed", 60)
+    assert "without a run or a word" in cluster.message
+    with cluster:
+        second = world.submit("beat.py", "--lines", "3", cluster=cluster)
+        world.ended(second).raise_for_status()
+        assert [run.id for run in cluster.runs] == [first.id, second.id]

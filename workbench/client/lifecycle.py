@@ -1,0 +1,85 @@
+"""Start the keeper of a cluster and wait until its pods are ready; end it and wait until nothing of it is left."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from workbench.base.errors import PodError, RunError
+from workbench.base.files import read_json, write_json
+from workbench.base.wire import ask
+from workbench.keeper.spawn import Leash, spawn_keeper, start_error
+from workbench.pods.backends import remove_left
+from workbench.pods.ssh.identity import Identity
+from workbench.rundir.make.folder import claimed
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.status import cluster_status
+
+__all__ = ["await_ready", "close_cluster", "spawn"]
+
+_CLOSE_S = 40.0
+_LOOK_S = 0.05
+
+
+def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
+    """Start the keeper in a directory that nobody else has."""
+    pods = {**spec.pods.to_dict(), "env": dict.fromkeys(spec.pods.env, "…")}
+    with claimed(paths):
+        write_json(paths.config, {**spec.to_dict(), "pods": pods})
+        return spawn_keeper(paths, spec, leash)
+
+
+def await_ready(
+    paths: ClusterPaths,
+    spec: ClusterSpec,
+    keeper: subprocess.Popen[bytes],
+    draw: Callable[..., None],
+    is_given_up: Callable[[], bool],
+) -> None:
+    """Wait until the pods are ready; on an error or interrupt, until the keeper has ended."""
+    deadline = time.monotonic() + spec.start_timeout_s + 30
+    try:
+        while (status := cluster_status(paths.root)).phase == "starting" and not is_given_up():
+            draw()
+            if keeper.poll() is not None and cluster_status(paths.root).phase == "starting":
+                raise PodError(f"the keeper ended with {keeper.returncode}; see {paths.keeper_log}")
+            if time.monotonic() > deadline:
+                raise PodError(f"the cluster is still starting: {status.message}; see {paths.keeper_log}")
+            time.sleep(_LOOK_S)
+        if is_given_up():  # by another thread
+            raise PodError("the cluster was closed during its start")
+    except BaseException:
+        close_cluster(paths, spec)
+        raise
+    if status.phase != "ready":
+        raise start_error(read_json(paths.state), paths.keeper_log)
+
+
+def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
+    """Have its keeper end runs and pods, and remove what a dead one left; see `Cluster.close`."""
+    keeper = cluster_status(paths.root)
+    if not keeper.alive:
+        Identity(paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
+        remove_left(spec.backend, paths.root)
+        return
+    deadline, asked, message = 0.0, False, ""
+    while keeper.alive:
+        asked = asked or _ask_to_close(paths)
+        now = cluster_status(paths.root).message
+        if now != message or not deadline:  # it may be bringing a checkpoint back, and says how far it is
+            message, deadline = now, time.monotonic() + _CLOSE_S
+        if time.monotonic() > deadline:
+            raise PodError(f"the keeper (pid {keeper.pid}) does not end: {message}; see {paths.keeper_log}")
+        time.sleep(_LOOK_S)
+    remove_left(spec.backend, paths.root)
+
+
+def _ask_to_close(paths: ClusterPaths) -> bool:
+    """Whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
+    with suppress(RunError):
+        ask(paths.socket, {"op": "close"})
+        return True
+    return False
