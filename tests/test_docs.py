@@ -138,6 +138,18 @@ def test_the_paths_of_the_structure_page_are_there() -> None:
     assert [name for name, place in places.items() if not (place.is_dir() or place.with_suffix(".py").exists())] == []
 
 
+def test_every_fault_of_the_page_is_held_by_tests_that_are_there() -> None:
+    page = (ROOT / "docs" / "faults.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", page, flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 53))
+    for number, cell in rows:
+        names = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
+        assert names or number == "50", f"row {number} names no test"
+        for path, name in names:
+            tree = ast.parse((ROOT / path).read_text())
+            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
+
+
 QUOTED = (
     "is not known: did you mean",
     "is neither a folder on this machine nor a hub id",

@@ -215,7 +215,7 @@ def open_book(browser: Any, lab: Lab, request: pytest.FixtureRequest) -> Iterato
         return Book(page, lab, name)
 
     yield opened
-    for number, page in enumerate(pages):
+    for number, page in enumerate(page for page in pages if not page.is_closed()):
         page.screenshot(path=str(ARTIFACTS / f"last-{request.node.name}-{number}.png"))
         page.close()
 

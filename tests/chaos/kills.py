@@ -141,9 +141,9 @@ def _cause(outcome: Outcome, result: RunResult, pod: Pod, victim: str) -> str:
         return "named" if victim == str(error.rank) else "wrong" if error.rank is not None else "missing"
     if outcome.victim == "launcher":
         return "named" if error.kind == "launcher" or "launcher" in error.message else "wrong"
-    if pod.name in (error.pod, *error.message.replace(":", " ").replace(",", " ").split()):
-        return "named"
-    return "wrong" if error.pod or error.rank is not None else "missing"
+    if error.pod:
+        return "named" if error.pod == pod.name or outcome.kind == "cut" else "wrong"
+    return "wrong" if error.rank is not None else "missing"
 
 
 def _count_lines(outcome: Outcome, numbered: Numbered, succeeded: bool, pod: Pod) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,44 +138,6 @@ def snatched_port(run: Run) -> socket.socket:
     until(lambda: command.exists() and command.read_text().endswith("\n"), every_s=0.002)
     port = command.read_text().partition("--master-port ")[2].split()[0].strip("'\"")
     return socket.create_server(("", int(port)))  # like torch, which listens on all addresses
-
-
-@contextmanager
-def silence(pod: Pod) -> Iterator[None]:
-    """Drop every packet of a pod's SSH port, both ways."""
-    rules = [
-        ["INPUT", "-p", "tcp", "-d", pod.address, "--dport", str(pod.ssh_port), "-j", "DROP"],
-        ["INPUT", "-p", "tcp", "-s", pod.address, "--sport", str(pod.ssh_port), "-j", "DROP"],
-    ]
-    for rule in rules:
-        subprocess.run(["iptables", "-w", "-I", *rule], check=True)
-    try:
-        yield
-    finally:
-        for rule in rules:
-            subprocess.run(["iptables", "-w", "-D", *rule], check=True)
-
-
-def can_filter() -> bool:
-    """Tell whether this user may set packet filters."""
-    path = shutil.which("iptables")
-    return path is not None and subprocess.run([path, "-w", "-L"], capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(not can_filter(), reason="needs iptables and the right to use it")
-def test_a_silent_network_is_said_and_outlived(world: World, tmp_path: Path) -> None:
-    """Row 24."""
-    run = world.beating("--until", str(tmp_path / "end"), "--pause-s", "0.1")
-    with silence(world.cluster.pods[2]):
-        said_s = world.until(lambda: "no sign from pod-2 for 15 s" in run.message, 120)
-        world.measured("24", "network silent -> said", said_s, 15)
-        assert run.state is RunState.STARTING
-    heard_s = world.until(lambda: "no sign" not in run.message, 120)
-    world.measured("24", "network back -> heard", heard_s, 15)
-    (tmp_path / "end").touch()
-    world.ended(run).raise_for_status()
-    lines = world.log(run, 2).splitlines()
-    assert lines == [f"rank 2 line {n}" for n in range(len(lines))]
 
 
 def sessions(world: World, pod: Pod) -> list[int]:

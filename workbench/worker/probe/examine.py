@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.versions import installed_versions
@@ -18,14 +19,13 @@ from workbench.worker.agent.machine.cgroup import memory_limit_bytes
 from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.machine.network import interface_of
 
-__all__ = ["compile_locks", "examine", "limits", "main"]
+__all__ = ["clear_stale_locks", "compile_locks", "examine", "extensions_folder", "limits", "main"]
 
 _GIB = 1024**3
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
     """Look at this machine."""
-    extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
     gpus = GpuWatch().latest()
     gpu_gib, memory_limit_gib = limits(gpus)
     return {
@@ -39,7 +39,7 @@ def examine(address: str, folder: Path) -> dict[str, object]:
         "disk": _room(folder),
         "shm": _room(Path("/dev/shm")),
         "cores": len(os.sched_getaffinity(0)),
-        "locks": list(compile_locks(Path(extensions))),
+        "locks": list(compile_locks(extensions_folder())),
     }
 
 
@@ -50,13 +50,33 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
     return min((gpu["total_gib"] for gpu in gpus), default=None), min(sizes, default=None)
 
 
+def extensions_folder() -> Path:
+    """Return the folder that torch compiles ops in."""
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+
+
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
     """Find the lock files of compiled ops: whoever wants to compile there waits, silently, until they go."""
     locks = [path for path in folder.glob("**/lock") if path.is_file()]
     busy = _working_folders() if locks else set()
     for path in locks:
-        age_s = max(0.0, time.time() - path.stat().st_mtime)
-        yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
+        with suppress(FileNotFoundError):  # its build has just ended
+            age_s = max(0.0, time.time() - path.stat().st_mtime)
+            yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
+
+
+def clear_stale_locks(folder: Path, older_than_s: float, wait: Callable[[str], None]) -> list[str]:
+    """Remove the locks of builds that were killed and return their paths; `wait` is called while one may be alive."""
+    removed = []
+    while idle := [lock for lock in compile_locks(folder) if not lock["busy"]]:
+        for lock in idle:
+            path = str(lock["path"])
+            if float(str(lock["age_s"])) > older_than_s:
+                Path(path).unlink(missing_ok=True)  # another rank of this pod may have been faster
+                removed.append(path)
+            else:
+                wait(path)
+    return removed
 
 
 def _working_folders() -> set[str]:

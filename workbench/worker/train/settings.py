@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +20,12 @@ from transformers.utils.logging import disable_progress_bar
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
 from workbench.worker.standalone import prepare, training_options
 
 __all__ = ["Assignment", "prepare_process", "training_arguments"]
+
+_BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +117,8 @@ def prepare_process(work: Assignment) -> None:
     single = work.technique is Technique.SINGLE
     if single and work.world_size != 1:
         raise RunError(f"technique 'single' is one rank, and {work.world_size} were started")
+    if work.technique.uses_deepspeed:
+        _clear_stale_locks()
     prepare(single=single, gpus=bool(work.gpus), with_deepspeed=work.technique.uses_deepspeed)
 
 
@@ -124,6 +131,18 @@ def training_arguments(work: Assignment) -> Any:
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
+
+
+def _clear_stale_locks() -> None:
+    """Torch waits for the lock of a compiled op without a word, also where whoever took it was killed."""
+
+    def wait(path: str) -> None:
+        print(f"waiting for the build that holds {path}", file=sys.stderr, flush=True)
+        time.sleep(1.0)
+
+    for path in clear_stale_locks(extensions_folder(), _BUILD_LOCK_S, wait):
+        why = f"no build works there, and it is older than {_BUILD_LOCK_S:g} s"
+        print(f"removed the stale build lock {path}: {why}", file=sys.stderr, flush=True)
 
 
 def _check_trackers(work: Assignment) -> None:

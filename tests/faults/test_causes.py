@@ -1,0 +1,117 @@
+"""What a person reads when memory runs out or numbers leave their range: the cause in plain words, and fixes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import FineTune, Script
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+
+# What torch says when a GPU is full, raised in the second step of a training that has none.
+OUT_OF_MEMORY = """
+import os
+if os.environ.get("RANK") == "1":
+    import torch
+    backward, calls = torch.Tensor.backward, []
+    def full(self, *args, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity "
+                "of 79.19 GiB of which 1.23 GiB is free. Of the allocated memory 70 GiB is allocated by PyTorch.")
+        return backward(self, *args, **options)
+    torch.Tensor.backward = full
+"""
+# DeepSpeed's own scaler, at the end of what it can do, told of one more step that overflowed.
+OVERFLOW = """
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+scaler = DynamicLossScaler(
+    init_scale=1, scale_window=1000, min_scale=1, delayed_shift=1, consecutive_hysteresis=False
+)
+scaler.update_scale(True)
+"""
+SHARED_MEMORY = """
+import mmap, os
+with open("/dev/shm/batch", "wb+") as file:
+    file.truncate(16 << 20)
+    batch = mmap.mmap(file.fileno(), 16 << 20)
+    for at in range(0, len(batch), 4096):
+        batch[at] = 1
+"""
+IN_A_SMALL_PLACE = """
+import sys
+from workbench import Cluster, LocalPods, Script
+with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
+    run = cluster.submit(Script(path=sys.argv[2]))
+    print(run.wait(60, progress=False).error)
+    print(run)
+"""
+
+
+def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path) -> None:
+    """Row 8. The words are torch's; everything after them is real."""
+    (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY)
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2},
+        technique="ddp",
+        max_steps=6,
+        per_device_train_batch_size=4,
+        predict_rows=0,
+        profile_step=0,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+    run = world.cluster.submit(job, pods=2)
+    result = world.ended(run, 180)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.kind, result.error.rank, result.error.pod) == ("OutOfMemoryError", 1, "pod-1")
+    shown = str(run)
+    assert "Out of GPU memory: rank 1 on pod-1 (127.0.0.3) failed first" in shown
+    assert "memory: 2.50 GiB asked for, 1.23 GiB free, 79.19 GiB in all" in shown
+    assert "per_device_train_batch_size=2 with gradient_accumulation_steps=2" in shown
+    assert 'technique="zero' in shown
+    assert RunSpec.load(run.paths.spec).job.per_device_train_batch_size == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare, for a /dev/shm of its own"
+)
+def test_shared_memory_that_is_too_small_is_told(tmp_path: Path) -> None:
+    """Row 9. Pods, keeper and all see a /dev/shm of 1 MiB; a rank writes 16 into it."""
+    script = tmp_path / "script" / "shared.py"
+    script.parent.mkdir()
+    script.write_text(SHARED_MEMORY)
+    words = ["mount -t tmpfs -o size=1m,mode=1777 faults /dev/shm", 'exec "$@"']
+    inside = [sys.executable, "-c", IN_A_SMALL_PLACE, str(tmp_path / "c"), str(script)]
+    argv = ["unshare", "--mount", "sh", "-c", " && ".join(words), "sh", *inside]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "killed by SIGBUS; often shared memory that is too small: /dev/shm has " in done.stdout
+    assert int(done.stdout.partition("/dev/shm has ")[2].split()[0]) <= 1
+    assert "Shared memory is too small: rank 0 on pod-0" in done.stdout
+    assert "--shm-size" in done.stdout
+
+
+def test_numbers_beyond_fp16_are_told_in_a_plain_sentence(world: World, tmp_path: Path) -> None:
+    """Row 11. DeepSpeed's own exception."""
+    (tmp_path / "overflow.py").write_text(OVERFLOW)
+    run = world.cluster.submit(Script(path=str(tmp_path / "overflow.py")), pods=1)
+    result = world.ended(run, 120)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert "loss scale already at minimum" in result.error.message
+    shown = str(run)
+    assert "Numbers left the range of fp16: rank 0 on pod-0" in shown
+    assert 'precision="bf16": it has the range of fp32' in shown
