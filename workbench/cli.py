@@ -96,9 +96,10 @@ def _plan(args: argparse.Namespace) -> bool:
 
 
 def _report(args: argparse.Namespace) -> bool:
-    from workbench.benchmark.report import write_report
+    from workbench.benchmark.report import rows_below, write_report
 
-    html, md = write_report(args.folders, args.out)
+    rows, problems = rows_below(args.folders)
+    html, md = write_report(rows, args.out, problems=problems)
     _say(f"{html}\n{md}")
     return True
 

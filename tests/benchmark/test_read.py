@@ -48,7 +48,7 @@ def test_a_finished_run_gives_its_figures(run: WrittenRun) -> None:
     assert (row.provenance.seed, row.provenance.command) == (0, "sh -c true")
     assert row.provenance.versions == {"torch": "2.13.0"}
     assert row.key == key_of(read_json(run.paths.spec)) and row.repeat == 0
-    assert BenchmarkRow.from_dict(json.loads(json.dumps(row.to_dict()))) == row
+    assert BenchmarkRow.read(json.loads(json.dumps(row.to_dict()))) == row
 
 
 def test_what_a_run_never_told_is_none(run: WrittenRun) -> None:
@@ -203,7 +203,7 @@ def test_no_damage_to_a_directory_raises(run: WrittenRun, state: str) -> None:
     for what in damaged(run.paths.root, random.Random(0)):
         try:
             row = row_of(run.paths.root)
-            assert BenchmarkRow.from_dict(json.loads(json.dumps(row.to_dict(), default=str))).outcome is row.outcome
+            assert BenchmarkRow.read(json.loads(json.dumps(row.to_dict(), default=str))).outcome is row.outcome
         except Exception as error:
             raise AssertionError(f"{what}: {error!r}") from error
     shutil.rmtree(run.paths.root)

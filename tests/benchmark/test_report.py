@@ -38,7 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The report on it: HTML and Markdown."""
-    paths = write_report([folder], tmp_path_factory.mktemp("out") / "new")
+    rows, problems = rows_below([folder])
+    paths = write_report(rows, tmp_path_factory.mktemp("out") / "new", problems=problems)
     assert [path.name for path in paths] == ["report.html", "report.md"]
     return paths[0].read_text(), paths[1].read_text()
 
@@ -147,8 +148,8 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run is at or below"):
-        write_report([tmp_path], tmp_path)
+        rows_below([tmp_path])
     (tmp_path / "report.html").mkdir()
     with pytest.raises(RunError, match="cannot be written"):
-        write_report([folder / "a"], tmp_path)
+        write_report(rows_below([folder / "a"])[0], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["UNKNOWN", "count", "duration", "gib", "number", "percent", "plain", "ratio", "scaled", "yes_no"]
+__all__ = ["UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "ratio", "scaled", "yes_no"]
 
 UNKNOWN = "–"
 
@@ -50,6 +50,16 @@ def count(value: int | None) -> str:
         '15,927'
     """
     return UNKNOWN if value is None else f"{value:,}"
+
+
+def counted(value: int, what: str) -> str:
+    """Write how many things there are.
+
+    Example:
+        >>> counted(1, "pod"), counted(1200, "row")
+        ('1 pod', '1,200 rows')
+    """
+    return f"{count(value)} {what if value == 1 else what + 's'}"
 
 
 def number(value: float | None) -> str:

@@ -17,11 +17,12 @@ from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
-from workbench.jobs.choices import Launcher
+from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import model_kind
 from workbench.jobs.refusals import check_hardware
+from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.make.script import check_script
@@ -214,16 +215,19 @@ class Benchmark(Shown):
 
 
 def _pods_of(spec: RunSpec) -> int:
-    single = isinstance(spec.job, FineTune) and spec.job.technique == "single"
-    return 1 if single else spec.pods or spec.cluster.count
+    match spec.job:
+        case FineTune(technique=Technique.SINGLE):
+            return 1
+    return spec.pods or spec.cluster.count
 
 
 def _check_job(job: Job, pod: PodSpec) -> None:
     """Refuse what takes no time to see; whatever else is wrong with a job is found when its row starts."""
     check_launcher(Launcher(job.launcher))
-    if isinstance(job, FineTune):
-        check_hardware(job, gpus=pod.gpus)
-        dataset_from(job.dataset)
-        model_kind(job.model)
-    else:
-        check_script(Path(job.path).expanduser().absolute())
+    match job:
+        case FineTune():
+            check_hardware(job, gpus=pod.gpus)
+            dataset_from(job.dataset)
+            model_kind(job.model)
+        case Script():
+            check_script(Path(job.path).expanduser().absolute())

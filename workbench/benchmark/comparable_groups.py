@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from workbench.base.json_values import part
+from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
 __all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups"]
@@ -191,7 +192,7 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
 
 def _names(rows: Sequence[BenchmarkRow]) -> list[str]:
     """Name rows by technique and pods, and by whatever else of their jobs tells equal ones apart."""
-    short = [f"{row.technique} on {row.pods} {'pod' if row.pods == 1 else 'pods'}" for row in rows]
+    short = [f"{row.technique} on {counted(row.pods, 'pod')}" for row in rows]
     jobs = [part(row.spec, "job") for row in rows]
     named = []
     for row, name, job in zip(rows, short, jobs, strict=True):

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.files import read_json, write_json
-from workbench.base.json_values import Json, number, part, text, whole
+from workbench.base.json_values import Json, number, part, parts, text, whole
 from workbench.base.package import file_digest, package_zip
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.jobs.finetune import Job
+from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.make.script import script_files
@@ -79,10 +79,9 @@ class FinishedRows:
 
 def kept_rows(folder: Path) -> list[BenchmarkRow]:
     """Return all rows that the benchmarks of a folder have kept; none where there are none."""
-    rows = read_json(folder / _KEPT).get("rows")
     try:
-        return [BenchmarkRow.from_dict(row) for row in rows] if isinstance(rows, list) else []
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return [BenchmarkRow.read(row) for row in parts(read_json(folder / _KEPT).get("rows"))]
+    except ValueError:
         return []
 
 
@@ -98,20 +97,29 @@ def _place(note: Json) -> tuple[str, int]:
 
 
 def _files(job: Job) -> Iterator[tuple[str, Path]]:
-    if isinstance(job, Script):
-        folder = Path(job.path).expanduser().parent
-        for path in script_files(folder):
+    match job:
+        case Script():
+            folder = Path(job.path).expanduser().parent
+            named = [(folder, path) for path in script_files(folder)]
+        case FineTune():
+            words = filter(None, [*_words(job.dataset), job.model, text(job.deepspeed)])
+            places = [Path(word).expanduser() for word in words]
+            named = [(place.parent, path) for place in places for path in (place, *sorted(place.rglob("*")))]
+    for folder, path in named:
+        if path.is_file():
             yield path.relative_to(folder).as_posix(), path
-        return
-    dataset = job.dataset.values() if isinstance(job.dataset, Mapping) else [job.dataset]
-    named = [part for value in dataset for part in (value if isinstance(value, list | tuple) else [value])]
-    for value in [*named, job.model, job.deepspeed]:
-        place = Path(value).expanduser() if isinstance(value, str) and value else None
-        if place is None or not place.exists():
-            continue
-        inside = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
-        for path in inside:
-            yield path.relative_to(place.parent).as_posix(), path
+
+
+def _words(value: object) -> list[str]:
+    """Return every text of an option, which may name a file."""
+    match value:
+        case str():
+            return [value]
+        case Mapping():
+            return [word for each in value.values() for word in _words(each)]
+        case [*several]:
+            return [word for each in several for word in _words(each)]
+    return []
 
 
 def _mark(path: Path) -> str:

@@ -104,14 +104,16 @@ class BenchmarkForecast(Shown):
 
 def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> MemoryForecast:
     """Predict what a row needs of each pod, and whether that cannot fit; takes seconds for a model not seen before."""
-    job, pods, pod = spec.job, spec.pods or spec.cluster.count, spec.cluster.pods
-    if not isinstance(job, FineTune):
-        return MemoryForecast(unknown="of a script nothing is predicted")
-    try:
-        row = predict(job, pods=pods, gpus=pod.gpus)
-    except WorkbenchError as error:
-        return MemoryForecast(unknown=str(error))
-    assert row is not None
+    pods, pod = spec.pods or spec.cluster.count, spec.cluster.pods
+    match spec.job:
+        case FineTune() as job:
+            try:
+                row = predict(job, pods=pods, gpus=pod.gpus)
+            except WorkbenchError as error:
+                return MemoryForecast(unknown=str(error))
+            assert row is not None
+        case _:
+            return MemoryForecast(unknown="of a script nothing is predicted")
     limit_gib = pod_memory_gib(pod, pods, local=spec.cluster.backend.get("kind") == "local")
     lacks = []
     if row.gpu_gib is not None and gpu_memory_gib is not None and row.gpu_gib > gpu_memory_gib:

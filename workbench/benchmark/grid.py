@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import whole
+from workbench.base.record import Allowed, Record, Size
+from workbench.base.words import counted
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job
-from workbench.jobs.script import Script
 
 __all__ = ["BenchmarkGrid", "LeftOut", "PlannedRun", "make_grid"]
 
@@ -57,6 +62,37 @@ class BenchmarkGrid:
         return BenchmarkGrid(_unique(self.rows + other.rows), self.left_out + other.left_out)
 
 
+class _Factors(Record):
+    """What is multiplied."""
+
+    jobs: Annotated[Sequence[Job], Field(min_length=1), Allowed("a list of FineTune or Script jobs")]
+    """The jobs."""
+    techniques: Annotated[Sequence[str] | None, Allowed("a list of techniques, or None")] = None
+    """The techniques."""
+    pods: Annotated[Sequence[Size], Field(min_length=1), Allowed("a list of whole numbers, 1 or more")] = (1,)
+    """The numbers of pods."""
+    vary: Annotated[
+        Mapping[str, Annotated[Sequence[object], Field(min_length=1)]],
+        Allowed('an object that holds lists of values by option, as in {"precision": ["fp32", "bf16"]}'),
+    ] = Field(default_factory=dict)
+    """What else varies."""
+    repeats: Size = 1
+    """How often each goes."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for technique in self.techniques or ():
+            if technique not in list(Technique):
+                raise one_of("technique", technique, list(Technique))
+        allowed = {name for job in self.jobs for name in type(job).model_fields} | {"global_batch_size"}
+        for key in self.vary:
+            if key in ("technique", "pods"):
+                raise ConfigError(f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`")
+            if key not in allowed:
+                raise one_of("vary key", key, sorted(allowed))
+        return self
+
+
 def make_grid(
     jobs: Sequence[Job],
     techniques: Sequence[str] | None = None,
@@ -66,21 +102,21 @@ def make_grid(
     slots: int = 1,
 ) -> BenchmarkGrid:
     """Multiply jobs, techniques, pod counts and options."""
-    vary = dict(vary or {})
-    _check(jobs, techniques, pods, vary, repeats)
+    asked = _Factors(jobs=jobs, techniques=techniques, pods=pods, vary=vary or {}, repeats=repeats)
     rows: list[PlannedRun] = []
     left_out: list[LeftOut] = []
-    choices: list[str | None] = list(techniques) if techniques else [None]
+    vary = asked.vary
     varied = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
-    for job, technique, options, count in itertools.product(jobs, choices, varied, pods):
+    choices: Sequence[str | None] = asked.techniques or [None]
+    for job, technique, options, count in itertools.product(asked.jobs, choices, varied, asked.pods):
         varying = {key: value for key, value in options.items() if len(vary[key]) > 1}
-        name = _name(job, technique, varying, count, many=len(jobs) > 1)
+        name = _name(job, technique, varying, count, many=len(asked.jobs) > 1)
         try:
             made = _made(job, technique, options, count, slots)
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue
-        rows += [PlannedRun(job=made, pods=count, repeat=repeat, name=name) for repeat in range(repeats)]
+        rows += [PlannedRun(job=made, pods=count, repeat=repeat, name=name) for repeat in range(asked.repeats)]
     if not rows:
         raise ConfigError(f"no row of this grid makes sense; the first: {left_out[0].name}: {left_out[0].why}")
     return BenchmarkGrid(_unique(rows), tuple(left_out))
@@ -92,10 +128,14 @@ def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
 
 
 def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: int, slots: int) -> Job:
-    """Return the job of one row."""
-    if not isinstance(job, FineTune):
-        return job.replace(**options)
-    technique = technique or job.technique
+    match job:
+        case FineTune():
+            return _tuned(job, technique or job.technique, options, pods, slots)
+        case _:
+            return job.replace(**options)
+
+
+def _tuned(job: FineTune, technique: str, options: Mapping[str, object], pods: int, slots: int) -> FineTune:
     if technique == Technique.SINGLE and pods > 1:
         raise ConfigError("`single` is one rank: it runs on one pod only")
     changed: dict[str, object] = {**options, "technique": str(technique)}
@@ -110,47 +150,20 @@ def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: 
     return job.replace(**changed)
 
 
-def _batch(rows: object, parts: int) -> dict[str, object]:
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ConfigError(f"global_batch_size is {rows!r}; it must be a whole number, 1 or more")
+def _batch(value: object, parts: int) -> dict[str, object]:
+    rows = whole(value) or 0
+    if rows < 1:
+        raise ConfigError(f"global_batch_size is {value!r}; it must be a whole number, 1 or more")
     if rows % parts:
         raise ConfigError(f"a global batch of {rows} rows does not divide into {parts} micro-batches a step")
     return {"per_device_train_batch_size": rows // parts}
 
 
 def _name(job: Job, technique: str | None, options: Mapping[str, object], pods: int, *, many: bool) -> str:
-    what = str(technique or job.technique) if isinstance(job, FineTune) else f"script {job.path}"
-    model = [job.model] if many and isinstance(job, FineTune) else []
-    where = f"{what} on {pods} {'pod' if pods == 1 else 'pods'}"
-    return ", ".join([*model, where, *(f"{key.removeprefix('per_device_')} {value}" for key, value in options.items())])
-
-
-def _check(
-    jobs: Sequence[Job],
-    techniques: Sequence[str] | None,
-    pods: Sequence[int],
-    vary: Mapping[str, Sequence[object]],
-    repeats: int,
-) -> None:
-    if isinstance(jobs, FineTune | Script) or not jobs or not all(isinstance(job, FineTune | Script) for job in jobs):
-        raise ConfigError(f"jobs is {jobs!r}; give a list of FineTune or Script jobs")
-    if isinstance(pods, int) or not pods:
-        raise ConfigError(f"pods is {pods!r}; give a list of whole numbers, such as [1, 2, 3]")
-    if isinstance(techniques, str):
-        raise ConfigError(f"techniques is {techniques!r}; give a list, [{techniques!r}]")
-    for technique in techniques or ():
-        if technique not in list(Technique):
-            raise one_of("technique", technique, list(Technique))
-    for count in pods:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"pods holds {count!r}; give whole numbers, 1 or more")
-    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-        raise ConfigError(f"repeats is {repeats!r}; it must be a whole number, 1 or more")
-    allowed = {name for job in jobs for name in type(job).model_fields} | {"global_batch_size"}
-    for key, values in vary.items():
-        if key in ("technique", "pods"):
-            raise ConfigError(f"vary holds {key!r}; give it as `{'techniques' if key == 'technique' else key}`")
-        if key not in allowed:
-            raise one_of("vary key", key, sorted(allowed))
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise ConfigError(f"vary[{key!r}] is {values!r}; give a list of values")
+    match job:
+        case FineTune():
+            what = f"{job.model}, {technique or job.technique}" if many else str(technique or job.technique)
+        case _:
+            what = f"script {job.path}"
+    varied = (f"{key.removeprefix('per_device_')} {value}" for key, value in options.items())
+    return ", ".join([f"{what} on {counted(pods, 'pod')}", *varied])

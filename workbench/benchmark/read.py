@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
@@ -26,7 +27,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.shortage import shortage_of
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunFault
+from workbench.rundir.result import Measurements, RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import state_of
@@ -35,11 +36,7 @@ from workbench.rundir.totals import RunTotals
 __all__ = ["key_of", "row_of", "skipped_row"]
 
 _PATHS = ("model", "dataset", "deepspeed", "resume", "path")
-_SAME_NAME = (
-    *("steps", "epochs", "duration_s", "train_runtime_s", "time_to_first_step_s", "useful_tokens_per_s"),
-    *("padded_tokens_per_s", "sent_bytes_per_step", "train_loss", "eval_loss", "perplexity", "exact_match"),
-    *("tflops_per_device", "mfu"),
-)
+_MEASURED = (*(field.name for field in fields(Measurements)), "tflops_per_device", "mfu")
 _OUTCOMES = {
     RunState.QUEUED: Outcome.WAITING,
     RunState.SUCCEEDED: Outcome.SUCCEEDED,
@@ -113,7 +110,11 @@ def key_of(spec: RunSpec | Json) -> str:
 
 
 def _raw(spec: RunSpec | Json) -> Json:
-    return spec.to_dict() if isinstance(spec, RunSpec) else spec
+    match spec:
+        case RunSpec():
+            return spec.to_dict()
+        case _:
+            return spec
 
 
 def _job_of(spec: Json) -> Json:
@@ -127,7 +128,7 @@ def _job_of(spec: Json) -> Json:
 def _absolute(value: object) -> object:
     # A folder is kept as an absolute path once it is submitted.
     with suppress(OSError, ValueError):
-        if isinstance(value, str) and value and (path := Path(value).expanduser()).exists():
+        if (named := text(value)) and (path := Path(named).expanduser()).exists():
             return str(path.absolute())
     return value
 
@@ -179,10 +180,10 @@ def _sequence(job: Json) -> str:
 
 
 def _dataset(value: object) -> str:
-    if not isinstance(value, Mapping):
-        return text(value)
-    options = [f"{name}={each}" for name, each in value.items() if name != "kind"]
-    return " ".join([text(value.get("kind")), *options])
+    match value:
+        case {"kind": str(kind), **options}:
+            return " ".join([kind, *(f"{name}={each}" for name, each in options.items())])
+    return text(value)
 
 
 def _result_columns(result: RunResult) -> dict[str, object]:
@@ -198,7 +199,7 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
     return {
         **{name: value for name, value in given.items() if value},
-        **{name: _finite(getattr(result, name)) for name in _SAME_NAME},
+        **{name: _finite(getattr(result, name)) for name in _MEASURED},
         "samples_per_s": _finite(result.train_samples_per_s),
         "peak_memory_gib": peak,
         "memory_kind": kind,

@@ -59,21 +59,15 @@ class Report:
 
 
 def write_report(
-    source: Sequence[BenchmarkRow] | Sequence[str | Path], folder: str | Path, *, title: str = "Benchmark"
+    rows: Sequence[BenchmarkRow], folder: Path, *, title: str = "Benchmark", problems: Iterable[str] = ()
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` into a folder; files of these names are replaced, each whole."""
-    rows = [item for item in source if isinstance(item, BenchmarkRow)]
-    places = [Path(item) for item in source if not isinstance(item, BenchmarkRow)]
-    broken: list[str] = []
-    if places:
-        below, broken = rows_below(places)
-        rows += below
     target = Path(folder).expanduser().absolute()
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
-    report = gather(rows, title=title, problems=broken)
+    report = gather(rows, title=title, problems=problems)
     html, md = target / HTML_NAME, target / MD_NAME
     replace_text(html, as_page(report))
     replace_text(md, as_markdown(report))

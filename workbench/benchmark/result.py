@@ -40,7 +40,7 @@ class BenchmarkResult(Shown):
         """Write `report.html` and `report.md`, which need no network."""
         from workbench.benchmark.report import write_report
 
-        return write_report(self.rows, Path(folder or self.folder).expanduser().absolute())[0]
+        return write_report(self.rows, Path(folder or self.folder))[0]
 
     def plots(self) -> BenchmarkPlots:
         """Return scaling, memory and losses as pictures; a cell that ends with it shows them."""

@@ -10,8 +10,9 @@ from dataclasses import asdict, field
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
+
+from workbench.rundir.result import Measurements
 
 __all__ = ["BenchmarkRow", "Outcome", "Provenance"]
 
@@ -58,8 +59,8 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkRow:
-    """One row of a benchmark. A figure that was not measured, or is not known, is None."""
+class BenchmarkRow(Measurements):
+    """One row of a benchmark: what was asked, how it ended, what was measured. What is not known is None."""
 
     name: str
     """The run's id, or for a row that never started the key of its spec."""
@@ -100,27 +101,13 @@ class BenchmarkRow:
     """Micro-batches per optimizer step."""
     global_batch: int | None = None
     """Rows per optimizer step."""
-    steps: int | None = None
-    """Optimizer steps taken."""
-    epochs: float | None = None
-    """Passes over the training rows."""
     sequence: str = ""
     """How sequences were cut and padded, in words: `source 96, target 96, padded to the longest`."""
     dataset: str = ""
     """Name or files of the data."""
 
-    duration_s: float | None = None
-    """Seconds from the start being asked for to the results' return."""
-    train_runtime_s: float | None = None
-    """Seconds in the training loop."""
-    time_to_first_step_s: float | None = None
-    """Seconds from the start being asked for to the end of the first optimizer step."""
     samples_per_s: float | None = None
     """Rows a second in the training loop, all ranks together."""
-    useful_tokens_per_s: float | None = None
-    """Tokens a second that are not padding, source and target, all ranks together."""
-    padded_tokens_per_s: float | None = None
-    """Tokens a second, padding counted in."""
     tflops_per_device: float | None = None
     """10^12 floating-point operations a second and device that training needed (no recomputation counted in)."""
     mfu: float | None = None
@@ -138,17 +125,6 @@ class BenchmarkRow:
     """The planner's figure for the same memory."""
     host_memory_gib: float | None = None
     """The highest of the pods' resident memory, whatever device trained."""
-    sent_bytes_per_step: float | None = None
-    """Bytes that one pod sent over the network per optimizer step, mean over pods and steps, measured."""
-
-    train_loss: float | None = None
-    """Mean training loss over the steps."""
-    eval_loss: float | None = None
-    """Loss on the evaluation rows after the last step."""
-    perplexity: float | None = None
-    """e to the power of it, for causal models."""
-    exact_match: float | None = None
-    """Share of answers exactly right, 0 to 1."""
 
     pod_hours: float | None = None
     """Pods x `duration_s` / 3600."""
@@ -162,8 +138,3 @@ class BenchmarkRow:
         data = asdict(self)
         data["path"] = str(self.path) if self.path else None
         return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> BenchmarkRow:
-        """Read the JSON form back; unknown keys, of a newer version, are left out."""
-        return TypeAdapter(cls).validate_python(data)

@@ -22,6 +22,7 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.script import Script
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
@@ -144,7 +145,11 @@ class Schedule:
 
     def _new_folder(self, item: _Item) -> Path:
         job, pods = item.planned.job, item.planned.pods
-        what = job.technique if isinstance(job, FineTune) else re.sub(r"\W+", "-", Path(job.path).stem)
+        match job:
+            case FineTune():
+                what = job.technique
+            case Script():
+                what = re.sub(r"\W+", "-", Path(job.path).stem)
         number = f"-r{item.planned.repeat}" if item.planned.repeat else ""
         stem = f"{what}-{pods}{'pod' if pods == 1 else 'pods'}-{key_of(item.spec)[:6]}{number}"
         tries = [self._folder / stem, *(self._folder / f"{stem}-try{n}" for n in range(2, 1000))]

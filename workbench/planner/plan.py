@@ -10,8 +10,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
 
 from workbench.base.errors import ConfigError
+from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.finetune import FineTune
@@ -131,6 +133,13 @@ class PlanTable(Shown):
         return f"PlanTable({self.model} on {self.pods} pods, {f'cheapest: {best.technique}' if best else 'none fits'})"
 
 
+class _Hardware(Record):
+    pods: Size
+    gpus: Size
+    gpu_memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
+    memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
+
+
 def plan(
     job: FineTune,
     *,
@@ -157,22 +166,21 @@ def plan(
         ConfigError: The model's shape is not known here, or a number cannot be.
         WorkbenchError: The model's step cannot be traced.
     """
-    for name, value, least in (("pods", pods, 1), ("gpus", gpus, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number, {least} or more")
-    for name, size in (("gpu_memory_gib", gpu_memory_gib), ("memory_gib", memory_gib)):
-        if size is not None and not (isinstance(size, int | float) and size > 0):
-            raise ConfigError(f"{name} is {size!r}; it must be a number of GiB more than 0, or None")
+    _Hardware(pods=pods, gpus=gpus, gpu_memory_gib=gpu_memory_gib, memory_gib=memory_gib)
     gpus = gpus if gpu_memory_gib else 0
-    asked = [_as_planned(job, name) for name in techniques or list(Technique)]
-    settings = [setting_of(made, pods=pods, gpus=gpus) for made in asked if isinstance(made, FineTune)]
-    trace = _trace(job, settings, gpu=gpus > 0, lengths=lengths)
+    settings: dict[str, Setting] = {}
+    refused: dict[str, PlanRow] = {}
+    for name in techniques or list(Technique):
+        try:
+            planned = _as_planned(job, name)
+        except ConfigError as error:
+            refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
+        else:
+            settings[name] = setting_of(planned, pods=pods, gpus=gpus)
+    trace = _trace(job, list(settings.values()), gpu=gpus > 0, lengths=lengths)
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
-    rows = [
-        made if isinstance(made, PlanRow) else row_of(setting_of(made, pods=pods, gpus=gpus), trace, micro, limits)
-        for made in asked
-    ]
+    rows = [refused.get(name) or row_of(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
     return PlanTable(
         model=job.model,
         parameters=trace.parameters,
@@ -195,18 +203,14 @@ def predict(
     return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
 
 
-def _as_planned(job: FineTune, technique: str) -> FineTune | PlanRow:
-    """Return a job with another technique; a refused row where that cannot work."""
+def _as_planned(job: FineTune, technique: str) -> FineTune:
     own = technique == job.technique
-    try:
-        return job.replace(
-            technique=technique,
-            deepspeed=job.deepspeed if own else None,
-            fsdp=job.fsdp if own else {},
-            launcher=job.launcher if technique != Technique.SINGLE else Launcher.SSH.value,
-        )
-    except ConfigError as error:
-        return PlanRow(technique=str(technique), fit=Fit.REFUSED, why=str(error))
+    return job.replace(
+        technique=technique,
+        deepspeed=job.deepspeed if own else None,
+        fsdp=job.fsdp if own else {},
+        launcher=job.launcher if technique != Technique.SINGLE else Launcher.SSH.value,
+    )
 
 
 def machine_memory_gib() -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
 from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Optimizer, Peft, Precision, Shard, Technique
 from workbench.jobs.deepspeed.config import load
@@ -108,7 +109,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
         offload=tuple(
             name
             for name, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
-            if isinstance(zero.get(key), Mapping) and zero[key].get("device") != "none"
+            if part(zero, key).get("device", "none") != "none"
         ),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
     )
@@ -147,18 +148,19 @@ def request_of(
             "r": lora.r,
             "alpha": lora.alpha,
             "dropout": lora.dropout,
-            "target_modules": lora.target_modules
-            if isinstance(lora.target_modules, str)
-            else list(lora.target_modules),
+            "target_modules": lora.to_dict()["target_modules"],
         },
         "gpu": gpu,
     }
 
 
 def _number(zero: Mapping[str, Any], key: str, default: int) -> int:
-    value = zero.get(key, default)
-    if isinstance(value, str):  # "auto": the Trainer puts a small number there
-        return default if value != "auto" else 1_000_000
-    if not isinstance(value, int | float):
-        raise ConfigError(f"deepspeed zero_optimization.{key} is {value!r}; it must be a number")
-    return int(value)
+    match zero.get(key, default):
+        case "auto":
+            return 1_000_000  # the Trainer puts a small number there
+        case str():
+            return default
+        case int() | float() as value:
+            return int(value)
+        case value:
+            raise ConfigError(f"deepspeed zero_optimization.{key} is {value!r}; it must be a number")

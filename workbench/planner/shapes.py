@@ -90,9 +90,10 @@ def _read(path: Path) -> Mapping[str, object]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give a folder made by save_pretrained") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
-    return config
+    match config:
+        case {"model_type": str()}:
+            return dict(config)
+    raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
 
 
 def _cached(model: str) -> Path | None:

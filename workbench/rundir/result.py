@@ -18,7 +18,7 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
-__all__ = ["HostSlots", "ResultRecord", "RunFault"]
+__all__ = ["HostSlots", "Measurements", "ResultRecord", "RunFault"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,38 @@ class RunFault(TolerantRecord):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResultRecord(TolerantRecord):
+class Measurements(TolerantRecord):
+    """What was measured of a run. A figure that was not measured is None."""
+
+    steps: Whole | None = None
+    """Optimizer steps taken."""
+    epochs: Number | None = None
+    """Passes over the training rows."""
+    duration_s: Number | None = None
+    """Seconds from the first rank's start being asked for to the last rank's end and the results' return."""
+    time_to_first_step_s: Number | None = None
+    """Seconds from the first rank's start being asked for to the end of the first optimizer step."""
+    train_runtime_s: Number | None = None
+    """Seconds in the training loop, by the Trainer's clock."""
+    train_loss: Number | None = None
+    """Mean training loss over the steps."""
+    eval_loss: Number | None = None
+    """Loss on the evaluation rows after the last step."""
+    perplexity: Number | None = None
+    """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
+    exact_match: Number | None = None
+    """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
+    useful_tokens_per_s: Number | None = None
+    """Tokens a second that are not padding, source and target, all ranks together."""
+    padded_tokens_per_s: Number | None = None
+    """The same with the padding."""
+    sent_bytes_per_step: Number | None = None
+    """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
+    checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultRecord(Measurements):
     """The frozen facts of a run. A figure that was not measured is None."""
 
     path: Path
@@ -86,47 +117,22 @@ class ResultRecord(TolerantRecord):
     """Parameters of the whole model, adapters included."""
     trainable_parameters: Whole | None = None
     """Those of them that were trained."""
-    steps: Whole | None = None
-    """Optimizer steps taken."""
     resumed_step: Whole | None = None
     """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
-    epochs: Number | None = None
-    """Passes over the training rows."""
     global_batch_size: Whole | None = None
     """Rows per optimizer step: micro-batch x accumulation x ranks."""
-    duration_s: Number | None = None
-    """Seconds from the first rank's start being asked for to the last rank's end and the results' return."""
-    time_to_first_step_s: Number | None = None
-    """Seconds from there to the end of the first optimizer step."""
-    train_runtime_s: Number | None = None
-    """Seconds in the training loop, by the Trainer's clock."""
     train_samples_per_s: Number | None = None
     """Rows a second in the training loop, all ranks together."""
-    train_loss: Number | None = None
-    """Mean training loss over the steps."""
     first_eval_loss: Number | None = None
     """Loss on the evaluation rows before the first step."""
-    eval_loss: Number | None = None
-    """The same after the last."""
-    perplexity: Number | None = None
-    """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
-    exact_match: Number | None = None
-    """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
     peak_memory_gib: Mapping[str, float] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, or of reserved CUDA memory on GPUs."""
     memory_kind: str = "resident"
     """What `peak_memory_gib` counts: `resident` or `cuda`."""
     host_memory_gib: Mapping[str, float] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, whatever device trained."""
-    useful_tokens_per_s: Number | None = None
-    """Tokens a second that are not padding, source and target, in the steps that `train_samples_per_s` is of."""
-    padded_tokens_per_s: Number | None = None
-    """The same with the padding."""
     profiled_tokens: Whole | None = None
     """Tokens, padding counted in, of the micro-batch that the FLOPS profiler looked at."""
-    sent_bytes_per_step: Number | None = None
-    """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
-    checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""
     device: str = ""
     """Name of the processor that trained."""
     devices: Whole | None = None

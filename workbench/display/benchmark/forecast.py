@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, gib
+from workbench.base.words import UNKNOWN, count, counted, duration, gib
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.display.kit.doc import Doc, Note, Table
 
@@ -14,13 +14,13 @@ _COLUMNS = ("row", "runs", "predicted memory", "predicted time", "time is", "bef
 
 def forecast_doc(forecast: BenchmarkForecast) -> Doc:
     """State one row a row of the benchmark, repeats together, and what that comes to."""
-    rows = f"{count(len(forecast.rows))} {'row' if len(forecast.rows) == 1 else 'rows'}"
+    rows = counted(len(forecast.rows), "row")
     grid = Grid(
         columns=_COLUMNS,
         rows=[_row(row) for row in forecast.rows],
         right=_COLUMNS[1:4],
         whole=_COLUMNS[:4],
-        caption=f"{forecast.name}: {rows}, {count(forecast.runs)} runs, {count(forecast.to_go)} to go",
+        caption=f"{forecast.name}: {rows}, {counted(forecast.runs, 'run')}, {count(forecast.to_go)} to go",
     )
     return Doc(blocks=[Table(grid), *map(Note, _notes(forecast))])
 

@@ -7,18 +7,16 @@ times a second, as one display of a notebook, or as lines in a terminal or a fil
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Self, TextIO
 
 from workbench.base.words import count, duration, gib, number, percent, plain
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.outcome_cell import COLOURS, MARKS, label_of, why_of
-from workbench.display.kit.line import is_notebook
+from workbench.display.kit.line import Screen, cut
 from workbench.display.kit.style import styled
 from workbench.display.kit.templates import render
 from workbench.rundir.figures.progress import Progress
@@ -27,6 +25,15 @@ __all__ = ["BenchmarkLive", "LiveLine", "lines_of", "live_html", "live_text", "s
 
 _INTERVAL_S = 0.25
 _BAR = 20
+_FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {
+    "time": ("duration_s", duration),
+    "steps": ("steps", count),
+    "samples/s": ("samples_per_s", number),
+    "eval loss": ("eval_loss", number),
+    "exact match": ("exact_match", percent),
+    "peak memory": ("peak_memory_gib", gib),
+    "predicted": ("predicted_memory_gib", gib),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,34 +137,26 @@ def _bar(progress: Progress | None) -> tuple[float, str]:
 def _figures_so_far(progress: Progress | None) -> tuple[tuple[str, str], ...]:
     if progress is None:
         return ()
-    values = {"loss": progress.loss, "eval loss": progress.eval_loss, "samples/s": progress.samples_per_s}
-    return tuple((name, number(value)) for name, value in values.items() if value is not None)
+    names = {"loss": "loss", "eval_loss": "eval loss", "samples_per_s": "samples/s"}
+    return tuple(
+        (name, number(value)) for field, name in names.items() if (value := getattr(progress, field)) is not None
+    )
 
 
 def _figures(row: BenchmarkRow) -> tuple[tuple[str, str], ...]:
-    pairs = (
-        ("time", duration(row.duration_s), row.duration_s),
-        ("steps", count(row.steps), row.steps),
-        ("samples/s", number(row.samples_per_s), row.samples_per_s),
-        ("eval loss", number(row.eval_loss), row.eval_loss),
-        ("exact match", percent(row.exact_match), row.exact_match),
-        ("peak memory", gib(row.peak_memory_gib), row.peak_memory_gib),
-        ("predicted", gib(row.predicted_memory_gib), row.predicted_memory_gib),
-    )
-    return tuple((name, text) for name, text, value in pairs if value is not None)
+    values = ((name, write, getattr(row, field)) for name, (field, write) in _FIGURES.items())
+    return tuple((name, write(value)) for name, write, value in values if value is not None)
 
 
 class BenchmarkLive:
     """The lines of a benchmark where the user looks. Use it in a `with`: leaving it draws the last state."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Keep where to draw; nothing is shown before the first update."""
-        self._stream = sys.stdout if stream is None else stream
+        self._screen = Screen(stream)
         self._clock = clock
         self._lines: tuple[LiveLine, ...] = ()
-        self._drawn: tuple[LiveLine, ...] | None = None
+        self._drawn: tuple[LiveLine, ...] = ()
         self._drawn_at = float("-inf")
-        self._display: Any = None
         self._written: set[int] = set()
         self._passing = False  # whether the terminal's last line is to be overwritten
 
@@ -172,26 +171,17 @@ class BenchmarkLive:
         """Draw the last state. Idempotent."""
         self._draw()
         if self._passing:
-            self._stream.write("\n")
+            self._screen.write("\n")
             self._passing = False
 
     def _draw(self) -> None:
-        if self._lines == (self._drawn or ()):
+        if self._lines == self._drawn:
             return
         self._drawn, self._drawn_at = self._lines, self._clock()
-        if is_notebook(self._stream):
-            self._show()
+        if self._screen.is_notebook:
+            self._screen.show({"text/plain": live_text(self._lines), "text/html": styled(live_html(self._lines))})
         else:
             self._write()
-
-    def _show(self) -> None:
-        from IPython.display import display
-
-        bundle = {"text/plain": live_text(self._lines), "text/html": styled(live_html(self._lines))}
-        if self._display is None:
-            self._display = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._display.update(bundle, raw=True)
 
     def _write(self) -> None:
         clear = "\r\x1b[K" if self._passing else ""
@@ -199,30 +189,20 @@ class BenchmarkLive:
         for line in self._lines:
             if line.outcome.is_terminal and line.number not in self._written:
                 self._written.add(line.number)
-                self._put(f"{clear}{line.number}/{total}  {line.label}  {line.outcome_text}  {line}".rstrip() + "\n")
+                text = f"{line.number}/{total}  {line.label}  {line.outcome_text}  {line}"
+                self._screen.write(f"{clear}{text.rstrip()}\n")
                 clear, self._passing = "", False
         running = next((line for line in self._lines if line.outcome is Outcome.RUNNING), None)
-        if self._stream.isatty() and running is not None:
-            text = f"{running.number}/{total}  {running.label}  {running}"
+        if self._screen.is_live and running is not None:
             columns = shutil.get_terminal_size().columns - 1
-            self._put("\r\x1b[K" + (text if len(text) <= columns else text[: columns - 1] + "…"))
+            self._screen.write("\r\x1b[K" + cut(f"{running.number}/{total}  {running.label}  {running}", columns))
             self._passing = True
-        self._stream.flush()
-
-    def _put(self, text: str) -> None:
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
 
     def __str__(self) -> str:
-        """Return the last state as text."""
         return live_text(self._lines)
 
-    def __enter__(self) -> BenchmarkLive:
-        """Return itself."""
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Draw the last state."""
+    def __exit__(self, *_: object) -> None:
         self.close()

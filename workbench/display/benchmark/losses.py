@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.base.words import counted
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.labels import MARKERS, LineLabel, look_of, write_labels
 from workbench.display.kit.plots import COLOURS, dress_axes, figure_svg
@@ -53,7 +54,7 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     for line in lines:
         by_pods.setdefault(line.row.pods, []).append(line)
     return [
-        (f"{pods} {'pod' if pods == 1 else 'pods'}", group[first : first + _MOST_LINES])
+        (counted(pods, "pod"), group[first : first + _MOST_LINES])
         for pods, group in sorted(by_pods.items())
         for first in range(0, len(group), _MOST_LINES)
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.base.words import gib, plain
+from workbench.base.words import counted, gib, plain
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
 __all__ = ["COLOURS", "MARKS", "label_of", "why_of"]
@@ -41,7 +41,7 @@ def label_of(row: BenchmarkRow) -> str:
         'tiny-t5 zero1 on 3 pods, repeat 2'
     """
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
-    where = f" on {row.pods:,} {'pod' if row.pods == 1 else 'pods'}" if row.pods else ""
+    where = f" on {counted(row.pods, 'pod')}" if row.pods else ""
     return plain(what + where + (f", repeat {row.repeat + 1}" if row.repeat else ""))
 
 

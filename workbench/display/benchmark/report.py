@@ -85,8 +85,7 @@ def report_markdown(report: Report) -> str:
 def plots_html(report: Report) -> str:
     """Draw the pictures of the report alone, for a notebook: scaling, memory and losses."""
     sheet = sheet_of(report.groups)
-    losses = [block for block in _losses(sheet, report) if not isinstance(block, Table)]
-    return to_html(Doc(blocks=[*_scaling(sheet, report), *_memory(sheet), *losses], full=True))
+    return to_html(Doc(blocks=[*_scaling(sheet, report), *_memory(sheet), *_loss_figures(sheet, report)], full=True))
 
 
 def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]:
@@ -94,7 +93,7 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
         "Rows": table,
         "Scaling": _scaling(sheet, report),
         "Memory": _memory(sheet),
-        "Loss": _losses(sheet, report),
+        "Loss": [*_loss_figures(sheet, report), *_loss_table(sheet, report)],
         "Profiles": _profiles(sheet, report),
         "Answers": _answers(sheet, report),
         "Published figures": published_blocks(report.published),
@@ -104,7 +103,7 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
     headings = {title: Heading(title, 2, title.lower().replace(" ", "-")) for title, of in sections.items() if of}
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.written_s))
     problems = Items(report.problems, title="Not all could be read, or has ended:")
-    top: list[Block] = [Note(f"{counts(report)}; written {moment}"), problems, Items(in_short(sheet, report.groups))]
+    top: list[Block] = [Note(f"{counts(report)}; written {moment}"), problems, Items(in_short(sheet))]
     body = [block for title, heading in headings.items() for block in (heading, *sections[title])]
     return [*top, Contents(list(headings.values())), *body]
 
@@ -141,7 +140,7 @@ def _memory(sheet: Sheet) -> list[Block]:
     return [Figure(drawn, text=_bars("peak memory of a pod", bars)), Note(note)]
 
 
-def _losses(sheet: Sheet, report: Report) -> list[Block]:
+def _loss_figures(sheet: Sheet, report: Report) -> list[Block]:
     plots = loss_plots(sheet, {line.number: report.losses_of(line.row) for line in sheet.lines})
     if not plots:
         return [Note("Not drawn: no run logged a loss more than once.")]
@@ -150,7 +149,10 @@ def _losses(sheet: Sheet, report: Report) -> list[Block]:
         title = plot.title if len(plots) > 1 else ""
         blocks.append(Beside([Figure(plot.by_step, title), Figure(plot.by_second, title and "the same by seconds")]))
         blocks += [Note(plot.note)] if plot.note else []
-    blocks.append(Note("Training loss as logged; of repeated rows, that of the first repeat."))
+    return [*blocks, Note("Training loss as logged; of repeated rows, that of the first repeat.")]
+
+
+def _loss_table(sheet: Sheet, report: Report) -> list[Block]:
     rows = []
     for line in sheet.lines:
         points = report.losses_of(line.row).train
@@ -160,7 +162,7 @@ def _losses(sheet: Sheet, report: Report) -> list[Block]:
             rows.append((line.label, _spark(points), *losses, f"{at[-1].seconds:.1f}"))
     columns = ("row", "over the steps", "first", "a quarter", "half", "three quarters", "last", "seconds to it")
     caption = "Training loss, and the optimizer step it was at"
-    return [*blocks, Table(Grid(columns=columns, rows=rows, right=columns[2:], whole=columns, caption=caption))]
+    return [Table(Grid(columns=columns, rows=rows, right=columns[2:], whole=columns, caption=caption))] if rows else []
 
 
 def _spark(points: Sequence[LossPoint], width: int = 16) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from workbench.base.words import count, plain
-from workbench.benchmark.comparable_groups import Group, Summary, differ
+from workbench.base.json_values import whole
+from workbench.base.words import count, counted, plain
+from workbench.benchmark.comparable_groups import Group, Summary
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.columns import COLUMNS, Column, Figures, figures_of
 from workbench.display.benchmark.outcome_cell import MARKS, why_of
@@ -22,28 +23,58 @@ class Line:
 
     number: int
     """Its place in the table, from 1; notes and plots call it by that."""
-    row: BenchmarkRow
-    """The row whose figures it shows."""
-    rows: tuple[BenchmarkRow, ...]
-    """The repeats behind it."""
-    model: str
-    """What was trained."""
-    technique: str
-    """How."""
-    extra: str
-    """What else tells it from others of its technique and pods; empty where nothing does."""
+    summary: Summary
+    """The repeats behind it, folded."""
     several_models: bool
     """Whether the table has rows of other models, so that its label must name this one's."""
     figures: tuple[str, ...]
     """A text for each of the sheet's figures."""
     spreads: tuple[str, ...]
     """Lowest and highest over its repeats, for each figure; empty where they agree to the last digit shown."""
-    speed_range: tuple[float, float] | None
-    """The lowest and the highest samples/s of its repeats, as parts of the median; None for a single run."""
-    repeats: int
-    """How many repeats its figures are medians of; 1 for a single run."""
-    why: str
-    """Why it failed, ran out of memory or was skipped; of a row that succeeded, what became of repeats that did not."""
+
+    @property
+    def row(self) -> BenchmarkRow:
+        """The row whose figures it shows."""
+        return self.summary.row
+
+    @property
+    def rows(self) -> tuple[BenchmarkRow, ...]:
+        """The repeats behind it."""
+        return self.summary.rows
+
+    @property
+    def model(self) -> str:
+        """What was trained."""
+        return _short(plain(self.row.model))
+
+    @property
+    def technique(self) -> str:
+        """How."""
+        return plain(self.row.technique or self.row.name)
+
+    @property
+    def extra(self) -> str:
+        """What else tells it from others of its technique and pods; empty where nothing does."""
+        return plain(self.summary.name.partition(", ")[2])
+
+    @property
+    def speed_range(self) -> tuple[float, float] | None:
+        """The lowest and the highest samples/s of its repeats, as parts of the median; None for a single run."""
+        spread = self.summary.spreads.get(_SPEED)
+        return (spread.low / spread.median, spread.high / spread.median) if spread and spread.median else None
+
+    @property
+    def repeats(self) -> int:
+        """How many repeats its figures are medians of; 1 for a single run."""
+        return max((spread.count for spread in self.summary.spreads.values()), default=1)
+
+    @property
+    def why(self) -> str:
+        """Why it did not succeed; of a row that did, what became of repeats that did not."""
+        if self.row.outcome is not Outcome.SUCCEEDED:
+            return why_of(self.row)
+        bad = [(n, row) for n, row in enumerate(self.rows, 1) if row.outcome is not Outcome.SUCCEEDED]
+        return "; ".join(f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "") for n, row in bad)
 
     @property
     def repeats_text(self) -> str:
@@ -61,9 +92,8 @@ class Line:
     @property
     def label(self) -> str:
         """What it is in a few words, its number first."""
-        pods = "1 pod" if self.row.pods == 1 else f"{self.row.pods} pods"
-        parts = (self.model if self.several_models else "", self.technique)
-        return f"{self.number}: {' '.join(filter(None, parts))}, {pods}" + (f", {self.extra}" if self.extra else "")
+        what = f"{self.model} {self.technique}" if self.several_models and self.model else self.technique
+        return ", ".join(filter(None, (f"{self.number}: {what}", counted(self.row.pods, "pod"), self.extra)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,33 +161,13 @@ def _values(column: Column, summaries: Iterable[Summary]) -> list[float]:
 
 
 def _line(number: int, summary: Summary, figures: Sequence[Figures], several_models: bool) -> Line:
-    row = summary.row
     return Line(
         number=number,
-        row=row,
-        rows=summary.rows,
-        model=_short(plain(row.model)),
-        technique=plain(row.technique or row.name),
-        extra=plain(summary.name.partition(", ")[2]),
+        summary=summary,
         several_models=several_models,
-        figures=tuple(one.of(row) for one in figures),
+        figures=tuple(one.of(summary.row) for one in figures),
         spreads=tuple(_spread(one, summary) for one in figures),
-        speed_range=_speed_range(summary),
-        repeats=max((spread.count for spread in summary.spreads.values()), default=1),
-        why=_why(summary),
     )
-
-
-def _speed_range(summary: Summary) -> tuple[float, float] | None:
-    spread = summary.spreads.get(_SPEED)
-    return (spread.low / spread.median, spread.high / spread.median) if spread and spread.median else None
-
-
-def _why(summary: Summary) -> str:
-    if summary.row.outcome is not Outcome.SUCCEEDED:
-        return why_of(summary.row)
-    bad = [(n, row) for n, row in enumerate(summary.rows, 1) if row.outcome is not Outcome.SUCCEEDED]
-    return "; ".join(f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "") for n, row in bad)
 
 
 def _short(model: str) -> str:
@@ -181,46 +191,38 @@ def _part(group: Group, lines: tuple[Line, ...], *, first: bool) -> Part:
     heading = f"Apart: {group.difference}" if group.difference else "Like for like"
     if not first and not group.difference:
         heading = "Apart: other work"
-    return Part(
-        heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(group.summaries, lines))
-    )
+    return Part(heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(lines)))
 
 
 def _value(value: object) -> str:
-    return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return str(value) if (size := whole(value)) is None else count(size)
 
 
-def _notes(summaries: Sequence[Summary], lines: Sequence[Line]) -> Iterable[str]:
-    numbers = {summary.name: line.number for summary, line in zip(summaries, lines, strict=True)}
+def _notes(lines: Sequence[Line]) -> Iterator[str]:
+    numbers = {line.summary.name: line.number for line in lines}
     over: dict[str, list[int]] = {}
-    for summary, line in zip(summaries, lines, strict=True):
-        if summary.baseline and summary.baseline != summary.name:
-            over.setdefault(summary.baseline, []).append(line.number)
+    for line in lines:
+        if line.summary.baseline not in ("", line.summary.name):
+            over.setdefault(line.summary.baseline, []).append(line.number)
     if over:
         pairs = "; ".join(f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items())
         yield f"Speed-up is by samples/s: {pairs}. Efficiency is the speed-up over the ratio of slots."
-    repeated = [(line.number, summary) for line, summary in zip(lines, summaries, strict=True) if line.repeats > 1]
+    repeated = [line for line in lines if line.repeats > 1]
     if not repeated:
         if sum(line.row.samples_per_s is not None for line in lines) > 1:
             yield "Each row was run once: its spread is not known, and small differences mean nothing."
         return
     yield "Figures of repeated rows are medians; beneath stand the lowest and the highest, where these differ."
-    alike = _alike([(n, s) for n, s in repeated if _SPEED in s.spreads])
-    if alike:
-        sets = "; ".join(_rows(rows) for rows in alike)
-        yield f"Not called different in samples/s, as their spreads overlap: {sets}."
+    if sets := _alike([line for line in repeated if _SPEED in line.summary.spreads]):
+        yield f"Not called different in samples/s, as their spreads overlap: {'; '.join(map(_rows, sets))}."
 
 
-def _alike(lines: Sequence[tuple[int, Summary]]) -> list[list[int]]:
+def _alike(lines: Sequence[Line]) -> list[list[int]]:
     """Return the largest sets of lines of which no two differ: of ranges, all that hold one range's lowest value."""
-    sets: list[set[int]] = []
-    for _, one in lines:
-        low = one.spreads[_SPEED].low
-        holding = [(n, s) for n, s in lines if s.spreads[_SPEED].low <= low <= s.spreads[_SPEED].high]
-        together = {n for n, s in holding if not any(differ(s, other) for _, other in holding)}
-        if len(together) > 1 and together not in sets:
-            sets.append(together)
-    return [sorted(rows) for rows in sets if not any(rows < other for other in sets)]
+    spreads = {line.number: line.summary.spreads[_SPEED] for line in lines}
+    sets = [{n for n, its in spreads.items() if its.low <= one.low <= its.high} for one in spreads.values()]
+    largest = [rows for n, rows in enumerate(sets) if len(rows) > 1 and rows not in sets[:n]]
+    return [sorted(rows) for rows in largest if not any(rows < other for other in largest)]
 
 
 def _rows(numbers: Sequence[int]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
-from workbench.benchmark.comparable_groups import Group, Summary, differ
+from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, plain, scaled
+from workbench.benchmark.comparable_groups import differ
 from workbench.benchmark.published import Published
 from workbench.benchmark.report import Report
 from workbench.benchmark.row import Outcome
@@ -34,54 +34,41 @@ def counts(report: Report) -> str:
     """Return how many runs ended how."""
     ended = Counter(row.outcome for row in report.rows)
     ends = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
-    rows = "1 row" if len(report.rows) == 1 else f"{count(len(report.rows))} rows"
-    return f"{rows}: {ends}" if ends else rows
+    return ": ".join(filter(None, (counted(len(report.rows), "row"), ends)))
 
 
-def in_short(sheet: Sheet, groups: Sequence[Group]) -> list[str]:
+def in_short(sheet: Sheet) -> list[str]:
     """Return which row of the main group is best in what, and from which others it is not told apart."""
-    if not groups:
-        return []
-    lines = {summary.name: line for summary, line in zip(groups[0].summaries, sheet.parts[0].lines, strict=True)}
-    good = [s for s in groups[0].summaries if s.row.outcome is Outcome.SUCCEEDED]
+    good = [line for part in sheet.parts[:1] for line in part.lines if line.row.outcome is Outcome.SUCCEEDED]
     sentences = []
     for field, words, most, write in _BEST:
-        measured = [s for s in good if getattr(s.row, field) is not None]
-        if len(measured) < 2:
+        values = {line.number: value for line in good if (value := getattr(line.row, field)) is not None}
+        if len(values) < 2:
             continue
-        values = {s.name: float(getattr(s.row, field)) for s in measured}
-        best = (max if most else min)(measured, key=lambda s: values[s.name])
-        line = lines[best.name]
+        measured = [line for line in good if line.number in values]
+        best = (max if most else min)(measured, key=lambda line: values[line.number])
+        text = write(values[best.number])
         if len({write(value) for value in values.values()}) == 1:
-            sentences.append(f"{words.partition(' ')[2].capitalize()}: {write(values[best.name])} in every row.")
+            sentences.append(f"{words.partition(' ')[2].capitalize()}: {text} in every row.")
             continue
-        sentences.append(
-            f"{words}: row {line.number} ({line.label.partition(': ')[2]}), {write(values[best.name])}"
-            f"{_against(best, measured, field, lines, write)}."
-        )
-    if sentences and not any(s.spreads for s in good):
+        named = f"row {best.number} ({best.label.partition(': ')[2]})"
+        sentences.append(f"{words}: {named}, {text}{_against(best, measured, field, write)}.")
+    if sentences and not any(line.summary.spreads for line in good):
         sentences.append("Each row was run once: nothing says how much of a lead is chance. repeats=5 would.")
     return sentences
 
 
-def _against(
-    best: Summary,
-    among: Sequence[Summary],
-    field: str,
-    lines: Mapping[str, Line],
-    write: Callable[[float | None], str],
-) -> str:
-    others = [s for s in among if s is not best]
-    shown = write(getattr(best.row, field))
-    same = [s for s in others if write(getattr(s.row, field)) == shown]
-    repeated = field in best.spreads
-    alike = [lines[s.name].number for s in others if s in same or (repeated and not differ(best, s, field))]
+def _against(best: Line, among: Sequence[Line], field: str, write: Callable[[float | None], str]) -> str:
+    others = [line for line in among if line is not best]
+    text, spread = write(getattr(best.row, field)), best.summary.spreads.get(field)
+    same = [line for line in others if write(getattr(line.row, field)) == text]
+    alike = [x.number for x in others if x in same or (spread and not differ(best.summary, x.summary, field))]
     if alike:
-        words = "not told apart from" if repeated else "the same in"
+        words = "not told apart from" if spread else "the same in"
         return f"; {words} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
-    if repeated:
-        return f"; the range of its {best.spreads[field].count} repeats meets no other row's"
-    return "; run once, others repeatedly" if any(field in s.spreads for s in others) else ""
+    if spread:
+        return f"; the range of its {spread.count} repeats meets no other row's"
+    return "; run once, others repeatedly" if any(field in line.summary.spreads for line in others) else ""
 
 
 def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) -> list[str]:
@@ -171,7 +158,7 @@ def provenance_grid(sheet: Sheet) -> Grid:
     for line in sheet.lines:
         p = line.row.provenance
         devices = f"{count(p.devices)} x " if p.devices and p.devices > 1 else ""
-        runs = (line.row.name if len(line.rows) == 1 else f"{count(len(line.rows))} runs") if line.row.path else UNKNOWN
+        runs = (line.row.name if len(line.rows) == 1 else counted(len(line.rows), "run")) if line.row.path else UNKNOWN
         rows.append((
             line.label, plain(devices + p.device) or UNKNOWN, UNKNOWN if p.seed is None else str(p.seed),
             _cut(p.commit), _cut(p.data), _cut(p.code), runs,

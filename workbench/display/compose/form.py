@@ -271,10 +271,13 @@ def _input(field: FormField, value: object) -> Any:
     }
     if field.choices:
         return w.Dropdown(options=list(dict.fromkeys([*field.choices, value])), **common)
-    if isinstance(field.default, str):
-        common = {**common, "placeholder": field.hint, "continuous_update": False}
-        return w.Combobox(options=list(field.proposals), **common) if field.proposals else w.Text(**common)
-    return (w.IntText if isinstance(field.default, int) else w.FloatText)(**common)
+    match field.default:
+        case int():
+            return w.IntText(**common)
+        case float():
+            return w.FloatText(**common)
+    common = {**common, "placeholder": field.hint, "continuous_update": False}
+    return w.Combobox(options=list(field.proposals), **common) if field.proposals else w.Text(**common)
 
 
 def _drawn(*blocks: Code | Note) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TextIO
 
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
 
-__all__ = ["ProgressLine", "is_notebook", "progress_text"]
+__all__ = ["ProgressLine", "Screen", "cut", "is_notebook", "progress_text"]
 
 _INTERVAL_S = 0.25
 _NOTEBOOK_COLUMNS = 120
@@ -45,18 +44,43 @@ def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
     # What failed matters more than how fast it was.
     if progress.message:
         text = f"{parts[0]}: {plain(progress.message)}" if progress.state == "failed" else f"{text}: {progress.message}"
-    return _cut(plain(text), columns)
+    return cut(plain(text), columns)
+
+
+class Screen:
+    """Where the user looks: a notebook's cell, a terminal or a file."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self.is_notebook = is_notebook(self._stream)
+        self.is_live = self.is_notebook or self._stream.isatty()
+        self._display: Any = None
+
+    def show(self, bundle: Mapping[str, str]) -> None:
+        """Draw into a notebook, in place of what was drawn before."""
+        # Not as text with \r, where each drawing is a further output of the cell: nbclient's `coalesce_streams` joins
+        # those when the cell ends but keeps the old indices of the displays behind them, and their next update is an
+        # IndexError or lands in another output.
+        from IPython.display import display
+
+        if self._display is None:
+            self._display = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._display.update(bundle, raw=True)
+
+    def write(self, text: str) -> None:
+        """Write to a terminal or a file; one without UTF-8 must not end the waiting."""
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(text.encode(encoding, "replace").decode(encoding))
+        self._stream.flush()
 
 
 class ProgressLine:
     """The line of one run. Use it in a `with`: leaving it draws the last state and ends the line."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = sys.stdout if stream is None else stream
+        self._screen = Screen(stream)
         self._clock = clock
-        self._in_notebook = is_notebook(self._stream)
-        self._live = self._in_notebook or self._stream.isatty()
-        self._display: Any = None
         self._pending: Progress | None = None
         self._drawn: Progress | None = None
         self._drawn_at = float("-inf")
@@ -80,11 +104,11 @@ class ProgressLine:
         self._closed = True
         if self._pending != self._drawn:
             self._draw()
-        if self._live and not self._in_notebook and self._drawn is not None:
-            self._write("\n")
+        if self._screen.is_live and not self._screen.is_notebook and self._drawn is not None:
+            self._screen.write("\n")
 
     def _is_worth_it(self, progress: Progress) -> bool:
-        if self._live or self._drawn is None or progress.state != self._drawn.state:
+        if self._screen.is_live or self._drawn is None or progress.state != self._drawn.state:
             return progress != self._drawn
         return _tenth(progress) != _tenth(self._drawn) or (
             progress.step is None and progress.message != self._drawn.message
@@ -93,41 +117,21 @@ class ProgressLine:
     def _draw(self) -> None:
         assert self._pending is not None
         self._drawn, self._drawn_at = self._pending, self._clock()
-        if self._in_notebook:
-            self._show(progress_text(self._pending))
-        elif not self._live:
-            self._write(progress_text(self._pending, columns=10_000) + "\n")
+        if self._screen.is_notebook:
+            self._screen.show({"text/plain": progress_text(self._pending)})
+        elif not self._screen.is_live:
+            self._screen.write(progress_text(self._pending, columns=10_000) + "\n")
         else:
             # One column stays free: a terminal would otherwise wrap, and \r not find the line's start.
             columns = shutil.get_terminal_size().columns - 1
             text = progress_text(self._pending, columns)
-            self._write("\r" + text.ljust(min(self._drawn_columns, columns)))
+            self._screen.write("\r" + text.ljust(min(self._drawn_columns, columns)))
             self._drawn_columns = len(text)
 
-    def _show(self, text: str) -> None:
-        # Not as text with \r, where each drawing is a further output of the cell: nbclient's `coalesce_streams` joins
-        # those when the cell ends but keeps the old indices of the displays behind them, and their next update is an
-        # IndexError or lands in another output.
-        from IPython.display import display
-
-        bundle = {"text/plain": text}
-        if self._display is None:
-            self._display = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._display.update(bundle, raw=True)
-
-    def _write(self, text: str) -> None:
-        # A terminal without UTF-8 must not end the waiting.
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        self._stream.write(text.encode(encoding, "replace").decode(encoding))
-        self._stream.flush()
-
-    def __enter__(self) -> ProgressLine:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -147,7 +151,8 @@ def _tenth(progress: Progress) -> int | None:
     return 10 * progress.step // progress.max_steps
 
 
-def _cut(text: str, columns: int) -> str:
+def cut(text: str, columns: int) -> str:
+    """Return as much of a text as fits into so many columns."""
     return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
 
 

@@ -18,12 +18,13 @@ class WorkersApi:
 
     def find(self) -> Any:
         """Return the module."""
+        why = "there is no module cml.workers_v1"
         try:
             from cml import workers_v1  # type: ignore[import-not-found]
 
+            why = f"{ADDRESS} is not set"
             own_address()
         except (ImportError, KeyError) as error:
-            why = f"{ADDRESS} is not set" if isinstance(error, KeyError) else "there is no module cml.workers_v1"
             raise ConfigError(
                 f"CMLPods works only inside a session of Cloudera ML, and this is not one ({why}); open the notebook"
                 " there, or take LocalPods, SSHPods or KubernetesPods"

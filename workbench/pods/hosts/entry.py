@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
+from workbench.base.json_values import items
 from workbench.base.versions import PACKAGES
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host
@@ -131,8 +132,7 @@ def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
         raise PodError(f"{pod.name}: {python} on {pod.address} said: {error}") from error
     if answer.get("left") or answer.get("there") or "error" in answer:
         raise PodError(f"{pod.name} on {pod.address} is not quite gone: {json.dumps(answer)[:500]}")
-    log = answer.get("log")
-    return [str(line) for line in log] if isinstance(log, list) else []
+    return [str(line) for line in items(answer.get("log"))]
 
 
 def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:
@@ -194,10 +194,12 @@ def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
     """Raise one error that says what all that failed say."""
     errors: list[WorkbenchError] = []
     for future, words in zip(futures, unfinished, strict=True):
-        error = future.exception() if future.done() else PodTimeout(words)
-        if error is not None and not isinstance(error, WorkbenchError):
-            raise error
-        if error is not None:
+        if not future.done():
+            errors.append(PodTimeout(words))
+            continue
+        try:
+            future.result()
+        except WorkbenchError as error:
             errors.append(error)
     if not errors:
         return

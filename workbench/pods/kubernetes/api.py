@@ -12,10 +12,11 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from workbench.base.errors import BackendError, ConfigError
+from workbench.base.json_values import part, text
 from workbench.pods.kubernetes.config import account_namespace, find_access
 from workbench.pods.kubernetes.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
@@ -248,6 +249,4 @@ def _mistakes(error: ValueError) -> str:
 
 
 def _name(manifest: Manifest) -> str:
-    metadata = manifest["metadata"]
-    assert isinstance(metadata, Mapping)
-    return str(metadata["name"])
+    return text(part(manifest, "metadata").get("name"))

@@ -255,9 +255,9 @@ class Session:
 
     def _check_allowed(self) -> None:
         """Give up where the server will not let us see our pods."""
-        error = self._watched.error if self._watched is not None else None
-        if isinstance(error, ApiRefusal) and error.status in (401, 403):
-            raise error
+        match self._watched.error if self._watched is not None else None:
+            case ApiRefusal(status=401 | 403) as refusal:
+                raise refusal
 
     def _keep_log(self, index: int) -> None:
         with suppress(WorkbenchError):
