@@ -16,6 +16,7 @@ import pytest
 from workbench import Cluster, LocalPods
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -118,6 +119,41 @@ def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after
     assert kernel.returncode != 0, "it was ready before the interrupt: wait less"
     assert "KeyboardInterrupt" in said
     nothing_below(world, root)
+
+
+MOMENTS = [
+    pytest.param(file, later_s, apart_s, marks=() if (later_s, apart_s) == (0.0, 0.05) else long)
+    for file, later_s in ((".lock", 0.0), ("state.json", 0.0), ("keeper.sock", 0.0), ("identity/id_ed25519", 0.2))
+    for apart_s in (0.05, 0.2, 0.5)
+]
+
+
+@pytest.mark.parametrize(("file", "later_s", "apart_s"), MOMENTS)
+def test_a_start_that_is_interrupted_twice_leaves_nothing(
+    world: World, tmp_path: Path, file: str, later_s: float, apart_s: float
+) -> None:
+    root = tmp_path / "c"
+    kernel = subprocess.Popen([sys.executable, "-c", START, str(root)], stderr=subprocess.PIPE, start_new_session=True)
+    world.until((root / file).exists, 120, every_s=0.002)
+    for wait_s in (later_s, apart_s):
+        time.sleep(wait_s)
+        os.killpg(kernel.pid, signal.SIGINT)
+    _, words = kernel.communicate(timeout=60)
+    assert kernel.returncode != 0, "it was ready before the interrupt"
+    assert b"KeyboardInterrupt" in words
+    nothing_below(world, root)
+    assert cluster_status(root).phase in ("closed", "starting")  # the latter where there was no keeper yet
+
+
+def test_a_kernel_that_dies_while_its_cluster_starts_leaves_nothing(world: World, tmp_path: Path) -> None:
+    root = tmp_path / "c"
+    kernel = subprocess.Popen([sys.executable, "-c", START, str(root)])
+    world.until((root / "keeper.sock").exists, 120, every_s=0.002)
+    kernel.kill()
+    kernel.wait()
+    nothing_below(world, root)
+    status = cluster_status(root)
+    assert (status.phase, status.message) == ("closed", "closed: its start was broken off")
 
 
 def nothing_below(world: World, root: Path) -> None:
