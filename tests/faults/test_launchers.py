@@ -76,3 +76,37 @@ def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, 
         for rank in range(2):
             lines = kept.logs(rank, "stdout", tail=None).splitlines()
             assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
+
+
+def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(world: World, tmp_path: Path) -> None:
+    """Row 45: reordered, removed, and with a line that a launcher would take for an option of ssh."""
+    end, canary = tmp_path / "end", tmp_path / "canary"
+
+    def reorder(path: Path) -> None:
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+
+    def inject(path: Path) -> None:
+        path.write_text(f"-oProxyCommand=touch${{IFS}}{canary} slots=1\n{path.read_text()}")
+
+    first = world.beating("--until", str(end), pods=1)
+    changes = {reorder: "was changed", Path.unlink: "cannot be read: No such file", inject: "was changed"}
+    waiting = [
+        (world.submit("beat.py", "--lines", "1", launcher=launcher), change)
+        for launcher in ("ssh", "pdsh", "openmpi")
+        for change in changes
+    ]
+    for run, change in waiting:
+        change(run.paths.hostfile)
+    untouched = world.submit("beat.py", "--lines", "1")
+    end.touch()
+    world.ended(first).raise_for_status()
+    for run, change in waiting:
+        result = world.ended(run)
+        assert result.state is RunState.FAILED
+        assert result.error is not None
+        assert f"the hostfile {run.paths.hostfile} {changes[change]}" in result.error.message
+        assert "submit the job again" in result.error.message
+        assert not run.paths.launcher_log.exists()
+        assert not list(run.paths.logs.glob("rank-*"))
+    assert not canary.exists()
+    world.ended(untouched).raise_for_status()

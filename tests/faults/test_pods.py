@@ -156,3 +156,25 @@ def children_of(pid: int) -> list[int]:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) -> None:
+    lease_s = 6.0  # half of the time that the keeper waits for an answer
+    root = tmp_path / "c"
+
+    def agents() -> dict[str, int]:
+        serving = [p for p in world.processes() if "serve" in p.argv and any(str(root) in word for word in p.argv)]
+        return {Path(p.argv[p.argv.index("serve") + 1]).name: p.pid for p in serving}
+
+    with Cluster(LocalPods(), count=3, path=root, warm=False, lease_s=lease_s):
+        before = agents()
+        assert sorted(before) == ["pod-0", "pod-1", "pod-2"]
+        silent_s = time.monotonic()
+        os.kill(before["pod-2"], signal.SIGSTOP)
+        try:
+            world.until(lambda: time.monotonic() - silent_s > 3 * lease_s, 60)
+            assert {name: pid for name, pid in agents().items() if name != "pod-2"} == {
+                name: before[name] for name in ("pod-0", "pod-1")
+            }
+        finally:
+            os.kill(before["pod-2"], signal.SIGCONT)

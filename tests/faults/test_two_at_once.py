@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,11 @@ import pytest
 
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
+from workbench.display.cluster.panel import ClusterPanel
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -97,10 +100,15 @@ def test_of_two_starts_on_one_path_one_succeeds(world: World, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_closed_cluster_starts_again_and_keeps_its_runs(world: World, tmp_path: Path) -> None:
-    cluster = Cluster(LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=1).start()
+def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(world: World, tmp_path: Path) -> None:
+    cluster = Cluster(LocalPods(), count=1, path=tmp_path / "c", warm=False, idle_timeout_s=2).start()
     first = world.submit("beat.py", "--lines", "3", cluster=cluster)
     world.ended(first).raise_for_status()
+    world.until(lambda: "Its pods stop at" in str(cluster))
+    ends_s = cluster_status(cluster.path).idle_end_s
+    panel = ClusterPanel(cluster).start()
+    world.until(lambda: (cluster_status(cluster.path).idle_end_s or 0) > (ends_s or time.time()) + 5, 60)
+    panel.close()  # as a kernel's death does
     world.until(lambda: cluster.phase == "closed", 60)
     assert "without a run or a word" in cluster.message
     with cluster:

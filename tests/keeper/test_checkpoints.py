@@ -150,7 +150,14 @@ def bring(links: list[PodLink], home: Path) -> Returned:
     places = [RankPlace(rank=rank, local_rank=0, pod=f"pod-{rank}") for rank in (0, 1)]
     nothing: Any = None
     context = RunContext(
-        run_id="r", paths=RunPaths(home), spec=nothing, links=links, places=places, identity=nothing, look=nothing
+        run_id="r",
+        paths=RunPaths(home),
+        spec=nothing,
+        links=links,
+        places=places,
+        identity=nothing,
+        hostfile_sha256="",
+        look=nothing,
     )  # type: ignore[arg-type]
     return bring_checkpoints_back(context)
 

@@ -18,7 +18,7 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status
 
-__all__ = ["await_ready", "close_cluster", "spawn"]
+__all__ = ["await_ready", "close_cluster", "keep_from_idling", "spawn"]
 
 _CLOSE_S = 40.0
 _LOOK_S = 0.05
@@ -56,6 +56,12 @@ def await_ready(
         raise
     if status.phase != "ready":
         raise start_error(read_json(paths.state), paths.keeper_log)
+
+
+def keep_from_idling(paths: ClusterPaths) -> None:
+    """Let the keeper know that a notebook still looks at the cluster; never raises."""
+    with suppress(RunError):
+        ask(paths.socket, {"op": "status"}, timeout_s=2.0)
 
 
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:

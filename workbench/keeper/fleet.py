@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 from workbench.base.errors import PodError, RunError, WorkbenchError
 from workbench.base.package import package_zip
@@ -122,11 +121,21 @@ class Fleet:
 
     def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
         """Until closing, speak to every agent so often that no lease ends, and look after the pods."""
-        while not closing.wait(min(_LOOK_S, self._spec.lease_s / 3)):
+        pause_s = min(_LOOK_S, self._spec.lease_s / 3)
+
+        def speak(link: AgentLink) -> None:  # each on its own: a silent pod makes none of the others wait
+            while not closing.wait(pause_s):
+                try:
+                    _speak(link, busy())
+                except Exception:  # thread boundary: it must not end before the cluster does
+                    logger.exception("speaking to %s", link.pod.name)
+
+        for link in self._links:
+            threading.Thread(target=speak, args=(link,), name=f"keep-{link.pod.name}", daemon=True).start()
+        while not closing.wait(pause_s):
             try:
-                self._everywhere(partial(_speak, busy=busy()))
                 self.look()
-            except Exception:  # thread boundary: it must not end before the cluster does
+            except Exception:  # thread boundary
                 logger.exception("looking after the pods")
 
     def take_down(self) -> None:

@@ -21,13 +21,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import write_json
+from workbench.base.files import write_json, write_text
 from workbench.base.process import process_start_time
 from workbench.base.wire import listen, read_request, to_line
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
+from workbench.keeper.idle import IdleTime
 from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -61,7 +62,7 @@ class Keeper:
         self._waiting: deque[Runner] = deque()
         self._runners: dict[str, Runner] = {}
         self._running: Runner | None = None
-        self._touched = time.monotonic()
+        self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
 
     def serve(self) -> None:
         """Launch the pods, answer requests until closed or idle, and leave nothing behind."""
@@ -110,7 +111,7 @@ class Keeper:
             self._fleet.give_up()
 
     def _work(self) -> None:
-        self._touched = time.monotonic()
+        self._idle.use()
         while (runner := self._next()) is not None:
             try:
                 runner.run()
@@ -118,7 +119,7 @@ class Keeper:
                 logger.exception("a run")
             with self._turn:
                 self._running = None
-            self._touched = time.monotonic()
+            self._idle.use()
         for runner in self._waiting:  # nobody adds to it any more
             runner.abandon("the cluster was closed before it started")
 
@@ -127,15 +128,16 @@ class Keeper:
             while not self._closing.is_set():
                 if self._waiting:
                     self._running = self._waiting.popleft()
+                    self._idle.suspend()
                     return self._running
                 self._turn.wait(_TICK_S)
                 self._end_when_idle()
         return None
 
     def _end_when_idle(self) -> None:
-        limit_s = self._spec.idle_timeout_s
-        if limit_s is not None and not self._waiting and time.monotonic() - self._touched >= limit_s:
+        if not self._waiting and self._idle.is_over():
             self._closing.set()
+            limit_s = self._spec.idle_timeout_s or 0
             self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
 
     def _bring_held(self) -> None:
@@ -179,7 +181,7 @@ class Keeper:
                 connection.sendall(to_line(answer))
 
     def _do(self, request: Request) -> dict[str, object]:
-        self._touched = time.monotonic()
+        self._idle.use()
         match request:
             case Status():
                 return self._status()
@@ -236,7 +238,8 @@ class Keeper:
         wanted = 1 if single else request.pods
         links = self._fleet.take(self._spec.count if wanted is None else wanted)
         pods = [link.pod for link in links]
-        paths.hostfile.write_text(str(Hostfile.from_pods(pods)), encoding="utf-8")
+        hostfile = Hostfile.from_pods(pods)
+        write_text(paths.hostfile, str(hostfile))
         context = RunContext(
             run_id=request.run,
             paths=paths,
@@ -244,6 +247,7 @@ class Keeper:
             links=links,
             places=place_ranks(pods)[: 1 if single else None],
             identity=self._fleet.identity,
+            hostfile_sha256=hostfile.sha256,
             look=self._fleet.look,
         )
         return Runner(context)
@@ -264,9 +268,13 @@ class Keeper:
     def _say(self, phase: str, message: str) -> None:
         self._phase, self._message = phase, message
         logger.info("%s: %s", phase, message)
+        self._write_state()
+
+    def _write_state(self) -> None:
         state = {
-            "phase": phase,
-            "message": message,
+            "phase": self._phase,
+            "message": self._message,
+            "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
             "error": self._error,
             "pid": os.getpid(),
             "start_time": process_start_time(os.getpid()),

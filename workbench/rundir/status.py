@@ -30,6 +30,8 @@ class ClusterStatus(TolerantRecord):
     """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
     message: str = ""
     """One line on the phase, for people."""
+    idle_end_s: float | None = None
+    """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
     raw_pods: Sequence[Mapping[str, object]] = ()
     """The JSON form of its pods."""
     pid: int | None = None

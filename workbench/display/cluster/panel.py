@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.client.cluster import Cluster
+from workbench.client.lifecycle import keep_from_idling
 from workbench.display.cluster.view import cluster_doc, look_at
 from workbench.display.kit.doc import Note, blocks_html, to_fragment
 from workbench.display.kit.live import Live, has_widgets
 from workbench.display.kit.style import framed, styled
 from workbench.display.run.buttons import AskOnce
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.view import RunView
 
 __all__ = ["ClusterPanel", "cluster_bundle", "show_cluster"]
 
 logger = logging.getLogger(__name__)
 _TICK_S = 1.0
+_WORD_S = 60.0  # between two words to the keeper; sooner where it does not wait long for one
 _ENDED = ("closed", "failed", "lost")
 
 
@@ -94,9 +98,13 @@ class ClusterPanel:
         self.over = ended
 
     def _loop(self) -> None:
-        while not self.over and not self._closing.wait(_TICK_S):
+        word_s, spoke_s = min(_WORD_S, (self._cluster.spec.idle_timeout_s or _WORD_S) / 4), 0.0
+        while not self.over and not self._closing.wait(min(_TICK_S, word_s)):
             try:
                 self.draw()
+                if time.monotonic() - spoke_s >= word_s:
+                    spoke_s = time.monotonic()
+                    keep_from_idling(ClusterPaths(self._cluster.path))
             except Exception:  # thread boundary: one failed drawing must not end the panel
                 logger.exception("drawing the panel of %s", self._cluster.path)
         if self.over:

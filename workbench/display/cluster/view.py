@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from workbench.display.kit.doc import Doc, Note, Table
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
 from workbench.rundir.view import RunView
 
 __all__ = ["ClusterView", "cluster_doc", "cluster_grid", "look_at"]
@@ -39,17 +41,21 @@ class ClusterView:
     """Memory in use by the run in progress, GiB, by address."""
     running: str = ""
     """Id of the run in progress."""
+    idle_end: str = ""
+    """The time of day when it closes if nobody uses it; empty where that is not to come."""
 
 
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
     """Return how a cluster is, without asking its keeper."""
     run = _run_in_progress(cluster.path, {} if views is None else views)
+    status = cluster_status(cluster.path)
     return ClusterView(
-        phase=cluster.phase,
-        message=cluster.message,
+        phase=status.phase,
+        message=status.message,
+        idle_end=time.strftime("%H:%M:%S", time.localtime(end_s)) if (end_s := status.idle_end_s) else "",
         path=str(cluster.path),
         count=int(str(read_json(ClusterPaths(cluster.path).config).get("count", 0))),
-        pods=cluster.pods,
+        pods=status.pods,
         memory={address: now for address, host in run.memory.items() if (now := host.gib.last)} if run else {},
         running=run.id if run else "",
     )
@@ -70,7 +76,8 @@ def cluster_doc(view: ClusterView) -> Doc:
     grid = cluster_grid(view.phase, view.message, view.pods, view.memory)
     waits = "" if view.pods or view.phase != "starting" else f"{view.count} pods were asked for; none has come yet"
     running = f"Run in progress: {view.running}" if view.running else ""
-    lines = [line for line in (waits, running, f"Directory: {view.path}") if line]
+    idle = f"Its pods stop at {view.idle_end} unless a run or a notebook that shows this panel uses them before"
+    lines = [line for line in (waits, running, idle if view.idle_end else "", f"Directory: {view.path}") if line]
     return Doc(blocks=[Table(grid), *map(Note, lines)])
 
 

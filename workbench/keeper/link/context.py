@@ -32,6 +32,8 @@ class RunContext:
     places: Sequence[RankPlace]
     identity: Identity
     """The cluster's key."""
+    hostfile_sha256: str
+    """Of the run's hostfile as it was written when the run was submitted."""
     look: Callable[[], Sequence[Pod]]
     """Asks the backend for the pods as they are now."""
 

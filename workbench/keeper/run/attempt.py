@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.package import file_digest
 from workbench.jobs.choices import Launcher
 from workbench.keeper.launch.command import LaunchCommand, build_command
 from workbench.keeper.launch.process import LauncherProcess
@@ -71,6 +72,7 @@ class Attempt:
         fault: RunFault | None = None
         watches: list[PodWatch] = []
         try:
+            self._check_hostfile()
             resumed = resumed_from(self._context.paths)
             what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
             notes = resumed.notes if resumed else ()
@@ -143,7 +145,18 @@ class Attempt:
             watch.start()
         return watches
 
+    def _check_hostfile(self) -> None:
+        """Refuse a hostfile that is not as it was written at submission: launchers run what it names."""
+        path = self._context.paths.hostfile
+        try:
+            digest = file_digest(path)
+        except OSError as error:
+            raise RunError(f"the hostfile {path} cannot be read: {error.strerror}; submit the job again") from error
+        if digest != self._context.hostfile_sha256:
+            raise RunError(f"the hostfile {path} was changed after the run was submitted; submit the job again")
+
     def _launch(self) -> None:
+        self._check_hostfile()
         self._journal.state(RunState.STARTING, "starting ranks")
         if self._context.spec.job.launcher == Launcher.SSH:
             self._context.everywhere(lambda link: link.call("start", run=self._context.run_id))
