@@ -12,15 +12,18 @@ from tests.chaos.site import LEASE_S, Site, left_of_run
 from tests.chaos.tally import Outcome
 from tests.poll import until
 from workbench import Cluster
+from workbench.base.errors import WorkbenchError
 from workbench.rundir.state import RunState
 
 __all__ = ["keeper_death", "take_over"]
 
 
 def take_over(cluster: Cluster) -> Cluster | None:
-    """Have a new keeper go on with a cluster whose keeper is dead; None where this version has no such thing."""
-    attach = getattr(Cluster, "attach", None)
-    return None if attach is None else attach(cluster.path)
+    """Have a new keeper go on with a cluster whose keeper is dead; None where it cannot be, and the run stays lost."""
+    try:
+        return Cluster.attach(cluster.path)
+    except WorkbenchError:
+        return None
 
 
 def keeper_death(site: Site, trial: Trial) -> Outcome:
