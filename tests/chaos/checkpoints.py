@@ -19,7 +19,7 @@ from workbench.rundir.state import RunState
 
 __all__ = ["checkpoint"]
 
-_STEPS = 40
+_STEPS = 90
 _PARTS = 2
 _PATIENCE_S = 120.0
 
@@ -36,11 +36,12 @@ def checkpoint(site: Site, trial: Trial) -> Outcome:
     hit(trial, cluster, pod, run)
     killed = time.monotonic()
     until(lambda: run.state.is_terminal, END_S)
-    outcome.shown_s = time.monotonic() - killed
+    shown_s = time.monotonic() - killed
     if trial.victim == "keeper" and (new := take_over(cluster)) is not None:
         site.replace(new)
     result = run.wait(_PATIENCE_S, progress=False)
     outcome.state, outcome.message = str(result.state), result.message[:500]
+    outcome.shown_s = None if result.state is RunState.SUCCEEDED else shown_s
     outcome.taken_over = trial.victim == "keeper" and result.state is RunState.SUCCEEDED
     if trial.victim == "rank" and result.state is RunState.FAILED:
         right = result.error is not None and result.error.pod == pod.name
