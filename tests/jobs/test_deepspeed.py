@@ -275,3 +275,18 @@ def test_a_shipped_file_is_found_by_its_name_from_any_folder(tmp_path: Path, mon
     (tmp_path / "dsconfig").mkdir()
     (tmp_path / "dsconfig" / "zero1.json").write_text('{"zero_optimization": {"stage": 1}, "log_level": "info"}')
     assert "log_level" in load(own("dsconfig/zero1.json"))[0], "a file of one's own comes first"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"comet": {"enabled": True, "api_key": "plainword"}},
+        {"tensorboard": {"enabled": True, "output_path": "https://me:hunter2@host/x"}},
+        {"wandb": {"enabled": True, "group": "hf_abcdefghijklmnopqrst"}},
+    ],
+)
+def test_a_secret_in_it_is_refused_and_not_shown(more: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="holds a secret, which would be written to the run directory") as refused:
+        resolve(own({"zero_optimization": {"stage": 1}, **more}), gpus=0)
+    assert not [word for word in ("plainword", "hunter2", "hf_abc") if word in str(refused.value)]
+    assert resolve(own({"zero_optimization": {"stage": 1}, "comet": {"enabled": False, "api_key": ""}}), gpus=0)

@@ -26,6 +26,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.kubeflow.objects import KINDS
 from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 IMAGE = "example.org/worker:1"
@@ -177,15 +178,21 @@ def test_the_job_is_the_runs_own(tmp_path: Path) -> None:
     job = FineTune(
         technique="zero3", max_steps=7, learning_rate=0.5, seed=11, launcher="pdsh", env={"NCCL_DEBUG": "INFO"}
     )
-    manifest = run_of(tmp_path, job, env={"HF_HOME": "/results/hub"}).manifest("pytorchjob", image=IMAGE)
+    run = run_of(tmp_path, job, env={"HF_HOME": "/results/hub"})
+    plain = {"HF_HOME": "/results/hub", "NCCL_DEBUG": "INFO"}
+    manifest = run.manifest("pytorchjob", image=IMAGE, env=plain)
     spec = handed_spec(manifest)
-    assert (spec["cluster"]["count"], spec["cluster"]["pods"]["env"]) == (3, {"HF_HOME": "/results/hub"})
-    asked = {**job.to_dict(), "launcher": "ssh"}
+    assert (spec["cluster"]["count"], spec["cluster"]["pods"]["env"]) == (3, {"HF_HOME": "${HF_HOME}"})
+    worker = parts(manifest)["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert plain.items() <= {each["name"]: each.get("value") for each in worker["containers"][0]["env"]}.items()
+    with pytest.raises(ConfigError, match="env MY_TOKEN looks like a secret"):
+        run.manifest("pytorchjob", image=IMAGE, env={**plain, "MY_TOKEN": "abcd1234"})
+    asked = {**job.to_dict(), "launcher": "ssh", "env": {"NCCL_DEBUG": "${NCCL_DEBUG}"}}
     assert spec["job"].pop("deepspeed")["zero_optimization"]["stage"] == 3
     del asked["deepspeed"]
     assert spec["job"] == json.loads(json.dumps(asked))
     (tmp_path / "spec.json").write_text(parts(manifest)["ConfigMap"]["data"]["spec.json"])
-    assert RunSpec.load(tmp_path / "spec.json").job.env == job.env
+    assert RunSpec.load(tmp_path / "spec.json").job.env == {"NCCL_DEBUG": "${NCCL_DEBUG}"}
 
 
 def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
@@ -206,7 +213,18 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     assert (handed_spec(manifest)["job"]["path"], handed_spec(manifest)["job"]["args"]) == ("train.py", ["--lr", "a b"])
     assert sorted(inputs(manifest)) == ["helper.py", "train.py"]
 
+    assert "It carries the script's folder (2 files, 0.0 KiB)." in manifest.notes
+    (own / "train.py").write_text("another one by now\n")
+    assert inputs(run.manifest("pytorchjob", image=IMAGE))["train.py"] == b"import helper\n"
+
+    RunPaths(run.path).script.unlink()
+    with pytest.raises(ConfigError, match=r"does not hold the script .*script='FOLDER/train\.py'"):
+        run.manifest("pytorchjob", image=IMAGE)
+    again = run.manifest("pytorchjob", image=IMAGE, script=str(own / "train.py"))
+    assert inputs(again)["train.py"] == b"another one by now\n"
+
     (own / "noise.bin").write_bytes(random.Random(0).randbytes(1 << 20))
+    run = run_of(tmp_path / "large", Script(path=str(own / "train.py")))
     with pytest.raises(ConfigError, match=r"ConfigMap of \d\.\d MiB, and Kubernetes takes 1 MiB: put its folder as 's"):
         run.manifest("pytorchjob", image=IMAGE)
     large = run.manifest("pytorchjob", image=IMAGE, pvc="data", inputs="mine/v1")
@@ -240,7 +258,7 @@ def test_settings_come_from_the_pods_of_the_run_unless_told(tmp_path: Path) -> N
 
 def test_a_secret_is_never_in_it(tmp_path: Path) -> None:
     run = run_of(tmp_path, FineTune(env={"WANDB_API_KEY": "canary-5f1e"}), env={"HF_TOKEN": "canary-77aa"})
-    with pytest.raises(ConfigError, match=r"takes HF_TOKEN from the environment, .*token_secret='hub'"):
+    with pytest.raises(ConfigError, match=r"takes HF_TOKEN, WANDB_API_KEY from the .*token_secret='hub'"):
         run.manifest("mpijob", image=IMAGE)
     with pytest.raises(ConfigError, match=r'secrets=\{"WANDB_API_KEY": "secret/key"\}'):
         run.manifest("mpijob", image=IMAGE, token_secret="hub")

@@ -19,6 +19,7 @@ from workbench.jobs.data.sources.dataset import Mini, dataset_from, prepare
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.results.recipe import recipe_of
+from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots
 from workbench.rundir.state import RunState
@@ -64,18 +65,55 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
         ".venv/bin/pip install -r requirements.txt --extra-index-url https://download.pytorch.org/whl/cpu",
         ".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank train.py",
         ".venv/bin/torchrun --nproc-per-node 2 train.py",
-        "export NCCL_DEBUG='a b'",
+        ': "${NCCL_DEBUG:?set it first; its value is not kept}"',
     ):
         assert line in recipe.commands.splitlines()
 
 
-def test_the_commands_are_shell_and_name_no_secret(tmp_path: Path) -> None:
-    recipe = recipe_of(make_run(tmp_path, FineTune(), env={"HF_TOKEN": "${HF_TOKEN}", "A": "x'; rm -rf /; '"}))
+def test_the_commands_are_shell_and_hold_no_value(tmp_path: Path) -> None:
+    env = {"HEADER": "Bearer ${HF_TOKEN}", "A": "x'; rm -rf /; '"}
+    recipe = recipe_of(make_run(tmp_path, FineTune(), env=env))
     assert ': "${HF_TOKEN:?' in recipe.commands
+    assert "rm -rf" not in recipe.commands
     subprocess.run(["sh", "-n"], input=recipe.commands, text=True, check=True)
-    exports = "\n".join(line for line in recipe.commands.splitlines() if line.startswith("export"))
-    run = subprocess.run(["sh", "-c", f'{exports}\nprintf %s "$A"'], capture_output=True, text=True, check=True)
-    assert run.stdout == "x'; rm -rf /; '"
+    exports = "\n".join(line for line in recipe.commands.splitlines() if line.startswith(("export", ":")))
+    given = {**os.environ, "HF_TOKEN": "t", "A": "$(a)", "NCCL_DEBUG": "n"}
+    run = subprocess.run(["sh", "-ec", f'{exports}\nprintf "%s|%s" "$A" "$HEADER"'], env=given, stdout=-1, check=True)
+    assert run.stdout == b"$(a)|Bearer t"
+    del given["HF_TOKEN"]
+    assert subprocess.run(["sh", "-ec", exports], env=given, stderr=-1).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("env", "versions"),
+    [
+        ({"X;touch PWN;Y": "1"}, {}),
+        ({"A$(touch PWN)": "2"}, {}),
+        ({"A": "$(touch PWN)", "B": "${X;touch PWN}", "C": '"; touch PWN; "'}, {}),
+        ({}, {"python": "3.11\ntouch PWN\n#"}),
+        ({}, {"python": "3.11; touch PWN #"}),
+        ({}, {"torch": "2.13.0\n--index-url http://evil/simple"}),
+        ({}, {"deepspeed": "0.19 ; touch PWN", "torch": "+cpu`touch PWN`"}),
+    ],
+)
+def test_a_run_of_somebody_else_puts_nothing_into_the_commands(
+    tmp_path: Path, env: dict[str, str], versions: dict[str, str]
+) -> None:
+    result = replace(make_run(tmp_path / "run", FineTune(), env=env), versions=VERSIONS | versions)
+    recipe = recipe_of(result)
+    assert b"index-url" not in recipe.files["requirements.txt"]
+    assert b"PWN" not in recipe.files["requirements.txt"]
+    (tmp_path / "here").mkdir()
+    harmless = {
+        "PATH": str(tmp_path),
+        "A": "1",
+        "B": "1",
+        "C": "1",
+        "NCCL_DEBUG": "1",
+    }  # no program of the recipe is found
+    touch = 'touch() { : > "$1"; }\n'
+    subprocess.run(["/bin/sh", "-c", touch + recipe.commands], cwd=tmp_path / "here", env=harmless, stderr=-1)
+    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
@@ -109,16 +147,38 @@ def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
     assert recipe_of(result).commands.endswith("# the one rank\n.venv/bin/python train.py")
 
 
-def test_a_script_is_carried_with_its_arguments(tmp_path: Path) -> None:
-    script = tmp_path / "ring.py"
+def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(tmp_path: Path) -> None:
+    script = tmp_path / "own" / "ring.py"
+    (script.parent / "lib").mkdir(parents=True)
     script.write_text("print('ring')\n")
-    recipe = recipe_of(make_run(tmp_path / "run", Script(path=str(script), args=["--name", "a b"])))
+    (script.parent / "lib" / "a.py").write_text("pass\n")
+    result = make_run(tmp_path / "run", Script(path=str(script), args=["--name", "a b"]))
+    RunPaths(result.path).script.write_bytes(zip_script(script))
+    script.write_text("changed since")
+    recipe = recipe_of(result)
     assert recipe.files["ring.py"] == b"print('ring')\n"
+    assert recipe.files["lib/a.py"] == b"pass\n"
     assert ".venv/bin/torchrun --nproc-per-node 2 ring.py --name 'a b'" in recipe.commands
-    script.unlink()
+    RunPaths(result.path).script.unlink()
     recipe = recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
     assert "ring.py" not in recipe.files
-    assert any("no longer there" in line for line in recipe.differs)
+    assert any("is not in the run directory" in line for line in recipe.differs)
+
+
+def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:
+    key = tmp_path / "home" / "id_ed25519"
+    key.parent.mkdir()
+    key.write_text("canary")
+    result = make_run(tmp_path / "run", Script(path=str(key)))
+    with zipfile.ZipFile(RunPaths(result.path).script, "w") as archive:
+        archive.writestr("../../escape", "x")
+        archive.writestr("/etc/passwd", "x")
+        archive.writestr("fine.py", "x")
+    recipe = recipe_of(result)
+    assert set(recipe.files) == {"fine.py", "hostfile", "requirements.txt"}
+    assert b"canary" not in b"".join(recipe.files.values())
+    page = result.to_html(tmp_path / "card.html").read_text()
+    assert "canary" not in page
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 import random
 from pathlib import Path
 
+import pytest
+
+from workbench.base.redact import Redactor
 from workbench.rundir.events import format_event
-from workbench.rundir.output.collect import Collector, LineSplitter
+from workbench.rundir.output.collect import Collector, LineSplitter, mask_file
 from workbench.rundir.paths import RunPaths
 
 
@@ -64,3 +67,50 @@ def test_a_full_disk_cuts_the_log_and_not_the_events(tmp_path: Path) -> None:
         assert len(collector.take({"rank-0/stdout.log": {"offset": at, "data": line}})) == 1
     assert collector.cut == {"rank-0/stdout.log"}
     assert (tmp_path / "kept").read_text() == "kept\n"
+
+
+SECRETS = {
+    "PGPASS": "opensesame-7",
+    "PEM": "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\nAQEFAASC\n-----END PRIVATE KEY-----",
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 17, 4096])
+def test_secrets_are_masked_however_they_arrive_and_offsets_stay(tmp_path: Path, size: int) -> None:
+    text = (
+        "step 1\nlogin opensesame-7 of me\n\r 10% opensesame-7\r 20%\n"
+        f"{SECRETS['PEM']}\nafter hf_abcdefghijklmnopqrst and Bearer abc123def456\n"
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7\n-----END RSA PRIVATE KEY-----\nthe end, opensesame-7"
+    )
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    collector = Collector(paths, [0], Redactor(SECRETS))
+    data, name = text.encode(), "rank-0/stderr.log"
+    for offset in range(0, len(data), size):
+        piece = data[offset : offset + size].decode("latin-1")
+        collector.take({name: {"offset": offset, "data": piece}})
+    log = paths.rank_log(0, "stderr").read_bytes().decode()
+    assert len(log) == len(text)
+    assert [line for line in log.splitlines() if "*" not in line and "END" not in line] == ["step 1", "", " 20%"]
+    for secret in ("opensesame", "MIIE", "hf_abc", "abc123"):
+        assert secret not in log
+    assert log.count("\n") == text.count("\n")
+    assert collector.offsets[name] == len(data)
+
+
+def test_a_secret_in_an_event_is_masked_and_the_event_stays_one(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    line = format_event("note", rank=0, text='say "opensesame-7"\n', step=3) + "\n"
+    collector = Collector(paths, [0], Redactor(SECRETS))
+    (event,) = collector.take({"rank-0/stdout.log": {"offset": 0, "data": line}})
+    assert event.data["text"] == 'say "************"\n'
+    assert event.data["step"] == 3
+
+
+def test_a_launchers_log_is_masked_in_place(tmp_path: Path) -> None:
+    log = tmp_path / "launcher.log"
+    log.write_bytes(b"x" * ((1 << 20) - 5) + b"opensesame-7\nopensesame-7" + b"y" * 100)
+    mask_file(log, Redactor(SECRETS))
+    assert log.read_bytes() == b"x" * ((1 << 20) - 5) + b"*" * 12 + b"\n" + b"*" * 12 + b"y" * 100
+    mask_file(tmp_path / "none.log", Redactor(SECRETS))

@@ -83,3 +83,19 @@ def test_a_script_is_known_by_the_files_that_travel_with_it(tmp_path: Path) -> N
         marks.append(origin_of(Script(path=str(script)), paths, tmp_path)["script"])
     assert marks[0] == marks[1] != marks[2]
     assert origin_of(Script(path=str(script)), paths, tmp_path)["data"] == ""
+
+
+def test_looking_runs_nothing_that_the_repository_names(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "a").write_text("a")
+    git(tmp_path, "add", "a")
+    git(tmp_path, "commit", "-qm", "a")
+    hook = tmp_path / "hook.sh"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}\n")
+    hook.chmod(0o755)
+    git(tmp_path, "config", "core.fsmonitor", str(hook))
+    git(tmp_path, "status", "--porcelain")
+    assert (tmp_path / "ran").exists(), "git itself runs it"
+    (tmp_path / "ran").unlink()
+    assert commit_of(tmp_path)
+    assert not (tmp_path / "ran").exists()

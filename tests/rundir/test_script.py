@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.make.script import IGNORE_FILE, check_script, files_of, script_files, zip_script
+from workbench.rundir.make.script import IGNORE_FILE, check_script, files_of, left_out, script_files, zip_script
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 EVERYTHING = (
@@ -115,3 +117,121 @@ def test_an_ignore_file_that_cannot_be_meant_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=said):
         prepare_run(spec, root=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+KEYS = (
+    *(".env", ".env.local", ".envrc", ".aws/credentials", ".ssh/id_rsa", "id_rsa", "id_ed25519", "key.pem", ".netrc"),
+    *(".npmrc", ".pypirc", ".kube/config", "kubeconfig", ".docker/config.json", "credentials.json", "secrets.json"),
+    *(
+        "service-account.json",
+        ".huggingface/token",
+        ".cache/huggingface/token",
+        "token",
+        ".terraform/terraform.tfstate",
+    ),
+    *(
+        ".terraform/terraform.tfstate",
+        "terraform.tfstate",
+        ".bash_history",
+        ".python_history",
+        "wandb/run-1/a",
+        "mlruns/0/a",
+        "lib/deep/.env",
+    ),
+)
+
+
+def test_files_that_hold_keys_by_their_name_stay_unless_they_are_named(folder: Path) -> None:
+    for name in KEYS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("canary")
+    assert travels(folder) == PLAIN
+    left = left_out(folder)
+    assert {".env", "key.pem", ".aws/", "lib/deep/.env", "wandb/"} <= set(left)
+    assert not PLAIN & set(left)
+    assert travels(folder, "!.env", "!/key.pem") == PLAIN | {".env", "lib/deep/.env", "key.pem"}
+
+
+@pytest.mark.parametrize(
+    ("where", "lines", "stays"),
+    [
+        ("", "*.log\nnotes/\n", {"report.log", "kept.log", "notes/data/deep.bin"}),
+        ("", "*.log\n!kept.log\n", {"report.log"}),
+        ("", "!\n\n/data\n", {"data/rows.bin", "data/keep.txt"}),
+        ("lib", "model.py\n", {"lib/model.py"}),
+        ("lib", "!.env\n*.none\n", set()),
+        ("..", "work/*.log\nkeep.txt\n", {"report.log", "kept.log", "data/keep.txt"}),
+        ("..", "/work/\n", set()),
+        ("..", "train.py\n*.bin\n", {"data/rows.bin", "notes/data/deep.bin"}),
+    ],
+)
+def test_what_version_control_leaves_out_stays_but_for_the_script(
+    folder: Path, where: str, lines: str, stays: set[str]
+) -> None:
+    (folder / ".git").rename(folder.parent / ".git")
+    (folder / "lib" / ".env").write_text("canary")
+    (folder / where / ".gitignore").write_text(lines)
+    with zipfile.ZipFile(io.BytesIO(zip_script(folder / "train.py"))) as archive:
+        assert {name for name in archive.namelist() if not name.endswith(".gitignore")} == PLAIN - stays
+    (folder / IGNORE_FILE).write_text("!*.log\n")
+    assert {"report.log", "kept.log"} <= {path.name for path in script_files(folder)}, "our own file has the last word"
+
+
+def test_links_that_lead_elsewhere_or_to_what_stays_do_not_travel(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("canary")
+    (folder / ".env").write_text("canary")
+    (folder / "out.txt").symlink_to(tmp_path / "outside")
+    (folder / "up.txt").symlink_to("../outside")
+    (folder / "env.txt").symlink_to(".env")
+    (folder / "same.py").symlink_to("lib/model.py")
+    assert travels(folder) == PLAIN | {"same.py"}
+    assert {"out.txt", "up.txt", "env.txt", ".env"} == set(left_out(folder))
+    with zipfile.ZipFile(io.BytesIO(zip_script(folder / "train.py"))) as archive:
+        assert b"canary" not in b"".join(archive.read(name) for name in archive.namelist())
+        assert archive.read("same.py") == b"lib/model.py"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--token=hf_abcdefghijklmnopqrstuvwx"],
+        ["--api-key", "a1b2c3d4e5f6"],
+        ["postgres://me:hunter2@db/x"],
+        ["x7-Qp22-moon"],
+        ["--login", "me:x7-Qp22-moon"],
+    ],
+)
+def test_an_argument_that_is_a_secret_is_refused_and_leaves_nothing(
+    folder: Path, tmp_path: Path, args: list[str]
+) -> None:
+    job = Script(path=str(folder / "train.py"), args=args, env={"MY_SETTING": "x7-Qp22-moon"})
+    with pytest.raises(ConfigError, match=r"args\[\d\] looks like a secret.*\$\{NAME\}") as refused:
+        prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run")
+    assert args[-1] not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+    plain = [
+        "--token=${MY_SETTING}",
+        "--tokens",
+        "1024",
+        "--lr",
+        "1e-3",
+        "--model",
+        "google-t5/t5-small",
+        "--seed=12345678",
+    ]
+    prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job.replace(args=plain)), root=tmp_path / "run")
+
+
+def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, helper\nfrom pathlib import Path\n"
+        "print(sys.argv, __name__, Path('/proc/self/cmdline').read_text().split(chr(0))[-3:-1])\n"
+    )
+    (tmp_path / "helper.py").touch()
+    job = Script(path=str(tmp_path / "train.py"), args=["--token=${TOKEN}", "${OTHER}"])
+    env = {**os.environ, "TOKEN": "a $b\n", "OTHER": "not given"}
+    assert job.program({})[0] == "train.py"
+    argv = [sys.executable, "-u", *job.program({"TOKEN": ""})]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    expected = (["train.py", "--token=a $b\n", "not given"], "__main__", ["--token=${TOKEN}", "${OTHER}"])
+    assert done.stdout == " ".join(map(str, expected)) + "\n"

@@ -6,7 +6,7 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.spec import ClusterSpec, RunSpec, expand_env, hide_secrets
+from workbench.rundir.spec import ClusterSpec, RunSpec, expand_env, hide_values
 
 SPEC = {"cluster": {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}, "job": {"technique": "zero3"}}
 
@@ -58,17 +58,32 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert spec.job.dataset == {"kind": "jsonl", "train": str(tmp_path / "train.jsonl"), "eval": "missing.jsonl"}
 
 
-def test_secrets_are_written_as_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = RunSpec(cluster=ClusterSpec(), job=FineTune(env={"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"}))
+def test_no_value_is_written_and_whoever_submits_it_again_is_asked_for_all_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = PodSpec(env={"POD_LOGIN": "me:canary"})
+    spec = RunSpec(cluster=ClusterSpec(pods=pods), job=FineTune(env={"HF_TOKEN": "canary", "MODE": "INFO"}))
     text = json.dumps(spec.to_dict())
     assert "canary" not in text
-    monkeypatch.setenv("HF_TOKEN", "canary")
-    assert RunSpec.load(write(tmp_path, text)).job.env == {"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"}
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(ConfigError, match="HF_TOKEN is not set"):
-        RunSpec.load(write(tmp_path, text))
+    assert "INFO" not in text
+    again = RunSpec.load(write(tmp_path, text))
+    for name in ("HF_TOKEN", "MODE", "POD_LOGIN"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"values of HF_TOKEN, MODE from this environment, where they are not set"):
+        expand_env(again.job.env)
+    with pytest.raises(ConfigError, match="POD_LOGIN"):
+        again.resolved()
+    for name, value in (("HF_TOKEN", "canary"), ("MODE", "INFO"), ("POD_LOGIN", "me:canary")):
+        monkeypatch.setenv(name, value)
+    assert again.resolved() == spec
 
 
-def test_hidden_names() -> None:
-    assert hide_secrets({"WANDB_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "y", "OMP": "1"})["OMP"] == "1"
-    assert expand_env({"A": "plain"}) == {"A": "plain"}
+def test_reading_the_spec_of_somebody_else_resolves_no_variable_of_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    env = {"A": "${AWS_SECRET_ACCESS_KEY}", "B": "x-${AWS_SECRET_ACCESS_KEY}"}
+    spec = RunSpec.load(write(tmp_path, {**SPEC, "job": {"env": env}}))
+    assert "canary" not in repr(dict(spec.job.env))
+    assert hide_values(spec.job.env) == {"A": "${AWS_SECRET_ACCESS_KEY}", "B": "${B}"}
+    assert expand_env(spec.job.env) == {"A": "canary", "B": "x-canary"}

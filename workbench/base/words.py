@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "ratio", "scaled", "yes_no"]
+from collections.abc import Sequence
+
+__all__ = [
+    "UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "ratio", "scaled", "short_list",
+    "yes_no",
+]  # fmt: skip
 
 UNKNOWN = "–"
 
@@ -60,6 +65,17 @@ def counted(value: int, what: str) -> str:
         ('1 pod', '1,200 rows')
     """
     return f"{count(value)} {what if value == 1 else what + 's'}"
+
+
+def short_list(names: Sequence[object], most: int = 5) -> str:
+    """Write the first of several names, and how many more there are.
+
+    Example:
+        >>> short_list(["a", "b", "c"], most=2)
+        'a, b and 1 more'
+    """
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def number(value: float | None) -> str:

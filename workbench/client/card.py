@@ -5,17 +5,19 @@ What it states is gathered here; display/ draws it.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import write_bytes
+from workbench.base.files import read_json, write_bytes
 from workbench.base.shown import as_page
 from workbench.client.result import RunResult
 from workbench.results.answers.predictions import Predictions
 from workbench.results.profile.parse import Profile
 from workbench.results.recipe import Recipe, recipe_of
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import stored
 from workbench.rundir.view import RunView
 
 __all__ = ["Card", "card_of", "replace_text", "write_card"]
@@ -61,14 +63,14 @@ def card_of(result: RunResult, name: str = "card.html") -> Card:
         predictions = result.predictions
     except WorkbenchError as error:
         missing.append(f"no answers: {error}")
-    spec = RunPaths(result.path).spec
+    spec = read_json(RunPaths(result.path).spec)
     return Card(
         result=result,
         view=view,
         profile=profile,
         predictions=predictions,
         recipe=recipe_of(result),
-        spec=spec.read_text(encoding="utf-8", errors="replace") if spec.exists() else "",
+        spec=json.dumps(stored(spec), indent=1) if spec else "",
         missing=tuple(missing),
         name=name,
     )

@@ -32,7 +32,7 @@ from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.folder import occupied
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Cluster(ShownLive):
         """
         self._closed = False
         with Leash() as leash:  # another interrupt, while the pods go, only ends the waiting for that
-            keeper = spawn(self._paths, self.spec, leash)
+            keeper = spawn(self._paths, self.spec.resolved(), leash)
             self._held = True
             with follow(self) as draw:
                 await_ready(self._paths, self.spec, keeper, draw, lambda: self._closed)
@@ -224,7 +224,7 @@ class Cluster(ShownLive):
         begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=local)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
-            ask(self._paths.socket, {**request, "job": job.to_dict(), "pods": prepared.spec.pods})
+            ask(self._paths.socket, {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods})
         except RunError as error:  # its directory must say why it never ran
             fail_unstarted(paths, prepared.spec, error)
             raise
@@ -242,7 +242,7 @@ class Cluster(ShownLive):
         """
         prepared = self._prepare(RunSpec(cluster=self.spec, job=job, pods=pods), self.path / "dry")
         request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
-        answer = ask(self._paths.socket, {**request, "job": prepared.spec.job.to_dict(), "pods": pods})
+        answer = ask(self._paths.socket, {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods})
         return LaunchCommand.from_dict(answer)
 
     def _prepare(self, spec: RunSpec, parent: Path, root: str | Path | None = None) -> PreparedRun:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.client.result import RunResult
@@ -120,7 +121,7 @@ class Run(ShownLive):
             raise RunError(f"there is no log of rank {rank}, {stream}; {self.paths.logs} holds what there is")
         text = path.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.split("\n") if line and not line.startswith(MARK)]
-        return "\n".join(lines if tail is None else lines[-tail:])
+        return mask_secrets("\n".join(lines if tail is None else lines[-tail:]))
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
         """Let the trained model answer rows, greedily and in batches; blocks until it has.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -13,14 +14,24 @@ from workbench.jobs.choices import Launcher
 
 __all__ = ["Script"]
 
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+# Within the rank's own process: what `ps` shows are the references.
+_FILL_IN = """\
+import os, re, runpy, sys
+sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", lambda m: os.environ.get(m[1], m[0]), arg) for arg in sys.argv[1:]]
+sys.path[0] = os.getcwd()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 
 class Script(Record):
     """Run a training script of the user's, unchanged, as one process per slot.
 
     The script finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun.
     Its folder travels with it, at most 200 MiB. A file `.workbenchignore` there, in gitignore's syntax, names what
-    stays here; version control, environments, caches and `runs/` do so anyway, unless a line such as `!runs/` takes
-    them back.
+    stays here. What a `.gitignore` names, version control, environments, caches, `runs/`, links that lead elsewhere and
+    files that hold keys by their name (`.env`, `*.pem`, `.aws/`, …) stay anyway, unless a line such as `!runs/` or
+    `!.env` takes them back.
     """
 
     label: ClassVar[str] = "job"
@@ -29,11 +40,19 @@ class Script(Record):
     path: Annotated[Text, Allowed("the path of a Python file")]
     """The script, a Python file."""
     args: Annotated[Sequence[str], Allowed("a list of strings, one an argument")] = ()
-    """Its arguments, each passed as it stands."""
+    """Its arguments, each passed as it stands; `${NAME}` of a variable in `env` is filled in within the rank, where
+    `ps` does not show it. One that looks like a secret is refused."""
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     env: Environment = Field(default_factory=dict, repr=False)
-    """Environment variables of every rank. Values are never printed."""
+    """Environment variables of every rank. Values are never printed or written down; `${NAME}` in one is filled in
+    from the environment of whoever submits the job."""
+
+    def program(self, environment: Mapping[str, str]) -> list[str]:
+        """Return what follows `python -u` in the script's folder."""
+        name = self.path.rpartition("/")[2]
+        named = {name for arg in self.args for name in _REFERENCE.findall(arg)}
+        return [*(["-c", _FILL_IN] if named & environment.keys() else []), name, *self.args]
 
     @property
     def word(self) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_json, write_text
 from workbench.base.process import process_start_time
+from workbench.base.redact import Redactor
 from workbench.base.wire import listen, read_request, to_line
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import job_from_dict
@@ -46,6 +47,7 @@ __all__ = ["Keeper", "main"]
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 _BROKEN_OFF = "closed: its start was broken off"
+_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Keeper:
@@ -55,6 +57,8 @@ class Keeper:
         self._paths = paths
         self._spec = spec
         self._fleet = Fleet(paths, spec, report=self._report)
+        self.redact = Redactor(spec.pods.env, {name: os.environ.get(name, "") for name in _HUB_TOKENS})
+        """Masks the secrets of the cluster and of its jobs in all that is written down."""
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
@@ -173,7 +177,7 @@ class Keeper:
             try:
                 answer: dict[str, object] = {"ok": True, **self._do(request_from(read_request(connection)))}
             except WorkbenchError as error:
-                answer = {"ok": False, "error": str(error)}
+                answer = {"ok": False, "error": self.redact(str(error))}
             except Exception as error:  # connection boundary
                 logger.exception("a request")
                 answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
@@ -234,6 +238,7 @@ class Keeper:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job, paths = job_from_dict(request.job), RunPaths(request.path)
+        self.redact.learn(job.env)
         single = job.to_dict().get("technique") == Technique.SINGLE
         wanted = 1 if single else request.pods
         links = self._fleet.take(self._spec.count if wanted is None else wanted)
@@ -249,6 +254,7 @@ class Keeper:
             identity=self._fleet.identity,
             hostfile_sha256=hostfile.sha256,
             look=self._fleet.look,
+            redact=self.redact,
         )
         return Runner(context)
 
@@ -282,9 +288,18 @@ class Keeper:
             "time_s": time.time(),
         }
         try:
-            write_json(self._paths.state, state)
+            write_json(self._paths.state, self.redact.json(state))
         except OSError as error:
             logger.warning("cannot write the state: %s", error)
+
+
+class _Masking(logging.Formatter):
+    def __init__(self, redact: Redactor):
+        super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s")
+        self._redact = redact
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redact(super().format(record))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,7 +308,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         filename=ClusterPaths(root).keeper_log,
         level=logging.INFO,
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
     )
     for chatty in ("paramiko", "workbench.pods.ssh.transport"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -303,6 +317,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_json(ClusterPaths(root).state, {"phase": "closed", "message": _BROKEN_OFF})
         return 0
     keeper = Keeper(ClusterPaths(root), ClusterSpec.from_dict(json.loads(line)))
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Masking(keeper.redact))
     # A thread, for the handler may interrupt whoever holds the keeper's lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook

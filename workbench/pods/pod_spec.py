@@ -25,7 +25,7 @@ class PodSpec(Record):
     image: str | None = None
     """Container image, where the place runs containers. Default None: the place's own."""
     env: Environment = Field(default_factory=dict, repr=False)
-    """Environment variables of every rank. Values are never printed. Default none."""
+    """Environment variables of every rank, as in a job's `env`. Default none."""
 
     @property
     def slots(self) -> int:

@@ -1,6 +1,7 @@
 """How to repeat a run without this project: the files it takes and the shell commands, with what stays different.
 
-Pure but for reading the run directory and, of a script, the script. Nothing is started.
+Pure but for reading the run directory. Whoever made that may be somebody else: nothing outside it is read, and what
+becomes part of a command is checked first. Nothing is started.
 """
 
 from __future__ import annotations
@@ -11,22 +12,29 @@ import json
 import re
 import shlex
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.files import read_json
+from workbench.base.json_values import part, text
+from workbench.base.redact import Redactor, mask_secrets
 from workbench.jobs.choices import Peft, Technique
-from workbench.jobs.model import Family, model_family
+from workbench.jobs.model import Family
+from workbench.jobs.script import Script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
+from workbench.rundir.spec import hide_values, stored
 
 __all__ = ["Recipe", "recipe_of"]
 
 _MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
-_SECRET = re.compile(r"\$\{(\w+)\}")
+_MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
+_REFERENCE = re.compile(r"\$\{(\w+)\}")
+_VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?")
 _PINNED = ("torch", "deepspeed", "transformers", "accelerate")
 
 
@@ -52,17 +60,26 @@ class Recipe:
 def recipe_of(result: ResultRecord) -> Recipe:
     """Make the recipe of a run."""
     paths = RunPaths(result.path)
-    job = read_json(paths.spec).get("job")
-    if isinstance(job, dict) and job.get("kind") == "script":
-        return _script(result, paths, job)
-    return _finetune(result, paths)
+    # PEP 440 and no more: versions become lines of requirements.txt and of a command.
+    versions = {name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)}
+    result = replace(result, versions=versions)
+    job = part(read_json(paths.spec), "job")
+    recipe = _script(result, paths, job) if job.get("kind") == Script.kind else _finetune(result, paths)
+    files = {name: _masked(name, content) for name, content in recipe.files.items()}
+    hidden = [name for name, content in recipe.files.items() if files[name] != content]
+    differs = [*recipe.differs, *(f"what looks like a secret is masked in {name}" for name in hidden)]
+    return replace(recipe, files=files, differs=differs, commands=mask_secrets(recipe.commands))
+
+
+def _masked(name: str, content: bytes) -> bytes:
+    # Rows and tokenizers are data: a mask would change what is learned.
+    return content if name.endswith(".jsonl") or name.startswith("tokenizer/") else Redactor().blob(content)
 
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     resolved = read_json(paths.job)
-    job = resolved.get("job")
-    options: Mapping[str, object] = job if isinstance(job, dict) else {}
-    beyond = _beyond(options, paths)
+    options = {**part(resolved, "job"), "env": {}}
+    beyond = _beyond(options, paths, text(resolved.get("family")))
     if beyond:
         return _with_workbench(result, paths, resolved, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
@@ -77,11 +94,12 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     return Recipe(files=files, commands="\n".join(lines), same=_SAME, differs=[*differs, *_DIFFERS, *_places(result)])
 
 
-def _beyond(job: Mapping[str, object], paths: RunPaths) -> Sequence[str]:
+def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
     """Name what of a job the script of the recipe does not know."""
-    trained = str(paths.model) if (paths.model / "config.json").is_file() else str(job.get("model", ""))
+    trained = read_json(paths.model / "config.json")
+    causal = not trained.get("is_encoder_decoder") if trained else "llama" in str(job.get("model", "")).lower()
     parts = {
-        "a causal model": model_family(trained) is Family.CAUSAL,
+        "a causal model": family == Family.CAUSAL if family else causal,
         "technique 'fsdp'": job.get("technique") == Technique.FSDP,
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
@@ -94,17 +112,16 @@ def _with_workbench(
     result: ResultRecord, paths: RunPaths, resolved: Mapping[str, object], beyond: Sequence[str]
 ) -> Recipe:
     """Make the recipe of a run that takes this project to repeat: its spec.json, with the rows beside it."""
-    spec = read_json(paths.spec)
+    spec = stored(read_json(paths.spec))
     files = _common(result, paths)
     differs: list[str] = []
-    asked = spec.get("job")
-    job: dict[str, object] = dict(asked) if isinstance(asked, dict) else {}
+    job = dict(part(spec, "job"))
     fetched: Sequence[str] = ()
     if resolved.get("train"):
         fetched = _add_rows(files, differs, paths, resolved)
         parts = {part: f"{part}.jsonl" for part in ("train", "eval") if resolved.get(part)}
         job["dataset"] = {"kind": "jsonl", **parts}
-    if isinstance(job.get("deepspeed"), str) and paths.deepspeed.exists():
+    if text(job.get("deepspeed")) and paths.deepspeed.exists():
         files["deepspeed.json"] = paths.deepspeed.read_bytes()
         job["deepspeed"] = "deepspeed.json"
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
@@ -125,21 +142,35 @@ def _with_workbench(
 
 
 def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) -> Recipe:
-    script, given = Path(str(job.get("path", ""))), job.get("args")
+    name, given = text(job.get("path")).rpartition("/")[2], job.get("args")
     args = [str(arg) for arg in given] if isinstance(given, list) else []
-    files, differs = _common(result, paths), []
-    try:
-        files[script.name] = script.read_bytes()
-        differs.append(f"{script.name} is as it was when this card was written; other files of its folder are not here")
-    except OSError:
-        differs.append(f"{script} is no longer there: put it, with its folder, beside the other files")
-    lines = [*_install(result), *_environment(paths), *_start(result, [script.name, *args], {})]
+    files, differs = {**_script_files(paths, name), **_common(result, paths)}, []
+    if name not in files:
+        differs.append(f"{name} is not in the run directory: put it, with its folder, beside the other files")
+    lines = [*_install(result), *_environment(paths), *_start(result, [name, *args], {})]
     return Recipe(
         files=files,
         commands="\n".join(lines),
-        same=("the script, its arguments, the number of ranks and the versions of the libraries",),
+        same=("the script with its folder, its arguments, the number of ranks and the versions of the libraries",),
         differs=[*differs, *_places(result)],
     )
+
+
+def _script_files(paths: RunPaths, script: str) -> dict[str, bytes]:
+    """Return what of a script's folder was sent: all of it where it is small, else the script."""
+    try:
+        with zipfile.ZipFile(paths.script) as archive:
+            members = [m for m in archive.infolist() if not m.is_dir() and _is_inside(m.filename)]
+            if sum(m.file_size for m in members) > _MOST_SCRIPT or paths.script.stat().st_size > _MOST_DATA:
+                members = [m for m in members if m.filename == script and m.file_size <= _MOST_SCRIPT]
+            return {m.filename: archive.read(m) for m in members}
+    except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+        return {}
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 _SAME = (
@@ -222,24 +253,16 @@ def _install(result: ResultRecord) -> Sequence[str]:
 
 
 def _environment(paths: RunPaths) -> Sequence[str]:
-    """Set the variables of the job and of its pods; a secret must be set by whoever repeats the run."""
+    """Set the variables of the job and of its pods; every value must be given by whoever repeats the run."""
     spec = read_json(paths.spec)
-    cluster = spec.get("cluster")
-    pods = cluster.get("pods") if isinstance(cluster, dict) else None
-    merged: dict[str, object] = {}
-    for part in (pods, spec.get("job")):
-        env = part.get("env") if isinstance(part, dict) else None
-        merged |= env if isinstance(env, dict) else {}
-    if not merged:
+    given = {**part(part(part(spec, "cluster"), "pods"), "env"), **part(part(spec, "job"), "env")}
+    names = {name: value for name, value in hide_values(given).items() if name.isidentifier() and name.isascii()}
+    if not names:
         return []
     lines = ["# the variables of the run; DeepSpeed passes on to other hosts what ~/.deepspeed_env holds"]
-    for name, value in merged.items():
-        secret = _SECRET.fullmatch(str(value))
-        lines.append(
-            f': "${{{secret[1]}:?set it first; its value is not kept}}"'
-            if secret
-            else f"export {name}={shlex.quote(str(value))}"
-        )
+    wanted = dict.fromkeys(reference for value in names.values() for reference in _REFERENCE.findall(value))
+    lines += [f': "${{{name}:?set it first; its value is not kept}}"' for name in wanted]
+    lines += [f'export {name}="{value}"' for name, value in names.items()]
     return [*lines, ""]
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from workbench.base.files import read_json, write_json
+from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
@@ -28,8 +29,8 @@ _RESERVE_BYTES = 256 << 10
 class Journal:
     """The writing side of one run directory."""
 
-    def __init__(self, paths: RunPaths):
-        self._paths = paths
+    def __init__(self, paths: RunPaths, redact: Redactor | None = None):
+        self._paths, self._redact = paths, redact or Redactor()
         self._scalars = ScalarWriter(paths.tensorboard)
         self._state = RunState.QUEUED
         self._message = self._hint = ""
@@ -57,7 +58,7 @@ class Journal:
         """Append an event, and its numbers to the curves; a full disk is logged once and stops nothing."""
         try:
             with self._paths.events.open("a", encoding="utf-8") as out:
-                out.write(event.to_json() + "\n")
+                out.write(self._redact(event.to_json()) + "\n")
             self._scalars.add(event)
         except OSError as error:
             if not self._warned:
@@ -91,7 +92,7 @@ class Journal:
             "duration_s": round(ended_s - started_s, 3),
             "ended_s": ended_s,
         }
-        result = ResultRecord.at(self._paths.root, raw).to_dict()
+        result = self._redact.json(ResultRecord.at(self._paths.root, raw).to_dict())
         self._paths.reserve.unlink(missing_ok=True)
         try:
             write_json(self._paths.result, result)
@@ -104,7 +105,7 @@ class Journal:
         """Add to the message of the result of a run that has ended."""
         result = read_json(self._paths.result)
         if remark and result:
-            message = f"{result.get('message')}; {remark}"
+            message = self._redact(f"{result.get('message')}; {remark}")
             write_json(self._paths.result, {**result, "message": message})
             write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
 
@@ -118,7 +119,9 @@ class Journal:
         try:
             write_json(
                 self._paths.state,
-                {"state": self._state, "message": self._message, "hint": self._hint, "time_s": time.time()},
+                self._redact.json(
+                    {"state": self._state, "message": self._message, "hint": self._hint, "time_s": time.time()}
+                ),
             )
         except OSError as error:
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
@@ -126,7 +129,7 @@ class Journal:
 
 def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
     """Write the result of a run that never started, so that its directory says why."""
-    Journal(paths).finish(
+    Journal(paths, Redactor(spec.cluster.pods.env, spec.job.env)).finish(
         RunState.FAILED,
         message=f"it did not start: {error}",
         fault=RunFault(kind=type(error).__name__, message=str(error)),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, TypeVar
 
-__all__ = ["ClusterPaths", "PodRunPaths", "RunPaths"]
+__all__ = ["ClusterPaths", "PodRunPaths", "RunPaths", "is_left"]
 
 
 P = TypeVar("P", bound=PurePath)
@@ -82,9 +82,11 @@ class RunPaths:
     command = _Below("command.sh")
     """The launch command as a shell line."""
     inputs = _Below("inputs")
-    """What travels to the pods: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script/."""
+    """What travels to the pods: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script.zip."""
     job = _Below("inputs/job.json")
     """The job with its DeepSpeed JSON and data resolved, as it travels to the pods."""
+    script = _Below("inputs/script.zip")
+    """A script with its folder, as it was when it was submitted; absent for other jobs."""
     deepspeed = _Below("inputs/deepspeed.json")
     """The DeepSpeed JSON that the ranks are given, to read; absent without DeepSpeed."""
     tables = _Below("inputs/tables.jsonl")
@@ -120,6 +122,19 @@ class RunPaths:
     """SHA-256 of every file that came back from the pods; written last."""
 
 
+def is_left(name: PurePath) -> bool:
+    """Whether a run may leave a file of this name, relative to its directory: all else there is the keeper's own.
+
+    Example:
+        >>> is_left(PurePath("model/config.json")), is_left(PurePath("spec.json")), is_left(PurePath("files"))
+        (True, False, False)
+    """
+    return name.parts[0] in ("model", "files") if len(name.parts) > 1 else name.name in _LEFT
+
+
+_LEFT = ("predictions.jsonl", "profile.txt")
+
+
 @dataclass(frozen=True, slots=True)
 class PodRunPaths:
     """The directory of a run on one pod, below the pod's root."""
@@ -131,7 +146,7 @@ class PodRunPaths:
     request = _Below("request.json")
     """The request to the agent: ranks, environment, what to start."""
     out = _Below("out")
-    """What rank 0 leaves to be fetched: model/, predictions.jsonl, profile.txt."""
+    """What rank 0 leaves to be fetched: model/, predictions.jsonl, profile.txt, and in files/ what a script likes."""
     checkpoints = _Below("checkpoints")
     """The checkpoints of this run's ranks on this pod: step-N/rank-R."""
     resume = _Below("resume")

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import number
+from workbench.base.redact import Redactor
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
@@ -162,7 +163,7 @@ class ResultRecord(Measurements):
         raw = read_json(RunPaths(path).result)
         if not raw:
             raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")
-        return cls.at(path, raw)
+        return cls.at(path, Redactor().json(raw))
 
     @classmethod
     def at(cls, path: Path, raw: Mapping[str, Any]) -> Self:

@@ -1,6 +1,7 @@
 """`SPEC.json`: what a cluster is asked to be and the job to run on it, in one file that starts the run again.
 
-Reading one checks every key; it touches nothing else.
+Reading one checks every key; it touches nothing else. Values of environment variables are never written into one: it
+names them, and `${NAME}` stands for the variable of whoever submits it.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import Json, part
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
+from workbench.base.redact import Redactor
 from workbench.jobs.finetune import Job, job_from_dict
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["ClusterSpec", "RunSpec", "expand_env", "hide_secrets"]
+__all__ = ["ClusterSpec", "RunSpec", "expand_env", "hide_values", "resolved", "stored"]
 
 Seconds = Annotated[Positive, Unit("s")]
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+_WithEnv = TypeVar("_WithEnv", Job, PodSpec)
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
+_ONLY_REFERENCES = re.compile(r"(?:Bearer |Basic )?(?:\$\{\w+\})+")
 
 
 class ClusterSpec(Record):
@@ -50,6 +54,10 @@ class ClusterSpec(Record):
     """Whether pods are asked if they see the cluster's directory under its path, and use what is there in place.
     Default None: all but local pods are. A path names a further folder to ask for."""
 
+    def resolved(self) -> ClusterSpec:
+        """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
+        return self.replace(pods=resolved(self.pods))
+
 
 class RunSpec(Record):
     """A whole `SPEC.json`."""
@@ -64,14 +72,16 @@ class RunSpec(Record):
     """How many of the cluster's pods the job takes. Default None: all (one for technique `single`)."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON form with secrets replaced by references; see `hide_secrets`."""
-        pods = self.cluster.pods.replace(env=hide_secrets(self.cluster.pods.env))
-        job = self.job.replace(env=hide_secrets(self.job.env))
-        return {"cluster": self.cluster.replace(pods=pods).to_dict(), "job": job.to_dict(), "pods": self.pods}
+        """Return the JSON form, without a value of an environment variable."""
+        return stored({"cluster": self.cluster.to_dict(), "job": self.job.to_dict(), "pods": self.pods})
+
+    def resolved(self) -> RunSpec:
+        """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
+        return self.replace(cluster=self.cluster.resolved(), job=resolved(self.job))
 
     @classmethod
     def load(cls, path: Path) -> RunSpec:
-        """Read a file; relative paths in it are relative to its folder."""
+        """Read a file; relative paths in it are relative to its folder, and `${NAME}` stays what it is."""
         try:
             spec = cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
@@ -80,31 +90,53 @@ class RunSpec(Record):
             raise ConfigError(f"{path}: {error}") from None
         except ValueError as error:
             raise ConfigError(f"the spec {path} is not JSON: {error}") from error
-        pods = spec.cluster.pods
-        cluster = spec.cluster.replace(pods=pods.replace(env=expand_env(pods.env)))
-        job = spec.job.replace(env=expand_env(spec.job.env))
-        return cls(cluster=cluster, job=_relative_to(job, path.parent), pods=spec.pods)
+        return spec.replace(job=_relative_to(spec.job, path.parent))
 
 
-def hide_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """Replace the values of variables that look secret by a reference to the reader's own environment.
+def hide_values(env: Mapping[str, object]) -> dict[str, str]:
+    """Replace every value by a reference; one that is nothing but references stays.
 
     Example:
-        >>> hide_secrets({"HF_TOKEN": "hf_abc", "NCCL_DEBUG": "INFO"})
-        {'HF_TOKEN': '${HF_TOKEN}', 'NCCL_DEBUG': 'INFO'}
+        >>> hide_values({"NCCL_DEBUG": "INFO", "LOGIN": "me:${PW}", "HEADER": "Bearer ${HF_TOKEN}"})
+        {'NCCL_DEBUG': '${NCCL_DEBUG}', 'LOGIN': '${LOGIN}', 'HEADER': 'Bearer ${HF_TOKEN}'}
     """
-    return {name: f"${{{name}}}" if _SECRET.search(name) else value for name, value in env.items()}
+    return {
+        name: str(value) if _ONLY_REFERENCES.fullmatch(str(value)) else f"${{{name}}}" for name, value in env.items()
+    }
+
+
+def stored(spec: Json) -> dict[str, object]:
+    """Return the JSON form of a spec, of whatever version, as it may be written or shown: without a secret."""
+    cluster, job = part(spec, "cluster"), part(spec, "job")
+    pods = part(cluster, "pods")
+    pods = {**pods, "env": hide_values(part(pods, "env"))} if "env" in pods else pods
+    job = {**job, "env": hide_values(part(job, "env"))} if "env" in job else job
+    known = Redactor(_texts(part(part(cluster, "pods"), "env")), _texts(part(part(spec, "job"), "env")))
+    return known.json({**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job})
+
+
+def resolved(record: _WithEnv) -> _WithEnv:
+    """Return a job or a pod with every `${NAME}` of its `env` filled in; see `expand_env`."""
+    return record.replace(env=expand_env(record.env))
 
 
 def expand_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Replace `${NAME}` in values by the variable of this process."""
+    """Replace `${NAME}` in values by the variable of this process.
 
-    def value_of(match: re.Match[str]) -> str:
-        if match[1] not in os.environ:
-            raise ConfigError(f"the spec refers to ${{{match[1]}}}, but {match[1]} is not set in this environment")
-        return os.environ[match[1]]
+    Raises:
+        ConfigError: One or more of them are not set; names them all.
+    """
+    wanted = sorted({name for value in env.values() for name in _REFERENCE.findall(value)})
+    if absent := [name for name in wanted if name not in os.environ]:
+        raise ConfigError(
+            f"env takes the values of {', '.join(absent)} from this environment, where they are not set (a run "
+            f"directory holds no values): export them, or give them anew, as in env={{{absent[0]!r}: …}}"
+        )
+    return {name: _REFERENCE.sub(lambda match: os.environ[match[1]], value) for name, value in env.items()}
 
-    return {name: _REFERENCE.sub(value_of, value) for name, value in env.items()}
+
+def _texts(env: Json) -> dict[str, str]:
+    return {name: str(value) for name, value in env.items() if not _ONLY_REFERENCES.fullmatch(str(value))}
 
 
 def _relative_to(job: Job, folder: Path) -> Job:

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.base.process import is_alive
+from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
@@ -93,7 +94,7 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         return f"its keeper died; what it had written is in {paths.root}"
     raw = read_json(paths.state)
     hint = f" ({raw['hint']})" if raw.get("hint") else ""
-    return f"{raw.get('message', '')}{hint}"
+    return mask_secrets(f"{raw.get('message', '')}{hint}")
 
 
 def _state_in(file: Path, default: RunState | None = None) -> RunState:

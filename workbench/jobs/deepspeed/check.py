@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.redact import mask_secrets
 from workbench.jobs.choices import Optimizer, Precision, Technique
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL, ZERO
 from workbench.jobs.finetune import FineTune
@@ -13,11 +16,13 @@ from workbench.jobs.model import Family, model_family
 __all__ = ["check", "section"]
 
 _MISSING = object()
+_SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
 
 
 def check(config: Mapping[str, object], job: FineTune, *, source: str, world_size: int | None = None) -> None:
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     _check_keys(config, source)
+    _check_secrets(config, source)
     _check_zero(section(config, "zero_optimization", source), Technique(job.technique), source)
     _check_precision(config, job, source)
     _check_optimizer(config, job, source)
@@ -44,6 +49,17 @@ def _check_keys(config: Mapping[str, object], source: str) -> None:
                 raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
             if key not in valid:
                 raise one_of(f"{source}: key", f"{where}{key}", sorted(where + k for k in valid))
+
+
+def _check_secrets(config: Mapping[str, object], source: str) -> None:
+    text = json.dumps(config, default=str)
+    named = _SECRET_KEY.search(text)
+    if named or mask_secrets(text) != text:
+        what = f"key '{named[1]}'" if named else "it"
+        raise ConfigError(
+            f"{source}: {what} holds a secret, which would be written to the run directory; leave it out and give it "
+            "as a variable, as in env={'COMET_API_KEY': …}"
+        )
 
 
 def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from workbench.base.redact import Redactor
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
@@ -36,6 +37,8 @@ class RunContext:
     """Of the run's hostfile as it was written when the run was submitted."""
     look: Callable[[], Sequence[Pod]]
     """Asks the backend for the pods as they are now."""
+    redact: Redactor = field(default_factory=Redactor)
+    """Masks the secrets of the run in what is written down of it."""
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         """Return where the run lies on a pod."""

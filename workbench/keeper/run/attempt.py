@@ -19,13 +19,14 @@ from workbench.keeper.launch.process import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.run.stage import launch_plan, rank_request, resumed_from, send_inputs
+from workbench.keeper.run.stage import launch_plan, rank_request, resumed_from, send_inputs, travels
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, fold_failures, only_echoes
+from workbench.rundir.output.collect import mask_file
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
@@ -74,7 +75,7 @@ class Attempt:
         try:
             self._check_hostfile()
             resumed = resumed_from(self._context.paths)
-            what = f"inputs and the checkpoint of step {resumed.step}" if resumed else "inputs"
+            what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(self._context.paths)
             notes = resumed.notes if resumed else ()
             self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
             with TransferProgress(self._context.links, self._journal.hint, ""):
@@ -140,7 +141,9 @@ class Attempt:
         watches = []
         for link in c.links:
             ranks = [p.rank for p in c.places if p.pod == link.pod.name]
-            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.spec.cluster.lease_s, c.look))
+            watches.append(
+                PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.spec.cluster.lease_s, c.look, c.redact)
+            )
         for watch in watches:
             watch.start()
         return watches
@@ -267,6 +270,7 @@ class Attempt:
             self._context.everywhere(self._stop)
         if self._launcher is not None:
             self._launcher.end()
+            mask_file(self._context.paths.launcher_log, self._context.redact)
         deadline = time.monotonic() + _SWEEP_S
         while time.monotonic() < deadline and not self.ledger.gone_from(self._awaited()):
             self._take(timeout_s=0.1)

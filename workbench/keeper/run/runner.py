@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.words import short_list
 from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
@@ -39,10 +40,11 @@ class Runner:
 
     def __init__(self, context: RunContext):
         self._context = context
-        self._journal = Journal(context.paths)
+        self._journal = Journal(context.paths, context.redact)
         self._peaks = MemoryPeaks()
         self._wishes = Wishes()
         self._returned = Returned()
+        self._strange: Sequence[str] = ()
         self._attempt = self._new_attempt()
         self._started_s = time.time()
 
@@ -130,7 +132,7 @@ class Runner:
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
         link = self._context.links[0]
         try:
-            fetch(link, self._context.on_pod(link), self._context.paths)
+            self._strange = fetch(link, self._context.on_pod(link), self._context.paths)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
@@ -152,6 +154,10 @@ class Runner:
         notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
         notes += [f"ranks {ledger.forced} did not end when asked and were killed"] if ledger.forced else []
         notes += [*ledger.warnings, *self._returned.notes]
+        if self._strange:
+            notes += [
+                f"not brought back, as only model/, files/ and the run's own files are: {short_list(self._strange)}"
+            ]
         succeeded = fault is None and ledger.all_done and ledger.totals.stopped_step is None
         if self._returned.steps and not succeeded:
             where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""

@@ -17,6 +17,7 @@ from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
+from workbench.base.words import short_list
 from workbench.jobs.choices import Launcher
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
@@ -27,10 +28,10 @@ from workbench.keeper.link.context import RunContext
 from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
-from workbench.rundir.make.script import files_of, zip_script
-from workbench.rundir.paths import PodRunPaths, RunPaths
+from workbench.rundir.make.script import files_of, travelling
+from workbench.rundir.paths import PodRunPaths, RunPaths, is_left
 
-__all__ = ["clear", "fetch", "launch_plan", "rank_request", "resumed_from", "send_inputs"]
+__all__ = ["clear", "fetch", "launch_plan", "rank_request", "resumed_from", "send_inputs", "travels"]
 
 _FETCHES = 3  # times that a small file is fetched when it arrives as another
 
@@ -42,7 +43,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
     entry, cwd, package = None, None, {}
     match job:
         case Script():
-            program, cwd = [Path(job.path).name, *job.args], str(context.on_pod(link).root / "script")
+            program, cwd = job.program({**spec.env, **job.env}), str(context.on_pod(link).root / "script")
         case _:
             program, entry = ["-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
@@ -91,7 +92,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     match job:
         case Script():
-            archive = link.put(zip_script(Path(job.path)), ".zip")
+            archive = link.put(context.paths.script.read_bytes(), ".zip")
             link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
             return
         case _:
@@ -99,6 +100,15 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     if resume := resumed_from(paths):
         here = {place.rank for place in context.places if place.pod == link.pod.name}
         send_checkpoint(link, resume, here, target.resume)
+
+
+def travels(paths: RunPaths) -> str:
+    """Return what of a run's inputs goes to the pods, in words; of a script's folder also what stays."""
+    if not paths.script.exists():
+        return "inputs"
+    left = read_json(paths.origin).get("left_out")
+    stays = f", without {short_list(left)}," if isinstance(left, list) and left else ""
+    return travelling(paths.script.read_bytes()) + stays
 
 
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
@@ -146,8 +156,11 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
     return file_digest(path)  # read once for all pods
 
 
-def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> None:
-    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256."""
+def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> list[str]:
+    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256.
+
+    Only names that a run may leave are taken: a pod has no say in the keeper's own records. Return the others.
+    """
     out = pod.out
     listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
     sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
@@ -156,8 +169,12 @@ def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> None:
     sums = link.run(["sha256sum", "-z", "--", *map(str, small)], again=True).split("\0") if small else []
     digests = {line[66:]: line[:64] for line in sums if line}
     manifest: dict[str, str] = {}
+    strange: list[str] = []
     for source in sizes:
         relative = source.relative_to(out)
+        if not is_left(relative):
+            strange.append(str(relative))
+            continue
         if ".." in relative.parts:
             raise RunError(f"{link.pod.name} names a file outside its run: {source}")
         target, digest = paths.root / relative, digests.get(str(source))
@@ -167,6 +184,7 @@ def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> None:
     shutil.rmtree(paths.arrivals, ignore_errors=True)
     if manifest:
         write_json(paths.manifest, manifest)
+    return strange
 
 
 def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workbench.base.errors import PodError, RemoteError
+from workbench.base.redact import Redactor
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
@@ -64,10 +65,11 @@ class PodWatch:
         reports: queue.Queue[PodReport],
         lease_s: float,
         look: Callable[[], Sequence[Pod]],
+        redact: Redactor,
     ):
         self._link = link
         self._run_id = run_id
-        self._collector = Collector(paths, ranks)
+        self._collector = Collector(paths, ranks, redact)
         self._reports = reports
         self._lease_s = lease_s
         self._look_at_pods = look

@@ -1,6 +1,6 @@
 """What of a run travels in a ConfigMap: this package, its specification, and what that names if it is small enough.
 
-Reads the run directory and, of a script, its folder. No value of a secret is among it.
+Reads the run directory and nothing else. No value of a variable is among it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import stored
 
 __all__ = ["config_files"]
 
@@ -37,11 +38,11 @@ _REFERENCE = re.compile(r"\$\{(\w+)\}")
 def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSpec, nodes: int) -> Mapping[str, bytes]:
     """Return the files of the ConfigMap: the package, the specification and, packed, what it names."""
     inputs: dict[str, bytes] = {}
-    asked = _script(job, options, inputs) if isinstance(job, Script) else _finetune(paths, job, options, inputs)
+    asked = _script(paths, job, options, inputs) if isinstance(job, Script) else _finetune(paths, job, options, inputs)
     env = {**pod.env, **job.env}
     _check_secrets(env, options)
     pods = {**pod.to_dict(), "image": None}
-    spec = {"cluster": {"pods": pods, "count": nodes}, "job": {**asked, "launcher": "ssh"}}
+    spec = stored({"cluster": {"pods": pods, "count": nodes}, "job": {**asked, "launcher": "ssh"}})
     files = {"spec.json": json.dumps(spec, indent=1).encode(), "workbench.zip": _package()}
     if inputs:
         files["inputs.zip"] = inputs["script"] if "script" in inputs else _zip(inputs)
@@ -96,24 +97,32 @@ def _shipped(job: FineTune) -> Mapping[str, object]:
     return config
 
 
-def _script(job: Script, options: HandoverOptions, inputs: dict[str, bytes]) -> Mapping[str, object]:
-    path = Path(job.path)
+def _script(paths: RunPaths, job: Script, options: HandoverOptions, inputs: dict[str, bytes]) -> Mapping[str, object]:
+    name = Path(options.script or job.path).name
     if options.inputs:
-        return {**job.to_dict(), "path": f"{RESULTS}/{options.inputs}/script/{path.name}"}
-    inputs["script"] = zip_script(path)
-    return {**job.to_dict(), "path": path.name}
+        return {**job.to_dict(), "path": f"{RESULTS}/{options.inputs}/script/{name}"}
+    if options.script:
+        inputs["script"] = zip_script(Path(options.script).expanduser().absolute())
+    elif paths.script.is_file():
+        inputs["script"] = paths.script.read_bytes()
+    else:
+        raise ConfigError(
+            f"{paths.root} does not hold the script that it ran (a version before this one made it): name it anew, "
+            f"run.manifest(…, script='FOLDER/{name}')"
+        )
+    return {**job.to_dict(), "path": name}
 
 
 def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
-    for value in env.values():
-        for variable in _REFERENCE.findall(value):
-            if variable not in options.sources:
-                given = f'secrets={{"{variable}": "secret/key"}}'
-                hint = "token_secret='hub'" if variable == "HF_TOKEN" else given
-                raise ConfigError(
-                    f"the run takes {variable} from the environment, and its value is in no manifest: name the Secret "
-                    f"that holds it, run.manifest(…, {hint})"
-                )
+    wanted = dict.fromkeys(variable for value in env.values() for variable in _REFERENCE.findall(value))
+    missing = [variable for variable in wanted if variable not in {*options.sources, *options.env}]
+    if missing:
+        others = ", ".join(f'"{variable}": "secret/key"' for variable in missing if variable != "HF_TOKEN")
+        hints = ["token_secret='hub'"] * ("HF_TOKEN" in missing) + [f"secrets={{{others}}}"] * bool(others)
+        raise ConfigError(
+            f"the run takes {', '.join(missing)} from the environment, and no value is in a manifest: name the Secrets "
+            f"that hold them, run.manifest(…, {', '.join(hints)}), or give what is no secret with env="
+        )
 
 
 def _zip(files: Mapping[str, bytes]) -> bytes:

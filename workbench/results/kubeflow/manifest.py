@@ -1,7 +1,7 @@
 """Hand a run over to Kubeflow: the same job as manifests, for a cluster that carries it out with nobody watching.
 
-Reads the run directory, and of a script its folder; asks no cluster and starts nothing. What the objects are is in
-`objects.py`; what starts in the containers in `worker/unattended/`.
+Reads the run directory and no file that it names, for it may be somebody else's; asks no cluster and starts nothing.
+What the objects are is in `objects.py`; what starts in the containers in `worker/unattended/`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from workbench.base.json_values import Json, part
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
+from workbench.jobs.script import Script
 from workbench.pods.kubernetes.objects import base_name
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.files import config_files
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.results.kubeflow.yaml_text import yaml_of
+from workbench.rundir.make.script import travelling
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import stored
 
 __all__ = ["Manifest", "manifest_of"]
 
@@ -76,7 +79,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     if kind not in KINDS:
         raise one_of("manifest kind", kind, KINDS)
     paths = RunPaths(path)
-    raw, run_id = read_json(paths.spec), str(read_json(paths.info).get("id", path.name))
+    raw, run_id = stored(read_json(paths.spec)), str(read_json(paths.info).get("id", path.name))
     cluster = part(raw, "cluster")
     job = job_from_dict(part(raw, "job"))
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
@@ -100,6 +103,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         nodes=nodes,
         files=config_files(paths, job, options, pod, nodes),
         resumes=resumes,
+        carries_script=job.kind == Script.kind and not options.inputs,
     )
     return Manifest(
         kind=kind,
@@ -157,6 +161,8 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     if options.pvc:
         several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")
+    if plan.carries_script:
+        notes.append(f"It carries {travelling(plan.files['inputs.zip'])}.")
     for secret, key in sorted(set(options.sources.values())):
         notes.append(f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…")
     notes.append(f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)")

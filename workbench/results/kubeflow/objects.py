@@ -57,6 +57,8 @@ class KubeflowPlan:
     """What the ConfigMap holds, by file name."""
     resumes: bool
     """Whether a job that is started again goes on from a checkpoint."""
+    carries_script: bool
+    """Whether the files' `inputs.zip` is a script with its folder."""
 
     @property
     def claim(self) -> str:
@@ -242,7 +244,9 @@ def _container(plan: KubeflowPlan, name: str, command: Sequence[str]) -> Object:
 
 
 def _env(plan: KubeflowPlan) -> list[Object]:
-    return [{"name": "PYTHONPATH", "value": f"{SPEC}/workbench.zip"}, *secret_env(plan.options)]
+    plain = {"PYTHONPATH": f"{SPEC}/workbench.zip", **plan.options.env}
+    own: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
+    return [*own, *secret_env(plan.options)]
 
 
 def _requests(plan: KubeflowPlan) -> Object:

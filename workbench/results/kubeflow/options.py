@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Allowed, Positive, Size, Unit, nested
+from workbench.base.record import Allowed, Environment, Positive, Size, Unit, nested
+from workbench.base.redact import is_secret, mask_secrets
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
@@ -24,6 +25,16 @@ def _check_token(secret: str) -> str:
         # Not shown: somebody may have given the token itself.
         raise ConfigError("token_secret is not the name of a Secret; give 'hub', or 'hub/key'")
     return secret
+
+
+def _check_plain(env: Mapping[str, str]) -> Mapping[str, str]:
+    for name, value in env.items():
+        if is_secret(name, value) or mask_secrets(value) != value:
+            raise ConfigError(
+                f"env {name} looks like a secret, and a manifest is read by many: name the Secret that "
+                f'holds it, secrets={{"{name}": "secret/key"}}'
+            )
+    return env
 
 
 def _check_folder(inputs: str) -> str:
@@ -60,6 +71,10 @@ class HandoverOptions(KubernetesOptions):
     inputs: Annotated[str, AfterValidator(_check_folder)] = ""
     """A folder on the claim that holds what is too large for a ConfigMap: `train.jsonl` and `eval.jsonl`, `model/`,
     `script/`. Default none: all travels in the ConfigMap."""
+    script: str = ""
+    """The script, with its folder, where the run directory does not hold it. Default: as it was submitted."""
+    env: Annotated[Environment, AfterValidator(_check_plain)] = Field(default_factory=dict)
+    """Plain values of variables of the run, such as NCCL_DEBUG; they stand in the manifest. Default none."""
     elastic: Annotated[
         Nodes | None, AfterValidator(_check_nodes), Allowed("the least and the most nodes, as in (2, 4), or None")
     ] = None

@@ -12,18 +12,19 @@ from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.jobs.finetune import Job
 from workbench.jobs.script import Script
-from workbench.rundir.make.script import script_files
+from workbench.rundir.make.script import left_out, script_files
 from workbench.rundir.paths import RunPaths
 
 __all__ = ["commit_of", "origin_of"]
 
 _GIT_S = 5.0
 _LETTERS = 16  # of a fingerprint
+_LEFT_OUT = 100  # names kept of what did not travel
 
 
-def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, str]:
+def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
     """Return where a prepared run came from."""
-    return {"commit": commit_of(folder), "data": _data(paths), "script": _script(job)}
+    return {"commit": commit_of(folder), "data": _data(paths), **_script(job)}
 
 
 def commit_of(folder: Path) -> str:
@@ -41,11 +42,17 @@ def commit_of(folder: Path) -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    # Looking must not write: it would refresh the index under a git of the user's that is at work.
+    # Looking must not write: it would refresh the index under a git of the user's that is at work. Nor may it run the
+    # program that a repository's own configuration names.
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
         done = subprocess.run(
-            ["git", *words], cwd=folder, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_S
+            ["git", "-c", "core.fsmonitor=false", *words],
+            cwd=folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -58,13 +65,13 @@ def _data(paths: RunPaths) -> str:
     return _fingerprint(named) if named else ""
 
 
-def _script(job: Job) -> str:
+def _script(job: Job) -> dict[str, object]:
     match job:
         case Script(path=path):
             folder = Path(path).expanduser().parent
             names = {file.relative_to(folder).as_posix(): file_digest(file) for file in script_files(folder)}
-            return _fingerprint(names)
-    return ""
+            return {"script": _fingerprint(names), "left_out": left_out(folder)[:_LEFT_OUT]}
+    return {"script": ""}
 
 
 def _fingerprint(named: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import write_json
+from workbench.base.files import write_bytes, write_json
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
@@ -24,9 +24,9 @@ from workbench.jobs.script import Script
 from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
-from workbench.rundir.make.script import check_script
+from workbench.rundir.make.script import check_args, zip_script
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.spec import RunSpec
+from workbench.rundir.spec import RunSpec, expand_env
 
 __all__ = ["PreparedRun", "check_launcher", "prepare_run"]
 
@@ -56,6 +56,7 @@ def prepare_run(
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
+    environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
     spec = spec.replace(job=_with_absolute_paths(spec.job))
     fresh_folder(paths.root, paths.spec)
     try:
@@ -64,7 +65,8 @@ def prepare_run(
             case FineTune() as job:
                 _prepare_finetune(job, spec, paths, ask_pods)
             case Script() as job:
-                check_script(Path(job.path))
+                check_args(job.args, environment)
+                write_bytes(paths.script, zip_script(Path(job.path)))
         write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
         write_json(paths.spec, spec.to_dict())
         write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
@@ -101,6 +103,7 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: A
         "train": data.train.name if data.train else None,
         "eval": data.eval.name if data.eval else None,
         "hub": data.hub,
+        "family": model_family(job.model),
         "deepspeed": deepspeed,
     }
     if job.resume is not None:

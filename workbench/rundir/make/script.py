@@ -1,31 +1,66 @@
-"""A script's folder as it travels: what `.workbenchignore` and some defaults leave of it, as one zip.
+"""A script's folder as it travels: what `.gitignore`, `.workbenchignore` and some defaults leave of it, as one zip.
 
-The file has gitignore's syntax and lies in the script's own folder; those further below mean nothing. What a job
-writes into the folder on a pod is not looked at here.
+Both files have gitignore's syntax; a `.workbenchignore` counts in the script's own folder only, and has the last word.
+What a job writes into the folder on a pod is not looked at here.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import ConfigError
 from workbench.base.package import zip_files
+from workbench.base.redact import Redactor
+from workbench.base.words import count
 
-__all__ = ["DEFAULTS", "IGNORE_FILE", "check_script", "files_of", "script_files", "zip_script"]
+__all__ = [
+    "DEFAULTS", "IGNORE_FILE", "SECRETS", "check_args", "check_script", "files_of", "left_out", "script_files",
+    "travelling", "zip_script",
+]  # fmt: skip
 
 IGNORE_FILE = ".workbenchignore"
 """The name of the ignore file."""
+SECRETS = (
+    *(".env", ".env.*", ".envrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".git-credentials"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "kubeconfig"),
+    *("*.kubeconfig", "credentials", "credentials.json", "secrets.json", "secrets.y*ml", "service-account*.json"),
+    *("service_account*.json", "application_default_credentials.json", "token", "*.tfstate", "*.tfstate.*"),
+    *(".aws/", ".azure/", ".config/", ".ssh/", ".gnupg/", ".kube/", ".docker/", ".huggingface/", ".cache/"),
+    *(".terraform/", "wandb/", "mlruns/", ".*_history"),
+)
+"""What holds keys, tokens or histories by its name."""
 DEFAULTS = (
     *(".git", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/", "*.ipynb_checkpoints", "runs/"),
-    *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/"),
+    *(".mypy_cache/", ".pytest_cache/", ".ruff_cache/", ".tox/", *SECRETS),
 )
-"""What never travels unless the ignore file takes it back (`!runs/`): its lines come after these."""
+"""What never travels unless the ignore file takes it back (`!runs/`, `!.env`): its lines come after these."""
 _LARGEST = 200 << 20  # bytes of a script's folder; more is data, or the wrong folder
 _NAMED = 5
+_IGNORED, _LINK = "it is left out", "it leads to something that does not travel"
+_SECRET = GitIgnoreSpec.from_lines(SECRETS)
+_DEFAULT = GitIgnoreSpec.from_lines(DEFAULTS)
+
+_Rules = Sequence[tuple[Path, GitIgnoreSpec]]
+"""Ignore files with the folders that they lie in; the last one that knows a path decides."""
+
+
+def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse arguments that hold a secret: whoever is on a pod's machine sees them, and they are written down."""
+    redact = Redactor(environment)
+    for place, arg in enumerate(args):
+        before = f"{args[place - 1]}=" if place and args[place - 1].startswith("-") else ""
+        if redact(before + arg) != before + arg:
+            raise ConfigError(
+                f"args[{place}] looks like a secret, and `ps` on a pod shows arguments to everybody there. Give the "
+                "value as env={'NAME': …} and read os.environ in the script, or write ${NAME} into args: it is filled "
+                "in within the rank"
+            )
 
 
 def check_script(script: Path) -> None:
@@ -33,11 +68,11 @@ def check_script(script: Path) -> None:
     if not script.is_file():
         raise ConfigError(f"the script {script} does not exist")
     folder = script.parent
-    files = script_files(folder)
-    if script not in files:
+    if _spec_of(folder / IGNORE_FILE).match_file(script.name):
         raise ConfigError(
             f"{folder / IGNORE_FILE} leaves out {script.name}, the script itself; add a line !{script.name}"
         )
+    files = _with(script)
     sizes = {path: path.stat().st_size for path in files}
     if (whole := sum(sizes.values())) > _LARGEST:
         largest = sorted(files, key=lambda path: -sizes[path])[:_NAMED]
@@ -52,29 +87,103 @@ def check_script(script: Path) -> None:
 
 def script_files(folder: Path) -> list[Path]:
     """Return the files of a script's folder that travel, sorted."""
-    return sorted(_walk(folder, _spec_of(folder / IGNORE_FILE)))
+    return sorted(folder / name for name, stays in _script_walk(folder) if not stays)
+
+
+def left_out(folder: Path) -> list[str]:
+    """Return what of a script's folder stays because its name is that of a secret, or because it leads elsewhere."""
+    return sorted(
+        name for name, stays in _script_walk(folder) if stays and (stays == _LINK or _SECRET.match_file(name))
+    )
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files of any other folder that travels, sorted: all but the defaults; an ignore file means nothing."""
-    return sorted(_walk(folder, GitIgnoreSpec.from_lines(DEFAULTS)))
+    """Return the files of any other folder that travels, sorted: all but the defaults; ignore files mean nothing."""
+    return sorted(folder / name for name, stays in _walk(folder, [(folder, _DEFAULT)], nested=False) if not stays)
 
 
 def zip_script(script: Path) -> bytes:
     """Zip the folder of a script; the same files give the same bytes."""
     check_script(script)
-    return zip_files(script.parent, script_files(script.parent))
+    return zip_files(script.parent, _with(script))
 
 
-def _walk(folder: Path, ignored: GitIgnoreSpec) -> Iterator[Path]:
+def travelling(archive: bytes) -> str:
+    """Return how much of a script's folder travels, in words."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        sizes = [member.file_size for member in packed.infolist()]
+    size, unit = (sum(sizes) / 2**20, "MiB") if sum(sizes) >= 1 << 20 else (sum(sizes) / 2**10, "KiB")
+    return f"the script's folder ({count(len(sizes))} {'file' if len(sizes) == 1 else 'files'}, {size:.1f} {unit})"
+
+
+def _with(script: Path) -> list[Path]:
+    # The script is named, so it travels even where version control leaves it out or it is a link.
+    return sorted({*script_files(script.parent), script})
+
+
+def _rules(folder: Path) -> _Rules:
+    root = next((up for up in (folder, *folder.parents) if (up / ".git").exists()), folder)
+    above = [up for up in reversed(folder.parents) if up.is_relative_to(root)]
+    outer = [(up, _git_spec(up)) for up in above]
+    if _ignored(outer, folder, True):
+        outer = []  # a folder that the user named, whatever the repository says of it
+    return [*outer, (folder, _git_spec(folder)), (folder, _DEFAULT), (folder, _spec_of(folder / IGNORE_FILE))]
+
+
+def _ignored(rules: _Rules, path: Path, is_folder: bool) -> bool:
+    verdict = False
+    for base, spec in rules:
+        if path.is_relative_to(base):
+            name = path.relative_to(base).as_posix() + ("/" if is_folder else "")
+            decided = spec.check_file(name).include
+            verdict = verdict if decided is None else decided
+    return verdict
+
+
+def _script_walk(folder: Path) -> Iterator[tuple[str, str]]:
+    rules, inside = _rules(folder), folder.resolve()
+    for name, stays in _walk(folder, rules, nested=True):
+        real = (folder / name).resolve()
+        if not stays and (folder / name).is_symlink():
+            leads_out = not real.is_relative_to(inside) or _ignored(rules, folder / real.relative_to(inside), False)
+            yield name, _LINK if leads_out else ""
+        else:
+            yield name, stays
+
+
+def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, str]]:
+    """Yield every file, and every folder that is left out, with why it stays; `nested` reads ignore files below."""
     # As git does it, nothing below an ignored folder is looked at, so nothing there can be taken back.
+    rules = list(rules)
     for place, folders, names in os.walk(folder):
         here = Path(place)
-        relative = here.relative_to(folder)
-        folders[:] = [name for name in folders if not ignored.match_file(f"{(relative / name).as_posix()}/")]
+        if nested and here != folder and ".gitignore" in names:
+            rules.insert(-2, (here, _git_spec(here)))
+        pruned = {name for name in folders if _ignored(rules, here / name, True)}
+        yield from ((f"{(here / name).relative_to(folder).as_posix()}/", _IGNORED) for name in pruned)
+        folders[:] = [name for name in folders if name not in pruned]
         for name in names:
-            if (here / name).is_file() and not ignored.match_file((relative / name).as_posix()):
-                yield here / name
+            if (here / name).is_file():
+                stays = _IGNORED if _ignored(rules, here / name, False) else ""
+                yield (here / name).relative_to(folder).as_posix(), stays
+
+
+def _git_spec(folder: Path) -> GitIgnoreSpec:
+    """Read a `.gitignore`; what git would not understand there means nothing here either."""
+    try:
+        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return GitIgnoreSpec.from_lines(_patterns(lines))
+
+
+def _patterns(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        try:
+            GitIgnoreSpec.from_lines([line])
+        except ValueError:
+            continue
+        yield line
 
 
 def _spec_of(path: Path) -> GitIgnoreSpec:
@@ -89,4 +198,4 @@ def _spec_of(path: Path) -> GitIgnoreSpec:
             GitIgnoreSpec.from_lines([line])
         except ValueError as error:  # what pathspec raises is one
             raise ConfigError(f"{path}, line {number}: {line!r} is not a pattern of a .gitignore: {error}") from error
-    return GitIgnoreSpec.from_lines([*DEFAULTS, *lines])
+    return GitIgnoreSpec.from_lines(lines)

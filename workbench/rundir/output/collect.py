@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.base.redact import Redactor
 from workbench.rundir.events import MARK, Event, parse_event
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Collector", "LineSplitter"]
+__all__ = ["Collector", "LineSplitter", "mask_file"]
 
 logger = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
+_LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
+_KEY_BEGINS, _KEY_ENDS = re.compile(rb"-----BEGIN[ A-Z]*PRIVATE KEY-----"), b"-----END"
 
 
 class LineSplitter:
@@ -38,13 +42,15 @@ class LineSplitter:
 class Collector:
     """Copy the output of the ranks of one pod into the run directory."""
 
-    def __init__(self, paths: RunPaths, ranks: list[int]):
+    def __init__(self, paths: RunPaths, ranks: list[int], redact: Redactor | None = None):
         self._files: dict[str, Path] = {
             f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
             for rank in ranks
             for stream in ("stdout", "stderr")
         }
         self._splitters = {name: LineSplitter() for name in self._files if name.endswith("stdout.log")}
+        self._redact = redact or Redactor()
+        self._unfinished = dict.fromkeys(self._files, b"")
         self.cut: set[str] = set()
         """Files whose local copy ends early, because the disk was full."""
         for path in self._files.values():
@@ -62,19 +68,45 @@ class Collector:
             self.offsets[name] += len(data)
             if name in self._splitters:
                 lines = self._splitters[name].feed(data)
-                events += [event for line in lines if line.startswith(MARK) and (event := parse_event(line))]
+                events += [
+                    event for line in lines if line.startswith(MARK) and (event := parse_event(self._redact(line)))
+                ]
         return events
 
     def _keep(self, name: str, data: bytes) -> None:
         if name in self.cut:
             return
         path, size = self._files[name], self.offsets[name]
+        text = self._unfinished[name] + data  # what stands there already may become a secret by what follows
+        begin, masked = size - len(self._unfinished[name]), self._redact.blob(text)
+        self._unfinished[name] = _unfinished(text)
         try:
-            with path.open("ab", buffering=0) as log:
-                while data:
-                    data = data[log.write(data) :]
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as log:
+                log.seek(begin)
+                while masked:
+                    masked = masked[log.write(masked) :]
         except OSError as error:
             logger.warning("%s ends here: %s", path, error)
             self.cut.add(name)
             with suppress(OSError):
                 os.truncate(path, size)
+
+
+def mask_file(path: Path, redact: Redactor) -> None:
+    """Mask the secrets in a log that another program has written."""
+    with suppress(FileNotFoundError), path.open("r+b") as log:
+        unfinished, begin = b"", 0
+        while data := log.read(_LONGEST_LINE):
+            text = unfinished + data
+            log.seek(begin)
+            log.write(redact.blob(text))
+            unfinished = _unfinished(text)
+            begin += len(text) - len(unfinished)
+
+
+def _unfinished(text: bytes) -> bytes:
+    """Return the end of a text that may go on: a line, or a private key."""
+    begins = [match.start() for match in _KEY_BEGINS.finditer(text)]
+    if begins and _KEY_ENDS not in text[begins[-1] :] and len(text) - begins[-1] <= _LONGEST_SECRET:
+        return text[begins[-1] :]
+    return text[max(text.rfind(b"\n"), text.rfind(b"\r")) + 1 :][-_LONGEST_SECRET:]

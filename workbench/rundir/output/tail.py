@@ -10,6 +10,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
+from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK, Event, event_of
 
 __all__ = ["EventTail", "LogTail"]
@@ -120,7 +121,7 @@ class LogTail:
 def _shown(line: bytes) -> str:
     r"""Decode a line as a terminal shows it: a carriage return goes back to its start."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2][:_LONGEST_LINE]
-    return text.decode("utf-8", errors="replace").rstrip()
+    return mask_secrets(text.decode("utf-8", errors="replace").rstrip())
 
 
 def _events(lines: list[bytes]) -> list[Event]:

@@ -96,7 +96,7 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
 
 
 def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
-    spec = RunSpec.load(Path(facts["spec"]))
+    spec = RunSpec.load(Path(facts["spec"])).resolved()
     work, pods = out / "work", spec.cluster.pods
     folder = work / f"rank-{place.rank}"
     script = spec.job if isinstance(spec.job, Script) else None
@@ -121,7 +121,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         folder=folder,
         place=RankSlot(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
         env=env,
-        argv=[sys.executable, "-u", path.name, *script.args] if script and path else (),
+        argv=[sys.executable, "-u", *script.program(env)] if script and path else (),
         cwd=path.parent if path else None,
     )
 

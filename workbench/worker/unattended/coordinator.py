@@ -17,11 +17,12 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
+from workbench.base.redact import Redactor
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest, newest_good
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import RunPaths, is_left
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.worker.unattended.journal import RankFollower
@@ -45,7 +46,7 @@ class Coordinator:
             return {"finished": True}
         spec_file = _unpacked(self._spec_file, scratch)
         again = self._put_aside()
-        spec = RunSpec.load(spec_file)
+        spec = RunSpec.load(spec_file).resolved()
         pods = max(1, self._world_size // spec.cluster.pods.slots)  # an elastic job may have fewer than were asked for
         spec = spec.replace(cluster=spec.cluster.replace(count=pods), pods=None)
         # Elsewhere first: a run directory is made new, and this one may hold earlier attempts.
@@ -64,9 +65,10 @@ class Coordinator:
 
     def begin(self) -> None:
         """Start to write down what the ranks print."""
-        self._journal = Journal(self._paths)
+        redact = Redactor(self._spec.cluster.pods.env, self._spec.job.env)
+        self._journal = Journal(self._paths, redact)
         self._journal.state(RunState.STARTING, "starting ranks")
-        self._ranks = RankFollower(self._paths, self._work, self._world_size, self._journal)
+        self._ranks = RankFollower(self._paths, self._work, self._world_size, self._journal, redact)
         self._ranks.start()
 
     def finish(self, patience_s: float) -> RunState:
@@ -137,8 +139,10 @@ class Coordinator:
         """Move the model and the other results to their places in the run directory; their digests are listed last."""
         out = self._work / "out"
         digests: dict[str, str] = {}
-        for source in sorted(path for path in out.rglob("*") if path.is_file()):
+        for source in sorted(path for path in out.rglob("*") if path.is_file() and not path.is_symlink()):
             name = source.relative_to(out)
+            if not is_left(name):
+                continue
             target = self._paths.root / name
             target.parent.mkdir(parents=True, exist_ok=True)
             digests[str(name)] = file_digest(source)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from workbench.base.files import read_json
+from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
@@ -28,9 +29,9 @@ _LOOK_S = 0.3
 class RankFollower:
     """Copy logs and pass events on while ranks run, and judge how they ended."""
 
-    def __init__(self, paths: RunPaths, work: Path, world_size: int, journal: Journal):
+    def __init__(self, paths: RunPaths, work: Path, world_size: int, journal: Journal, redact: Redactor):
         self._work, self._world_size, self._journal = work, world_size, journal
-        self._collector = Collector(paths, list(range(world_size)))
+        self._collector = Collector(paths, list(range(world_size)), redact)
         self._peaks = MemoryPeaks()
         self._totals = RunTotals()
         self._end = threading.Event()

@@ -1,0 +1,142 @@
+r"""Mask secrets in text: values that are known, and what looks like a key, a token or a password. Pure.
+
+A mask is as long as what it hides and keeps line ends, so an offset into a log stays what it was and JSON stays JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+__all__ = ["Redactor", "is_secret", "mask_secrets"]
+
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|WEBHOOK|DSN|CONN|(?:^|_)(?:PAT|URI|URL|PROXY)$", re.IGNORECASE
+)
+# A mode, a number, a path: masking these would make logs unreadable and hide nothing.
+_PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
+_LEAST = 4  # characters of a value whose name says that it is a secret
+_LEAST_UNNAMED = 8
+_BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
+
+_PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
+_PEM_LINE = rf"(?:\s|\\[nr])+{_PREFIX}(?:[\w-]+:[ ][\w,. -]{{1,60}}|[A-Za-z0-9+/=]{{1,80}})"
+_NUMBER = r"-?[\d.]+(?:[eE][+-]?\d+)?(?![\w-])"
+# Each with what a text must hold to match; looking for that is a hundred times as fast. Where a pattern has a group,
+# only the group is masked.
+_LOOKS = [
+    (hints, re.compile(pattern))
+    for pattern, *hints in (
+        (
+            rf"-----BEGIN[ A-Z]{{0,30}}PRIVATE KEY-----(?:{_PEM_LINE})*"
+            rf"(?:(?:\s|\\[nr])*{_PREFIX}-----END[ A-Z]+-----)?",
+            "PRIVATE KEY",
+        ),
+        (r"\bhf_[A-Za-z0-9]{16,}", "hf_"),
+        (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", "AKIA", "ASIA"),
+        (r"\bgh[opusr]_[A-Za-z0-9]{20,}", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+        (r"\bgithub_pat_\w{20,}", "github_pat_"),
+        (r"\bglpat-[\w-]{16,}", "glpat-"),
+        (r"\bsk-[\w-]{16,}", "sk-"),
+        (r"\bxox[a-z]-[\w-]{8,}", "xox"),
+        (r"\bAIza[\w-]{30,}", "AIza"),
+        (r"\bnvapi-[\w-]{20,}", "nvapi-"),
+        (r"\bnpm_[A-Za-z0-9]{20,}", "npm_"),
+        (r"\bpypi-[\w-]{30,}", "pypi-"),
+        (r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{4,}", "eyJ"),
+        (r"hooks\.slack\.com/services/([\w/]{16,})", "hooks.slack"),
+        (r"\b[Bb](?:earer|EARER|asic|ASIC)\s{1,2}((?=\S*\d)[\w.~+/=-]{8,})", "earer ", "EARER ", "asic ", "ASIC "),
+        (r"://[^\s/:@\"'\\]*:([^\s/@\"'\\]+)@", "://"),
+        (r"://([\w-]{16,})@", "://"),
+        (r"(?:AccountKey|SharedAccessKey|[?&;]sig)=([\w+/%=-]{16,})", "AccountKey", "SharedAccessKey", "sig="),
+        (
+            r"(?i:token|secret|passw(?:or)?d|pwd|api[_-]?key|access[_-]?key|auth|credential)s?\\?[\"']?\s{0,2}[:=]"
+            rf"\s{{0,2}}\\?[\"']?((?!{_NUMBER})(?=[^\s\"',;&]*\d)(?=[^\s\"',;&]*[A-Za-z])"
+            r"[\w+=%!#^*-][^\s\"',;&<>(){}\[\]\\]{7,})",
+            *("oken", "OKEN", "ecret", "ECRET", "assw", "ASSW", "pwd", "PWD", "auth", "AUTH", "Auth"),
+            *("key", "KEY", "Key", "redential", "REDENTIAL"),
+        ),
+    )
+]
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable's value is hidden wherever it shows up.
+
+    Example:
+        >>> is_secret("NCCL_DEBUG", "INFO"), is_secret("PGPASS", "opensesame"), is_secret("MY_SETTING", "x7-Qp22-moon")
+        (False, True, True)
+    """
+    if _SECRET_NAME.search(name):
+        return len(value) >= _LEAST
+    return len(value) >= _LEAST_UNNAMED and not _PLAIN.fullmatch(value)
+
+
+class Redactor:
+    """Masks the secrets among some environments' values, and all that looks like a secret."""
+
+    def __init__(self, *environments: Mapping[str, str]) -> None:
+        self._values: tuple[str, ...] = ()
+        for environment in environments:
+            self.learn(environment)
+
+    def learn(self, environment: Mapping[str, str]) -> None:
+        """Mask the secrets among these values from now on."""
+        secrets = [value for name, value in environment.items() if is_secret(name, value)]
+        forms = {form for value in secrets for form in _forms(value)}
+        self._values = tuple(sorted({*self._values, *forms}, key=len, reverse=True))
+
+    def __call__(self, text: str) -> str:
+        """Return a text with its secrets masked.
+
+        Example:
+            >>> Redactor({"PGPASS": "opensesame"})("login opensesame at https://me:pw@host")
+            'login ********** at https://me:**@host'
+        """
+        for value in self._values:
+            if value in text:
+                text = text.replace(value, _stars(value))
+        return mask_secrets(text)
+
+    def blob(self, data: bytes) -> bytes:
+        """Return the bytes of a text with its secrets masked."""
+        return self(data.decode("latin-1")).encode("latin-1")
+
+    def json(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a JSON object with its secrets masked, in keys and values."""
+        text = json.dumps(data, default=str)
+        masked = self(text)
+        return dict(data) if masked == text else json.loads(masked)
+
+
+def mask_secrets(text: str) -> str:
+    """Mask what looks like a key, a token or a password.
+
+    Example:
+        >>> mask_secrets("GET /?api_key=a1b2c3d4e5 as Bearer abc123def, loss 3.25, tokens: 12345678")
+        'GET /?api_key=********** as Bearer *********, loss 3.25, tokens: 12345678'
+    """
+    for hints, pattern in _LOOKS:
+        if any(hint in text for hint in hints):
+            text = pattern.sub(_masked, text)
+    return text
+
+
+def _masked(match: re.Match[str]) -> str:
+    start, end = (at - match.start() for at in match.span(match.lastindex or 0))
+    return match[0][:start] + _stars(match[0][start:end]) + match[0][end:]
+
+
+def _stars(text: str) -> str:
+    return re.sub(r"\S", "*", text)
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield a secret as it may be written: whole, by line, its telling parts, in JSON, in a URL, as UTF-8 bytes."""
+    telling = [part for part in _BETWEEN.split(value) if len(part) >= _LEAST_UNNAMED and not _PLAIN.fullmatch(part)]
+    password = re.findall(r"://[^\s/:@]*:([^\s/@]{4,})@", value)
+    for text in (value, *(line for line in value.splitlines() if len(line) >= _LEAST_UNNAMED), *telling, *password):
+        yield from (text, json.dumps(text)[1:-1], quote(text, safe=""), text.encode().decode("latin-1"))
