@@ -34,6 +34,7 @@ from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.transfers import TransferProgress
+from workbench.keeper.log import log_to
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, Status, Submit, request_from
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.spawn import STAY
@@ -47,18 +48,17 @@ __all__ = ["Keeper", "main"]
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 _BROKEN_OFF = "closed: its start was broken off"
-_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Keeper:
     """Own one cluster from its launch to its end."""
 
-    def __init__(self, paths: ClusterPaths, spec: ClusterSpec):
+    def __init__(self, paths: ClusterPaths, spec: ClusterSpec, redact: Redactor):
         self._paths = paths
         self._spec = spec
         self._fleet = Fleet(paths, spec, report=self._report)
-        self.redact = Redactor(spec.pods.env, {name: os.environ.get(name, "") for name in _HUB_TOKENS})
-        """Masks the secrets of the cluster and of its jobs in all that is written down."""
+        self._redact = redact  # masks the secrets of the cluster and of its jobs in all that is written down
+        redact.learn(spec.pods.env)
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
@@ -177,7 +177,7 @@ class Keeper:
             try:
                 answer: dict[str, object] = {"ok": True, **self._do(request_from(read_request(connection)))}
             except WorkbenchError as error:
-                answer = {"ok": False, "error": self.redact(str(error))}
+                answer = {"ok": False, "error": self._redact(str(error))}
             except Exception as error:  # connection boundary
                 logger.exception("a request")
                 answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
@@ -238,7 +238,7 @@ class Keeper:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
         job, paths = job_from_dict(request.job), RunPaths(request.path)
-        self.redact.learn(job.env)
+        self._redact.learn(job.env)
         single = job.to_dict().get("technique") == Technique.SINGLE
         wanted = 1 if single else request.pods
         links = self._fleet.take(self._spec.count if wanted is None else wanted)
@@ -254,7 +254,7 @@ class Keeper:
             identity=self._fleet.identity,
             hostfile_sha256=hostfile.sha256,
             look=self._fleet.look,
-            redact=self.redact,
+            redact=self._redact,
         )
         return Runner(context)
 
@@ -288,37 +288,21 @@ class Keeper:
             "time_s": time.time(),
         }
         try:
-            write_json(self._paths.state, self.redact.json(state))
+            write_json(self._paths.state, self._redact.json(state))
         except OSError as error:
             logger.warning("cannot write the state: %s", error)
-
-
-class _Masking(logging.Formatter):
-    def __init__(self, redact: Redactor):
-        super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s")
-        self._redact = redact
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self._redact(super().format(record))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the keeper of the cluster directory given as the only argument; its spec comes on standard input."""
     root = Path((argv or sys.argv[1:])[0])
-    logging.basicConfig(
-        filename=ClusterPaths(root).keeper_log,
-        level=logging.INFO,
-    )
-    for chatty in ("paramiko", "workbench.pods.ssh.transport"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    redact = log_to(ClusterPaths(root).keeper_log)
     leash = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered: no lock that outlives us)
     line = leash.readline()
     if not line.endswith(b"\n"):
         write_json(ClusterPaths(root).state, {"phase": "closed", "message": _BROKEN_OFF})
         return 0
-    keeper = Keeper(ClusterPaths(root), ClusterSpec.from_dict(json.loads(line)))
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Masking(keeper.redact))
+    keeper = Keeper(ClusterPaths(root), ClusterSpec.from_dict(json.loads(line)), redact)
     # A thread, for the handler may interrupt whoever holds the keeper's lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook
