@@ -12,6 +12,7 @@ from collections.abc import Iterable
 __all__ = [
     "BackendError",
     "ConfigError",
+    "DiskFull",
     "PodError",
     "PodTimeout",
     "RemoteError",
@@ -68,6 +69,13 @@ class RemoteError(WorkbenchError):
 
 class RunError(WorkbenchError):
     """Report that a run cannot be started, found or read."""
+
+
+class DiskFull(RunError, OSError):
+    """Report a disk without room; the message names machine or pod, folder, and the bytes needed and free."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1])
 
 
 class RunFailed(RunError):

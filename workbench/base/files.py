@@ -8,14 +8,17 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base.disk import full_disk_named
+
 __all__ = ["read_json", "write_bytes", "write_json", "write_text"]
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
     """Replace a file atomically. `sync` waits until it would survive a loss of power."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with full_disk_named(path.parent, len(data)):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as out:
+        with full_disk_named(path.parent, len(data)), os.fdopen(handle, "wb") as out:
             os.fchmod(out.fileno(), mode)
             out.write(data)
             if sync:

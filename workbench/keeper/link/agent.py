@@ -6,6 +6,7 @@ knows what a run is.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -196,8 +197,5 @@ class AgentLink(PodFiles):
             self.package = str(shelved(here / self._package_name, self._package_bytes))
             ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
             return
-        if not ssh.exists(self.package):
-            ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
-            part = f"{self.package}.{self.pod.name}.part"
-            ssh.put_bytes(self._package_bytes, part)
-            ssh.run(["mv", "-f", "--", part, self.package])
+        if not self._holds(ssh, self.package, hashlib.sha256(self._package_bytes).hexdigest()):
+            ssh.put_bytes(self._package_bytes, self.package)

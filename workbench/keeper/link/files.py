@@ -7,13 +7,13 @@ travel: see `shared.py`.
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import RemoteError
+from workbench.base.files import write_bytes
 from workbench.base.package import file_digest
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.link.transfers import TransferStatus
@@ -39,9 +39,12 @@ class PodFiles:
         """Those of the folders that the pod sees."""
         self.transfer: TransferStatus | None = None
         """The large file that travels now, where there is one."""
+        self.why_gone: Callable[[], str] = lambda: ""
+        """Returns why the pod will not answer again; empty while it may."""
         self._identity = identity
         self._lease_s = lease_s
         self._folders = folders
+        self._stamps: dict[str, str] = {}
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output."""
@@ -56,7 +59,7 @@ class PodFiles:
         name = hashlib.sha256(data).hexdigest()[:32] + suffix
         if (here := self._shelf()) is not None:
             return str(shelved(here / name, data))
-        return self._put_once(name, lambda part: self._connection().put_bytes(data, part))
+        return self._store(name, data)
 
     def write(self, data: bytes, path: str) -> None:
         """Write a file on the pod, 0600."""
@@ -64,11 +67,9 @@ class PodFiles:
 
     def put_once(self, local: Path, digest: str) -> str:
         """Send a file of any size to the pod's store, once per content, and return its path there."""
-        if local.stat().st_size < LARGE:
-            return self._put_once(digest[:32], lambda part: self._connection().put(local, part))
         path = str(self.store / digest[:32])
-        if not self._lasting(lambda ssh: ssh.exists(path)):
-            sent = self._carry(local.name, lambda route, tell: send_file(route, local, path, self._part(path), tell))
+        if not self._lasting(lambda ssh: self._holds(ssh, path, digest)):
+            sent = self._send(local, path)
             if sent != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
@@ -76,10 +77,7 @@ class PodFiles:
 
     def put_file(self, local: Path, path: str) -> None:
         """Send a file of any size to a path on the pod, 0600."""
-        if local.stat().st_size < LARGE:
-            self._lasting(lambda ssh: ssh.put(local, path))
-        else:
-            self._carry(local.name, lambda route, tell: send_file(route, local, path, self._part(path), tell))
+        self._send(local, path)
 
     def get(self, remote: str, local: Path) -> str:
         """Fetch a file of any size from the pod."""
@@ -91,20 +89,28 @@ class PodFiles:
     def _shelf(self) -> Path | None:
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
 
-    def _put_once(self, name: str, send: Callable[[str], object]) -> str:
-        path = str(self.store / name)
+    def _store(self, name: str, data: bytes) -> str:
+        path, digest = str(self.store / name), hashlib.sha256(data).hexdigest()
 
         def once(ssh: SSHConnection) -> None:
-            if not ssh.exists(path):
-                part = self._part(path)
-                send(part)
-                ssh.run(["mv", "-f", "--", part, path])
+            if not self._holds(ssh, path, digest):
+                ssh.put_bytes(data, path)
 
         self._lasting(once)
         return path
 
-    def _part(self, path: str) -> str:
-        return f"{path}.{self.pod.name}.part"  # pods may share the folder
+    def _holds(self, ssh: SSHConnection, path: str, digest: str) -> bool:
+        """Whether a file is there as it should be: what an earlier version, or the disk, spoiled is sent again."""
+        self._stamps[path] = ssh.stamp_of(path, digest, self._stamps.get(path, ""))
+        return bool(self._stamps[path])
+
+    def _send(self, local: Path, path: str) -> str:
+        if local.stat().st_size >= LARGE:
+            part = f"{path}.{self.pod.name}.part"  # pods may share the folder
+            return self._carry(local.name, lambda route, tell: send_file(route, local, path, part, tell))
+        data = local.read_bytes()
+        self._lasting(lambda ssh: ssh.put_bytes(data, path))
+        return hashlib.sha256(data).hexdigest()
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
         began_at, begun = time.monotonic(), -1
@@ -115,7 +121,7 @@ class PodFiles:
             self.transfer = TransferStatus(name=name.lstrip("."), done=done, size=size, begun=begun, began_at=began_at)
 
         try:
-            return carry(route_to(self.pod, self._identity, self._lease_s), tell)
+            return carry(route_to(self.pod, self._identity, self._lease_s, self.why_gone), tell)
         finally:
             self.transfer = None
 
@@ -127,10 +133,8 @@ class PodFiles:
 
 
 def shelved(path: Path, data: bytes) -> Path:
-    """Write a file of this machine once, whole or not at all; several pods' threads may do so."""
-    if not path.exists():
+    """Write a file of this machine unless it is there; several pods' threads may do so."""
+    if not path.is_file() or path.read_bytes() != data:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = path.with_name(f".{path.name}.{threading.get_ident()}")
-        part.write_bytes(data)
-        part.replace(path)
+        write_bytes(path, data)
     return path

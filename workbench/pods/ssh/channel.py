@@ -123,7 +123,7 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
         while channel.recv_ready():
             output += channel.recv(_READ_BYTES)
         if pending and channel.send_ready() and not channel.closed:
-            pending = pending[channel.send(bytes(pending[:_READ_BYTES])) :]
+            pending = pending[_send(channel, bytes(pending[:_READ_BYTES])) :]
             if not pending:
                 channel.shutdown_write()
             continue
@@ -144,6 +144,16 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
         stdout=output.decode(errors="backslashreplace"),
         stderr=errors.decode(errors="backslashreplace"),
     )
+
+
+def _send(channel: paramiko.Channel, data: bytes) -> int:
+    try:
+        sent: int = channel.send(data)
+    except OSError:
+        if not channel.get_transport().is_active():
+            raise
+        return len(data)  # the command has ended without reading all of it; its answer says why
+    return sent
 
 
 def _await(channel: paramiko.Channel, limit_s: float) -> None:

@@ -15,11 +15,13 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import paramiko
 
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.pods.pod import Jump, Pod
+from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, RemoteStream, complete
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.sftp import Files
@@ -28,6 +30,7 @@ from workbench.pods.ssh.transport import Destination, reach
 __all__ = ["Completed", "RemoteStream", "SSHConnection"]
 
 _KEEPALIVE_S = 5
+_FILE_S, _SLOWEST_PER_S = 60.0, 20_000  # bytes; how long a small file may take
 
 
 class SSHConnection(Files):
@@ -106,6 +109,14 @@ class SSHConnection(Files):
                 f"{self.pod.name} ({self._where}) takes no command: {error}", host=self.pod.address
             ) from error
         return RemoteStream(channel, self.pod.address, command)
+
+    def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
+        argv = far_end_argv(self.pod.python or "python3", *words)
+        done = self.run(argv, data, timeout_s=_FILE_S + len(data) / _SLOWEST_PER_S)
+        if not done.stdout.strip():
+            text = f"cannot {words[0]} {words[1]} on {self.pod.name}: {done.stderr[-500:].strip() or done.exit_code}"
+            raise RemoteError(text, host=self.pod.address, exit_code=done.exit_code, stderr=done.stderr[-500:])
+        return far_end_answer(done.stdout, self.pod.name, self.pod.address)
 
     @property
     def _where(self) -> str:

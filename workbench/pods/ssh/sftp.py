@@ -1,18 +1,20 @@
-"""Files to and from one pod over SFTP, each whole or not at all: written beside its place, then renamed.
+"""Small files to and from one pod, each whole or not at all: written beside its place, checked, then renamed.
 
-The half of `SSHConnection` that moves files; it opens no connection itself. Regular files and folders only; large
-files are `transfer.py`'s.
+The half of `SSHConnection` that moves files; it opens no connection itself. What is read comes over SFTP; what is sent
+is taken by a program there (`bulk/far_end.py`), since SFTP says nothing of a disk that is full until it is too late.
+Large files are `bulk/transfer.py`'s.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
+import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from workbench.base.disk import full_disk_named
 from workbench.base.errors import RemoteError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Files"]
 
 _REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
-_WINDOW_BYTES = 128 * _REQUEST_BYTES  # asked for at once; paramiko's own limit of requests sleeps 10 ms for each
+_WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 
 
 class Files:
@@ -47,28 +49,43 @@ class Files:
             return client.stat(str(remote)).st_size or 0
 
     def put(self, local: Path, remote: str | PurePosixPath, mode: int = 0o600) -> None:
-        """Send a file, replacing what is there; missing folders are made (0700)."""
-        with local.open("rb") as source:
-            self._put(source, PurePosixPath(remote), mode)
+        """Send a small file, replacing what is there; missing folders are made (0700)."""
+        self.put_bytes(local.read_bytes(), remote, mode)
 
     def put_bytes(self, data: bytes, remote: str | PurePosixPath, mode: int = 0o600) -> None:
         """Send bytes as a file; otherwise like `put`."""
-        self._put(io.BytesIO(data), PurePosixPath(remote), mode)
+        words = ["take", str(remote), str(len(data)), hashlib.sha256(data).hexdigest(), f"{mode:o}"]
+        if not self._ask_far_end(words, data)["whole"]:
+            raise RemoteError(f"{remote} arrived cut or damaged on {self._host}; submit again", host=self._host)
+
+    def stamp_of(self, remote: str | PurePosixPath, digest: str, stamp: str = "") -> str:
+        """Return a stamp of a file with this SHA-256, empty for any other; one whose stamp is known is not read."""
+        return str(self._ask_far_end(["holds", str(remote), digest, stamp])["stamp"])
 
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
-        """Fetch a file, replacing what is there; missing folders are made."""
-        local.parent.mkdir(parents=True, exist_ok=True)
+        """Fetch a small file, replacing what is there; missing folders are made."""
+        data = self._read(remote)
         part = local.with_name(f".{local.name}.part")
         try:
-            with (
-                part.open("wb") as target,
-                self._client("read", remote) as client,
-                client.open(str(remote), "rb") as source,
-            ):
-                _pull(source, target)
-            part.replace(local)
+            with full_disk_named(local.parent, len(data)):
+                local.parent.mkdir(parents=True, exist_ok=True)
+                part.write_bytes(data)
+                part.replace(local)
         finally:
             part.unlink(missing_ok=True)
+
+    def _read(self, remote: str | PurePosixPath) -> bytes:
+        with self._client("read", remote) as client, client.open(str(remote), "rb") as source:
+            size = source.stat().st_size or 0
+            pieces = [(at, min(_REQUEST_BYTES, size - at)) for at in range(0, size, _REQUEST_BYTES)]
+            windows = [pieces[at : at + _WINDOW] for at in range(0, len(pieces), _WINDOW)]
+            data = b"".join(piece for window in windows for piece in source.readv(window))
+            if len(data) != size:
+                raise OSError(f"{len(data)} of {size} bytes came")
+        return data
+
+    def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
+        raise NotImplementedError
 
     def _open_sftp(self) -> paramiko.SFTPClient:
         raise NotImplementedError
@@ -91,37 +108,3 @@ class Files:
             except Exception as error:  # paramiko raises OSError, EOFError, SSHException and its own
                 text = f"cannot {verb} {remote} on {self._host}: {error or type(error).__name__}"
                 raise RemoteError(text, host=self._host) from error
-
-    def _put(self, source: IO[bytes], remote: PurePosixPath, mode: int) -> None:
-        part = str(remote.with_name(f".{remote.name}.part"))
-        with self._client("write", remote) as client:
-            _make_folders(client, remote.parent)
-            try:
-                with client.open(part, "wb") as target:
-                    target.chmod(mode)
-                    target.set_pipelined(True)
-                    while chunk := source.read(1 << 18):
-                        target.write(chunk)
-                client.posix_rename(part, str(remote))
-            except OSError:
-                with contextlib.suppress(Exception):
-                    client.remove(part)
-                raise
-
-
-def _pull(source: paramiko.SFTPFile, target: IO[bytes]) -> None:
-    size = source.stat().st_size or 0
-    for start in range(0, size, _WINDOW_BYTES):
-        end = min(size, start + _WINDOW_BYTES)
-        pieces = [(offset, min(_REQUEST_BYTES, end - offset)) for offset in range(start, end, _REQUEST_BYTES)]
-        for data in source.readv(pieces):
-            target.write(data)
-
-
-def _make_folders(client: paramiko.SFTPClient, folder: PurePosixPath) -> None:
-    try:
-        client.stat(str(folder))
-    except FileNotFoundError:
-        _make_folders(client, folder.parent)
-        with contextlib.suppress(OSError):  # another thread or process was first; if not, the write says so
-            client.mkdir(str(folder), 0o700)

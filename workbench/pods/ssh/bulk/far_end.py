@@ -1,12 +1,16 @@
-"""The pod's end of a large file's way: `python -IS -c` of this file's text, over SSH; standard library only.
+"""The pod's end of a file's way: `python -IS -c` of this file's text, over SSH; standard library only.
 
 `send PATH OFFSET` writes a line of JSON, the bytes from there on, and a line with the SHA-256 of the whole file.
 `receive PATH PART` says how much of a part is there, takes the rest, and gives the file its name only when the sender's
-SHA-256 is that of what was written. Nothing is kept in memory but one piece. `transfer.py` is the other end.
+SHA-256 is that of what was written. `take PATH SIZE SHA256 MODE` does so with a small file, in one go. `holds PATH
+SHA256 STAMP` says whether a file is there as it should be; one whose stamp is the one of the last look is not read.
+Nothing is kept in memory but one piece. `transfer.py` is the other end of the first two, `connection.py` of the others.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -14,26 +18,34 @@ import shutil
 import signal
 import stat
 import sys
+import time
+from collections.abc import Callable
 
 __all__ = ["main"]
 
 _PIECE = 1 << 20
+_WRITER_S = 10.0  # for another that writes the same part
 _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not notice for hours
 
 
 def main(argv: list[str]) -> int:
     """Do what is asked; what the disk refuses is said in a line `{"error": …}`."""
-    verb, path, rest = argv
+    verb, path, *rest = argv
+    verbs: dict[str, Callable[..., int]] = {"send": _send, "receive": _receive, "take": _take, "holds": _holds}
     try:
-        return _send(path, int(rest)) if verb == "send" else _receive(path, rest)
+        return verbs[verb](path, *rest)
     except BrokenPipeError:
         return 1
     except OSError as error:
-        _say(error=f"{error.strerror or error} ({path})")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _say_full(path, int(rest[0]) if verb == "take" else None)
+        else:
+            _say(error=f"{error.strerror or error} ({path})")
         return 1
 
 
-def _send(path: str, offset: int) -> int:
+def _send(path: str, begin: str) -> int:
+    offset = int(begin)
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # pathlib takes longer to import than to do this
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
@@ -53,9 +65,21 @@ def _send(path: str, offset: int) -> int:
     return 1 if left else 0
 
 
-def _receive(path: str, part: str) -> int:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
-    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def _receive(path: str, shared: str) -> int:
+    _make_folder(path)
+    part, file = _own_part(shared)
+    spoilt = part != shared
+    try:
+        return _fill(path, part, file)
+    except OSError:
+        spoilt = True  # the room is needed
+        raise
+    finally:
+        if spoilt and os.path.lexists(part):
+            os.unlink(part)  # noqa: PTH108
+
+
+def _fill(path: str, part: str, file: int) -> int:
     digest = hashlib.sha256()
     have = os.fstat(file).st_size
     _read(file, have, digest)
@@ -69,8 +93,9 @@ def _receive(path: str, part: str) -> int:
     os.ftruncate(file, asked["offset"])
     os.lseek(file, asked["offset"], os.SEEK_SET)
     left = asked["size"] - asked["offset"]
-    if (free := shutil.disk_usage(os.path.dirname(part)).free) < left:  # noqa: PTH120
-        raise OSError(f"the disk is full: {left >> 20} MiB are needed, {free >> 20} MiB are free")
+    if shutil.disk_usage(os.path.dirname(part)).free < left:  # noqa: PTH120
+        _say_full(path, left)
+        return 1
     while left:
         signal.alarm(_SILENCE_S)
         piece = source.read1(min(left, _PIECE))
@@ -81,12 +106,85 @@ def _receive(path: str, part: str) -> int:
         left -= len(piece)
     wanted = json.loads(source.readline() or "{}").get("sha256")
     mine = digest.hexdigest()
-    if wanted == mine:
+    if wanted == mine and os.fstat(file).st_size == asked["size"]:
+        os.close(os.dup(file))  # a network's file system may say only at a close that its disk is full
         os.replace(part, path)  # noqa: PTH105
     elif wanted:
         os.unlink(part)  # noqa: PTH108
     _say(sha256=mine)
     return 0
+
+
+def _own_part(part: str) -> tuple[str, int]:
+    """Open a part that nobody else writes; one whose writer stays takes its part along, and another is begun."""
+    until = time.monotonic() + _WRITER_S
+    while True:
+        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file).st_ino == os.stat(part).st_ino:  # noqa: PTH116
+                return part, file
+        except BlockingIOError:
+            if time.monotonic() > until:
+                part = f"{part}.{os.getpid()}"
+            time.sleep(0.1)
+        except FileNotFoundError:
+            pass  # its writer has just given it its name
+        os.close(file)
+
+
+def _take(path: str, size: str, wanted: str, mode: str) -> int:
+    _make_folder(path)
+    folder, name = os.path.split(path)
+    if shutil.disk_usage(folder).free < int(size):
+        _say_full(path, int(size))
+        return 1
+    part = f"{folder}/.{name}.{os.getpid()}-{time.time_ns()}.part"
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        digest, left = hashlib.sha256(), int(size)
+        signal.alarm(_SILENCE_S)
+        while left and (piece := os.read(0, min(left, _PIECE))):
+            digest.update(piece)
+            _write(file, piece)
+            left -= len(piece)
+        os.fchmod(file, int(mode, 8))
+        whole = os.fstat(file).st_size == int(size) and digest.hexdigest() == wanted
+        os.close(file)
+        if whole:
+            os.replace(part, path)  # noqa: PTH105
+        _say(whole=whole)
+    finally:
+        if os.path.lexists(part):
+            os.unlink(part)  # noqa: PTH108
+    return 0
+
+
+def _holds(path: str, wanted: str, stamp: str) -> int:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        _say(stamp="")
+        return 0
+    facts = os.fstat(file)
+    mine = f"{facts.st_size}-{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"
+    if mine != stamp:
+        digest = hashlib.sha256()
+        _read(file, facts.st_size, digest)
+        mine = mine if stat.S_ISREG(facts.st_mode) and digest.hexdigest() == wanted else ""
+    _say(stamp=mine)
+    return 0
+
+
+def _make_folder(path: str) -> None:
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+
+
+def _say_full(path: str, needed: int | None) -> None:
+    folder = os.path.dirname(path)  # noqa: PTH120
+    while not os.path.isdir(folder):  # noqa: PTH112
+        folder = os.path.dirname(folder)  # noqa: PTH120
+    _say(full={"folder": folder, "needed": needed, "free": shutil.disk_usage(folder).free})
 
 
 def _read(file: int, count: int, digest: hashlib._Hash) -> None:

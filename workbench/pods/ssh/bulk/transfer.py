@@ -8,7 +8,6 @@ processor time of OpenSSH's. Small files are `sftp.py`'s.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import shlex
@@ -19,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.base.errors import RemoteError
+from workbench.base.disk import disk_full, free_bytes, is_full
+from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import far_end
@@ -27,7 +27,7 @@ from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 
-__all__ = ["LARGE", "SshRoute", "fetch_file", "route_to", "send_file"]
+__all__ = ["LARGE", "SshRoute", "far_end_answer", "far_end_argv", "fetch_file", "route_to", "send_file"]
 
 logger = logging.getLogger(__name__)
 LARGE = 8 << 20
@@ -56,14 +56,16 @@ class SshRoute:
     python: str
     """The Python there."""
     command: Callable[[Sequence[str]], list[str]]
-    """Gives the argument list, on this machine, that runs a command there."""
+    """Returns the argument list, on this machine, that runs a command there."""
     by_hand: Callable[[str], str] = field(default=lambda _path: "")
-    """Gives the line by which a person can fetch a file there; empty where there is none."""
+    """Returns the line by which a person can fetch a file there; empty where there is none."""
     patience_s: float = 120.0
     """Seconds without a new byte after which it is given up; a line that breaks is opened again until then."""
+    why_gone: Callable[[], str] = field(default=lambda: "")
+    """Returns why the pod will not answer again; empty while it may."""
 
 
-def route_to(pod: Pod, identity: Identity, patience_s: float) -> SshRoute:
+def route_to(pod: Pod, identity: Identity, patience_s: float, why_gone: Callable[[], str] = lambda: "") -> SshRoute:
     """Return the way to a pod through the OpenSSH client, with the cluster's identity and nothing of the user's."""
     options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
 
@@ -76,8 +78,29 @@ def route_to(pod: Pod, identity: Identity, patience_s: float) -> SshRoute:
 
     python = pod.python or "python3"
     return SshRoute(
-        name=pod.name, host=pod.address, python=python, command=command, by_hand=by_hand, patience_s=patience_s
+        name=pod.name,
+        host=pod.address,
+        python=python,
+        command=command,
+        by_hand=by_hand,
+        patience_s=patience_s,
+        why_gone=why_gone,
     )
+
+
+def far_end_argv(python: str, *words: str) -> list[str]:
+    """Return the command that is a pod's end of a file's way."""
+    return [python, "-IS", "-c", _far_end_script(), *words]
+
+
+def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
+    """Read what the pod's end says; what it cannot do is an error that names the pod."""
+    facts = from_line(line)
+    if full := facts.get("full"):
+        raise disk_full(full["folder"], full["needed"], full["free"], where=pod)
+    if "error" in facts:
+        raise RemoteError(f"{pod} ({host}) says: {facts['error']}", host=host)
+    return facts
 
 
 def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambda _done, _size: None) -> str:
@@ -110,9 +133,12 @@ def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambd
 
     try:
         return tries.until_whole(once)
+    except DiskFull:
+        raise
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
+        part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
+        if is_full(error):
+            raise disk_full(local.parent, tries.size or None, free_bytes(local.parent)) from error
         raise RemoteError(f"cannot write {local}: {error.strerror or error}", host=route.host) from error
 
 
@@ -185,6 +211,8 @@ class _Tries:
                     return digest
             except Broken as error:
                 logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
+                if why := self.route.why_gone():
+                    raise RemoteError(why, host=self.route.host) from error
                 if time.monotonic() - self.moved_at > self.route.patience_s:
                     raise self._given_up(error) from error
                 time.sleep(_PAUSE_S)
@@ -201,7 +229,7 @@ class _Tries:
 
 
 def _far_end(route: SshRoute, *words: str) -> list[str]:
-    return route.command([route.python, "-IS", "-c", _far_end_script(), *words])
+    return route.command(far_end_argv(route.python, *words))
 
 
 @cache
@@ -210,10 +238,7 @@ def _far_end_script() -> str:
 
 
 def _read_message(pipe: Pipe, route: SshRoute) -> dict[str, Any]:
-    facts = from_line(pipe.readline())
-    if "error" in facts:
-        raise RemoteError(f"{route.name} ({route.host}) says: {facts['error']}", host=route.host)
-    return facts
+    return far_end_answer(pipe.readline(), route.name, route.host)
 
 
 def _send(pipe: Pipe, data: bytes, route: SshRoute) -> None:
