@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.disk import full_disk_named
+from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
 
 __all__ = ["main"]
 
@@ -23,9 +24,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
     args = _parser().parse_args(argv)
     try:
-        done: bool = args.verb(args)
+        with full_disk_named(getattr(args, "out", None) or Path.cwd()):
+            done: bool = args.verb(args)
         return 0 if done else 1
-    except ConfigError as error:
+    except (ConfigError, DiskFull) as error:
         _say(f"refused: {error}")
         return 2
     except WorkbenchError as error:
@@ -47,7 +49,7 @@ def _run(args: argparse.Namespace) -> bool:
     cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
     try:
         cluster.start()
-    except ConfigError:
+    except (ConfigError, DiskFull):
         shutil.rmtree(prepared.paths.root, ignore_errors=True)  # refused: nothing started, so nothing stays
         raise
     except WorkbenchError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import subprocess
 import threading
@@ -78,9 +79,47 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
             text = world.log(run, rank)
             assert text
             assert "".join(f"rank {rank} line {n}\n" for n in range(10_000)).startswith(text)
-        with pytest.raises(RunError, match="No space left"):
+        with pytest.raises(
+            RunError, match=r"the disk of this machine is full: \S+ needs [\d,]+ bytes and has [\d,]+ free"
+        ):
             world.submit("beat.py", "--lines", "3", into=disk / "another")
     world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: Path) -> None:
+    """Row 39, the other side: what finds no room in a log there is handed on from the agent's memory."""
+    disk, end = tmp_path / "disk", tmp_path / "end"
+    with (
+        small_disk(disk, "24m"),
+        Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=disk / "cluster", warm=False) as cluster,
+    ):
+        args = ("--until", str(end), "--pause-s", "0.002")
+        run = world.submit("beat.py", *args, cluster=cluster, into=tmp_path / "run")
+        world.beats(run, 2)
+        with (disk / "ballast").open("wb", buffering=0) as ballast:
+            while fill(ballast.fileno()):
+                pass
+        before = [world.log(run, rank).count("\n") for rank in range(2)]
+        on_pod = [path.stat().st_size for path in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")]
+        world.until(lambda: all(world.log(run, rank).count("\n") > before[rank] + 1000 for rank in range(2)), 60)
+        assert max(on_pod) + 8192 > max(p.stat().st_size for p in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log"))
+        refused = world.submit("beat.py", "--lines", "3", cluster=cluster, into=tmp_path / "refused")
+        end.touch()
+        result = world.ended(run)
+        result.raise_for_status()
+        for rank in range(2):
+            lines = world.log(run, rank).splitlines()
+            assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
+            assert len(lines) > before[rank] + 1000
+        failed = world.ended(refused)
+        assert failed.state is RunState.FAILED
+        assert re.search(r"the disk of pod-[01] is full: \S+ needs .* and has [\d,]+ free", failed.message), (
+            failed.message
+        )
+        assert failed.error is not None
+        (disk / "ballast").unlink()
+        world.ended(world.submit("beat.py", "--lines", "3", cluster=cluster)).raise_for_status()
 
 
 def fill(file: int) -> bool:

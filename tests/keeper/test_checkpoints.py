@@ -201,5 +201,6 @@ def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20))
     returned = bring(links, home)
     assert returned.steps == [2]
-    assert "step 6 did not come back: it takes 0 MiB, and 5 MiB are free in " in returned.notes[0]
+    assert "step 6 did not come back: the disk of this machine is full: " in returned.notes[0]
+    assert " kept for logs and results and has 5,242,880 free" in returned.notes[0]
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-2"]

@@ -6,6 +6,7 @@ import pytest
 
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 
 
@@ -26,8 +27,9 @@ def test_a_request_never_shows_its_environment():
 
 
 def test_chunks_of_files_that_are_not_there_or_grew_shorter(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    assert read_chunks(tmp_path, ["a", "b"], {"a": 5}, 100) == {}
-    assert read_chunks(tmp_path, ["a"], {"a": 1}, 1) == {"a": {"offset": 1, "data": "b"}}
+    (tmp_path / "a.log").write_bytes(b"abc")
+    streams = {name: OutputStream(tmp_path, name) for name in ("a", "b")}
+    assert read_chunks(streams, {"a": 5}, 100) == {}
+    assert read_chunks(streams, {"a": 1}, 1) == {"a": {"offset": 1, "data": "b"}}
     with pytest.raises(ValueError, match="a is -1; it must be a whole number"):
-        read_chunks(tmp_path, ["a"], {"a": -1}, 1)
+        read_chunks(streams, {"a": -1}, 1)

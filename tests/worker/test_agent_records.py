@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.worker.agent.machine import cgroup
+from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.records import failure_from, last_traceback, read_record, write_record
 
 PROGRAMS = {
@@ -58,8 +59,7 @@ def test_the_exception_that_ended_a_real_program_is_found(name, tmp_path):
     code, kind, message = PROGRAMS[name]
     (tmp_path / "prog.py").write_text(code)
     done = subprocess.run([sys.executable, "prog.py"], cwd=tmp_path, capture_output=True, timeout=20)
-    (tmp_path / "stderr.log").write_bytes(done.stderr)
-    failure = failure_from(tmp_path, done.returncode)
+    failure = failure_from(done.stderr.decode(errors="replace"), done.returncode)
     assert (failure.kind, failure.message) == (kind, message)
     assert 'prog.py", line' in failure.traceback
 
@@ -91,19 +91,18 @@ def test_huge_output_is_read_from_its_end(tmp_path):
     (tmp_path / "stderr.log").write_bytes(
         b"x" * 50_000_000 + b"\nTraceback (most recent call last):\n  f\nValueError: " + b"y" * 200_000
     )
-    failure = failure_from(tmp_path, 1)
+    failure = failure_from(OutputStream(tmp_path, "stderr").tail(), 1)
     assert failure.kind == "ValueError" and len(failure.message) <= 4000 and len(failure.traceback) <= 64 * 1024
 
 
 def test_without_a_traceback_the_last_lines_are_kept(tmp_path):
-    (tmp_path / "stderr.log").write_text("".join(f"line {i}\n" for i in range(100)))
-    failure = failure_from(tmp_path, 2)
+    failure = failure_from("".join(f"line {i}\n" for i in range(100)), 2)
     assert failure.message == "exit code 2: line 99" and failure.traceback.splitlines()[0] == "line 80"
-    assert failure_from(tmp_path / "nowhere", 2).message == "exit code 2"
+    assert failure_from(OutputStream(tmp_path / "nowhere", "stderr").tail(), 2).message == "exit code 2"
 
 
 def test_sigbus_hints_at_shared_memory(tmp_path):
-    assert "/dev/shm has" in failure_from(tmp_path, -7).message
+    assert "/dev/shm has" in failure_from("", -7).message
 
 
 def test_records_are_written_whole_or_not_at_all(tmp_path):

@@ -127,7 +127,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(ran: dict[str, Ran]) -
     assert [event["step"] for event in run.data("checkpoint")] == [2]
     (failed,) = run.data("checkpoint_failed")
     assert failed["step"] == 4
-    assert re.fullmatch(r"the disk is full: \d+ MiB are needed, \d MiB are free", str(failed["message"]))
+    assert re.fullmatch(r"the disk of \S.* is full: \S+ needs [\d,]+ bytes and has [\d,]+ free", str(failed["message"]))
     disk = run.folder / "checkpoints"
     assert [path.parent.name for path in disk.glob("*/*")] == ["step-2"]
     assert problem_of(disk / "step-2" / "rank-0") == ""

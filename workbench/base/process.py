@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = [
+    "OUTPUT_PIPE",
     "POD_MARK",
     "RANK_MARK",
     "RUN_MARK",
@@ -35,6 +36,7 @@ __all__ = [
     "memory",
     "offer_to_oom_killer",
     "open_output",
+    "pod_name",
     "process_start_time",
     "process_table",
     "with_mark",
@@ -46,6 +48,8 @@ RUN_MARK = "WORKBENCH_RUN"
 """The variable, in every process of a run, that holds the run's id."""
 RANK_MARK = "WORKBENCH_RANK_DIR"
 """The variable, in every process of a rank, that holds the rank's folder."""
+OUTPUT_PIPE = ".{}.pipe"
+"""The name of the pipe in a rank's folder that somebody empties into the log of the same stream."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PR_SET_PDEATHSIG = 1
@@ -92,6 +96,11 @@ class Process:
             if handle >= 0:
                 os.close(handle)
         return True
+
+
+def pod_name() -> str:
+    """Return the name of the pod that this process was started on; "this pod" outside of one."""
+    return Path(os.environ.get(POD_MARK, "this pod")).name
 
 
 def look_up(pid: int) -> Process | None:
@@ -236,10 +245,18 @@ def offer_to_oom_killer() -> None:
 
 
 def open_output(folder: Path) -> None:
-    """Put /dev/null on descriptor 0 and a rank's logs on 1 and 2, to be appended to."""
+    """Put /dev/null on descriptor 0, and on 1 and 2 the pipes of a rank that somebody empties, or else its logs."""
     _put(os.open(os.devnull, os.O_RDONLY), 0)
-    for number, name in ((1, "stdout.log"), (2, "stderr.log")):
-        _put(os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), number)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        _put(_open_log(folder, name), number)
+
+
+def _open_log(folder: Path, name: str) -> int:
+    with contextlib.suppress(OSError):  # ENXIO without a reader
+        pipe = os.open(folder / OUTPUT_PIPE.format(name), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        os.set_blocking(pipe, True)
+        return pipe
+    return os.open(folder / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def _put(opened: int, number: int) -> None:

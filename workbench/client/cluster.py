@@ -7,13 +7,15 @@ moment. Checking a job and preparing its data happen here, before anything start
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import RunError
+from workbench.base.errors import DiskFull, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
@@ -203,6 +205,7 @@ class Cluster(ShownLive):
 
         Raises:
             ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
+            DiskFull: There is no room for the run directory.
             RunError: The cluster is not ready.
         """
         self._check_ready()
@@ -218,15 +221,20 @@ class Cluster(ShownLive):
             RunError: The cluster is not ready, or the run wants more pods than it has.
         """
         info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
-        write_json(prepared.paths.info, info)
         job, paths = prepared.spec.job, prepared.paths
+        try:
+            write_json(paths.info, info)
+        except DiskFull:
+            shutil.rmtree(paths.root, ignore_errors=True)  # it could not even say why it never ran
+            raise
         pods, local = prepared.spec.pods or self.spec.count, self.spec.backend.get("kind") == "local"
         begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=local)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             ask(self._paths.socket, {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods})
         except RunError as error:  # its directory must say why it never ran
-            fail_unstarted(paths, prepared.spec, error)
+            with suppress(OSError):
+                fail_unstarted(paths, prepared.spec, error)
             raise
         return Run.load(paths.root)
 

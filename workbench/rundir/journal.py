@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from workbench.base.files import read_json, write_json
+from workbench.base.files import read_json, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
@@ -41,7 +41,7 @@ class Journal:
 
     def reserve(self) -> None:
         """Keep room on the disk for the result, until `finish`."""
-        self._paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
+        write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
     def state(self, state: RunState, message: str = "") -> None:
         """Write where the run is in its life."""

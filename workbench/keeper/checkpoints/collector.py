@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from workbench.base.disk import disk_full, free_bytes
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_json
 from workbench.keeper.checkpoints.on_pods import PodCheckpoints, PodPart, look
@@ -156,9 +157,9 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
 def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
     link.get(str(source / NAME), target / NAME)
     files = read_manifest(target).get("files", {})
-    needed, free = sum(entry["bytes"] for entry in files.values()), shutil.disk_usage(target).free
+    needed, free = sum(entry["bytes"] for entry in files.values()), free_bytes(target)
     if free < needed + _SPARED:
-        return f"it takes {needed >> 20} MiB, and {free >> 20} MiB are free in {target.parent.parent.parent}"
+        return str(disk_full(target.parent.parent.parent, needed, free, kept=_SPARED))
     for name in files:
         link.get(str(source / name), target / name)
     return problem_of(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base import entries
+from workbench.base.disk import disk_full
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
 from workbench.base.wire import from_line, to_line
 from workbench.keeper.link.files import PodFiles, shelved
@@ -31,6 +33,7 @@ __all__ = ["AgentLink"]
 logger = logging.getLogger(__name__)
 _ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
 _PAUSE_S = 0.5
+_FULL = re.compile("No space left on device|Disk quota exceeded")
 _LOOKS = 3  # at a clock; the quickest answer is the truest
 _T = TypeVar("_T")
 
@@ -140,6 +143,8 @@ class AgentLink(PodFiles):
         done = self._connection().run(argv, timeout_s=timeout_s)
         if done.exit_code != 0:
             tail = done.stderr[-2000:]
+            if _FULL.search(tail):
+                raise disk_full(self.pod.root, None, self._free_bytes(), where=self.pod.name)
             raise RemoteError(
                 f"{argv[0]} failed on {self.pod.name}: {tail}",
                 host=self.pod.address,
@@ -148,6 +153,10 @@ class AgentLink(PodFiles):
                 stderr=tail,
             )
         return done.stdout
+
+    def _free_bytes(self) -> int:
+        words = self._connection().run(["df", "-B1", "--output=avail", "--", self.pod.root]).stdout.split()
+        return int(words[-1]) if words and words[-1].isdigit() else 0
 
     def close(self) -> None:
         """Drop the line; the agent goes on until its lease runs out. Idempotent."""

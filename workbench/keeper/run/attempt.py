@@ -11,6 +11,7 @@ import queue
 import time
 from dataclasses import replace
 
+from workbench.base.disk import full_disk_named
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.package import file_digest
 from workbench.jobs.choices import Launcher
@@ -78,7 +79,8 @@ class Attempt:
             what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(self._context.paths)
             notes = resumed.notes if resumed else ()
             self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
-            with TransferProgress(self._context.links, self._journal.hint, ""):
+            links = self._context.links
+            with TransferProgress(links, self._journal.hint, ""), full_disk_named(self._context.paths.root):
                 self.prepare()
             if self._wishes.cancel.is_set():
                 return None

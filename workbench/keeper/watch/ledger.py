@@ -36,6 +36,8 @@ class RunLedger:
     """What its events come to."""
     cut: bool = False
     """Whether logs here are incomplete, because the disk was full."""
+    full: dict[str, str] = field(default_factory=dict)
+    """The messages of pods whose disks could not take all of their logs."""
     _drained: dict[str, bool] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -54,6 +56,7 @@ class RunLedger:
             return
         self._heard_at[name] = self.clock()
         self.cut = self.cut or report.cut
+        self.full.update({name: report.full} if report.full else {})
         self.left[name], self._drained[name] = report.left, report.drained
         self.ranks.update({rank.rank: rank for rank in report.ranks})
 
@@ -70,11 +73,9 @@ class RunLedger:
     @property
     def warnings(self) -> list[str]:
         """What its ranks want said of the run, whatever becomes of it."""
-        warnings = []
-        for event in self.totals.failed_saves:
-            where = self.ranks[event.rank].pod.name if event.rank in self.ranks else f"rank {event.rank}"
-            warnings.append(f"no checkpoint of step {event.whole('step')}: on {where} {event.text('message')}")
-        return warnings
+        saves = self.totals.failed_saves
+        saved = [f"no checkpoint of step {event.whole('step')}: {event.text('message')}" for event in saves]
+        return saved + [f"logs are incomplete: {message}" for message in self.full.values()]
 
     @property
     def over(self) -> bool:

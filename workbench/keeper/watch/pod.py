@@ -41,6 +41,8 @@ class PodReport:
     """Processes of the run that are still alive there."""
     cut: bool = False
     """Whether the copy of its logs here is incomplete, because the disk was full."""
+    full: str = ""
+    """The message about its own disk that could not take all of its logs; empty where it could."""
     drained: bool = False
     """Whether everything that its ranks wrote has been read."""
     answered: bool = True
@@ -129,6 +131,7 @@ class PodWatch:
                 events=events,
                 left=answer["left"],
                 cut=bool(self._collector.cut),
+                full=str(answer.get("full", "")),
                 drained=not chunks,
                 gpus=answer["gpus"],
             )

@@ -145,7 +145,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(r"gated repo|401 client error|403 client error|is not a valid model identifier|is not a local folder"
           r"|couldn't connect to|can't load (the )?(tokenizer|model|config)|localentrynotfound|hfvalidationerror",
           "The model could not be loaded", _HUB),
-    _Rule(r"no space left|errno 28|disk quota", "The disk is full", (
+    _Rule(r"no space left|errno 28|disk quota|the disk of .* is full", "The disk is full", (
         "cluster.doctor() shows the free disk of every pod",
         "a smaller model or fewer checkpoints; old folders in runs/ can go",)),
     _Rule(r"error building extension|ninja|nvcc|cuda_home", "A compiled op of DeepSpeed could not be built", (

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
+from workbench.base.disk import check_room, full_disk_named
+from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import read_json, write_json
 from workbench.base.process import is_alive, process_start_time
 from workbench.rundir.paths import ClusterPaths
@@ -19,6 +20,7 @@ from workbench.rundir.status import cluster_status
 
 __all__ = ["claimed", "fresh_folder", "occupied"]
 
+_CLUSTER_BYTES = 1 << 20  # what a cluster writes there in any case
 _LAST_STEPS_S = 10.0  # from a keeper's last word to its end
 
 
@@ -30,7 +32,8 @@ def fresh_folder(root: Path, mark: Path) -> None:
     if any(root.iterdir()):
         raise ConfigError(f"{root} is not empty; choose a new directory")
     try:
-        mark.touch(mode=0o600, exist_ok=False)
+        with full_disk_named(root):
+            mark.touch(mode=0o600, exist_ok=False)
     except FileExistsError:  # by someone who came at the same time
         raise ConfigError(_taken(root, mark)) from None
 
@@ -40,6 +43,12 @@ def claimed(paths: ClusterPaths) -> Iterator[None]:
     """Have a cluster's directory to oneself, to start a keeper: one that is new, empty, or of a cluster that ended."""
     root = paths.root
     _make(root)
+    try:
+        check_room(root, _CLUSTER_BYTES)
+    except DiskFull:
+        with contextlib.suppress(OSError):  # not empty: an earlier cluster's
+            root.rmdir()
+        raise
     if not paths.config.exists() and {path.name for path in root.iterdir()} - {paths.lock.name}:
         raise ConfigError(f"{root} is not empty; choose a new directory")
     with paths.lock.open("ab") as lock:
@@ -79,7 +88,10 @@ def _holder(root: Path) -> str:
 
 def _make(root: Path) -> None:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        with full_disk_named(root):
+            root.mkdir(parents=True, exist_ok=True)
+    except DiskFull:
+        raise
     except OSError as error:
         raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
 

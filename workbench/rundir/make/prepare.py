@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.disk import check_room, full_disk_named
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_bytes, write_json
 from workbench.jobs.choices import Launcher, Technique
@@ -29,6 +30,8 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
 __all__ = ["PreparedRun", "check_launcher", "prepare_run"]
+
+_ROOM_BYTES = 512 << 10  # what a run writes here in any case: its states and events, and what is kept for its result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,20 +63,26 @@ def prepare_run(
     spec = spec.replace(job=_with_absolute_paths(spec.job))
     fresh_folder(paths.root, paths.spec)
     try:
-        paths.inputs.mkdir()
-        match spec.job:
-            case FineTune() as job:
-                _prepare_finetune(job, spec, paths, ask_pods)
-            case Script() as job:
-                check_args(job.args, environment)
-                write_bytes(paths.script, zip_script(Path(job.path)))
-        write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
-        write_json(paths.spec, spec.to_dict())
-        write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
+        with full_disk_named(paths.root):
+            _fill(spec, paths, environment, ask_pods)
+        check_room(paths.root, _ROOM_BYTES)
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
+
+
+def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None) -> None:
+    paths.inputs.mkdir()
+    match spec.job:
+        case FineTune() as job:
+            _prepare_finetune(job, spec, paths, ask_pods)
+        case Script() as job:
+            check_args(job.args, environment)
+            write_bytes(paths.script, zip_script(Path(job.path)))
+    write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
+    write_json(paths.spec, spec.to_dict())
+    write_json(paths.state, {"state": "queued", "message": "waiting for the cluster", "time_s": time.time()})
 
 
 def check_launcher(launcher: Launcher) -> None:

@@ -13,7 +13,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from workbench.base.disk import disk_full, free_bytes, is_full
 from workbench.base.wire import from_line, to_line
 from workbench.worker.agent.supervisor import Agent, Later, Reply
 
@@ -129,10 +131,10 @@ class _Server:
         except KeyError as error:
             self._reply(connection, number, {"ok": False, "error": f"unknown or missing: {error.args[0]}"})
         except (ValueError, TypeError, AttributeError, OSError) as error:
-            self._reply(connection, number, {"ok": False, "error": _words(error)})
+            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         except Exception as error:  # request boundary: the agent outlives its own mistakes
             _log.exception("request failed")
-            self._reply(connection, number, {"ok": False, "error": _words(error)})
+            self._reply(connection, number, {"ok": False, "error": _words(error, self.agent.root)})
         else:
             match reply:
                 case Later():
@@ -202,5 +204,8 @@ def _wake_on_signals(agent: Agent) -> int:
     return wake
 
 
-def _words(error: BaseException) -> str:
+def _words(error: BaseException, root: Path) -> str:
+    match error:
+        case OSError() if is_full(error):
+            return str(disk_full(root, None, free_bytes(root), where=root.name))
     return str(error) or type(error).__name__

@@ -17,7 +17,6 @@ from workbench.base.process import Process, descendants, process_table
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.message import Message, number_in, object_in, texts_in, whole_in
-from workbench.worker.agent.ranks.chunks import size_of
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 from workbench.worker.agent.ranks.script_launcher import RankLauncher
@@ -120,6 +119,8 @@ class Agent:
         for run in self._runs.values():
             if run.hurried:
                 run.tick(self._processes(fresh=True))
+                if run.settled:
+                    run.close(self.launcher.pump)
         if not all(run.settled for run in self._runs.values()):
             self._strays = True
         elif self._strays and not self.helpers.asked:
@@ -147,11 +148,12 @@ class Agent:
             raise ValueError(f"run {request.run} has live processes on {self.root.name}; stop it first")
         if self._end_by is not None:
             raise ValueError(f"the agent of {self.root.name} is ending")
-        self._runs.pop(request.run, None)
+        if earlier is not None:
+            earlier.close(self.launcher.pump)
         self._runs[request.run] = PodRun(request, self.root)
         settled = [name for name, run in self._runs.items() if run.settled]
         for name in settled[: max(0, len(self._runs) - _RUNS_KEPT)]:
-            del self._runs[name]
+            self._runs.pop(name).close(self.launcher.pump)
         return {"ranks": [place.rank for place in request.on(self.root.name)]}
 
     def _prepared(self, message: Message) -> Reply:
@@ -179,7 +181,7 @@ class Agent:
         for name in ("local_rank", "world_size", "master_addr", "master_port"):
             if message.get(name) not in (None, ""):
                 overrides[name.upper()] = str(message[name])
-        sizes = {name: size_of(rank.folder / name) for name in ("stdout.log", "stderr.log")}
+        sizes = {f"{name}.log": stream.size for name, stream in rank.streams.items()}
         self.launcher.launch(run, rank, overrides)
         return {"folder": str(rank.folder), "sizes": sizes}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from workbench.base.disk import check_room, disk_full, free_bytes, full_disk_named
 from workbench.base.errors import RunError
+from workbench.base.process import pod_name
 
 __all__ = ["TENSORS", "TREE", "TreePacker", "read_tree", "unpack", "write_tree"]
 
 TENSORS, TREE = "state.safetensors", "state.json"
-_MIB = 1 << 20
-_HEADERS = _MIB  # bytes; what the names and shapes of the tensors take beside their content, and more
+_HEADERS = 1 << 20  # bytes; what the names and shapes of the tensors take beside their content, and more
 
 
 def write_tree(folder: Path, tree: object) -> None:
@@ -32,15 +32,16 @@ def write_tree(folder: Path, tree: object) -> None:
     packer = TreePacker()
     text = json.dumps(packer.pack(tree)).encode()
     needed = sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        problem = f"the disk is full: {needed / _MIB:.0f} MiB are needed, {free / _MIB:.0f} MiB are free"
-        raise OSError(errno.ENOSPC, problem)
+    pod = pod_name()
+    check_room(folder, needed, where=pod)
     try:
-        save_file(packer.tensors, folder / TENSORS)
+        with full_disk_named(folder, needed, where=pod):
+            save_file(packer.tensors, folder / TENSORS)
+            (folder / TREE).write_bytes(text)
     except SafetensorError as error:  # so it says that a write failed
+        if "No space left" in str(error):
+            raise disk_full(folder, needed, free_bytes(folder), where=pod) from error
         raise OSError(errno.EIO, str(error)) from error
-    (folder / TREE).write_bytes(text)
     for name in (TENSORS, TREE):
         with (folder / name).open("rb") as written:
             os.fsync(written.fileno())

@@ -15,7 +15,8 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from workbench.base.errors import RunError
+from workbench.base.errors import DiskFull, RunError
+from workbench.base.process import pod_name
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest, write_manifest
 from workbench.rundir.events import emit
 from workbench.worker.checkpoint import snapshot
@@ -93,7 +94,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
 
     def _tell(self, step: int, error: OSError | None) -> None:
         if error is not None and not self._told:
-            emit("checkpoint_failed", step=step, message=error.strerror or str(error))
+            emit("checkpoint_failed", step=step, message=_problem(error))
             self._told = True
 
 
@@ -153,6 +154,14 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
     except OSError as error:
         return 0, error
     return size, None
+
+
+def _problem(error: OSError) -> str:
+    match error:
+        case DiskFull():
+            return str(error)
+        case _:
+            return f"on {pod_name()} {error.strerror or error}"
 
 
 def _read_sent(part: Path) -> dict[str, Any]:

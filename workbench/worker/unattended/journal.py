@@ -18,6 +18,7 @@ from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.unattended.rank import STATUS
 
 __all__ = ["RankFollower"]
@@ -88,7 +89,8 @@ class RankFollower:
 
     def _look(self) -> None:
         offsets = self._collector.offsets
-        while chunks := read_chunks(self._work, list(offsets), offsets, _BLOCK_BYTES):
+        streams = {name: OutputStream((self._work / name).parent, Path(name).stem) for name in offsets}
+        while chunks := read_chunks(streams, offsets, _BLOCK_BYTES):
             for event in self._collector.take(chunks):
                 self._take(event)
 

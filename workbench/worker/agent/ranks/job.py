@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from workbench.base.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.output import OutputPump
 from workbench.worker.agent.ranks.rank import Rank
+from workbench.worker.agent.ranks.records import keep_room
 from workbench.worker.agent.ranks.request import RunRequest
 
 __all__ = ["PodRun"]
@@ -48,6 +51,7 @@ class PodRun:
             rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("error.json", "done.json", "stacks.txt"):
                 (rank.folder / name).unlink(missing_ok=True)
+            keep_room(rank.folder)
 
     @property
     def live(self) -> bool:
@@ -151,13 +155,28 @@ class PodRun:
         """Return the state of every rank, and what they wrote since."""
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
-        names = [f"rank-{number}/{stream}.log" for number in self.ranks for stream in ("stdout", "stderr")]
+        streams = {
+            f"rank-{n}/{name}.log": each for n, rank in self.ranks.items() for name, each in rank.streams.items()
+        }
         return {
             "ranks": ranks,
-            "chunks": read_chunks(self.folder, names, offsets, max_bytes),
+            "chunks": read_chunks(streams, offsets, max_bytes),
             "left": 0 if self.settled else len(self.family(table)),
             "oom_kills": sum(self._oom.counts().values()),
+            "full": self._full_disk(),
         }
+
+    def close(self, pump: OutputPump) -> None:
+        """Close the pipes of its ranks. Idempotent."""
+        for rank in self.ranks.values():
+            for stream in rank.streams.values():
+                pump.remove(stream)
+
+    def _full_disk(self) -> str:
+        """Return the message about the disk that took not all of its logs; empty where it did."""
+        if not (lost := sum(stream.dropped for rank in self.ranks.values() for stream in rank.streams.values())):
+            return ""
+        return str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))
 
     def ask_stacks(self) -> dict[int, int]:
         """Have every rank that can write down its Python stacks; return the sizes of their files before."""

@@ -22,6 +22,7 @@ from workbench.base.process import (
     open_output,
 )
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
+from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
 from workbench.worker.agent.ranks.request import RankSlot
 
@@ -50,7 +51,11 @@ class Rank:
     group: Path | None = None
     sweep_at: float | None = None
     swept: bool = False
+    streams: dict[str, OutputStream] = field(init=False)
     _known: set[Process] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.streams = {name: OutputStream(self.folder, name) for name in ("stdout", "stderr")}
 
     @property
     def live(self) -> bool:
@@ -67,14 +72,20 @@ class Rank:
         """Take note of its end, and leave the record that says why."""
         self.phase, self.exit_code, self.ended_s = "exited", exit_code, time.time()
         self.rss_bytes = 0
+        for stream in self.streams.values():
+            stream.drain()
         self.error = read_record(self.folder / "error.json")
         if self.kind == "script" and exit_code == 0 and not self.stopped:
             _keep(self.folder / "done.json", {"rank": self.place.rank, "exit_code": 0})
             self.done = True
-        self.done = self.done or (self.folder / "done.json").exists()
+        self.done = self.done or self._left_its_record()
         if self.error is None and not self.done and not self.stopped and exit_code is not None:
-            failure = failure_from(self.folder, exit_code, oom_hint=oom_hint)
+            failure = failure_from(self.streams["stderr"].tail(), exit_code, oom_hint=oom_hint)
             self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
+
+    def _left_its_record(self) -> bool:
+        """Whether our trainer, which alone may say so itself, is done; of a script its end says it."""
+        return self.kind != "script" and (self.folder / "done.json").exists()
 
     def _fail(self, failure: Failure) -> None:
         # The message is one line; NCCL says only in a later one that its peer is gone.
@@ -115,7 +126,7 @@ class Rank:
         if self.phase == "running":
             # The record comes before the exit: whoever watches sees the cause at once.
             self.error = self.error or read_record(self.folder / "error.json")
-            self.done = self.done or (self.folder / "done.json").exists()
+            self.done = self.done or self._left_its_record()
         return {
             "rank": self.place.rank,
             "local_rank": self.place.local_rank,

@@ -5,6 +5,7 @@ Nothing here knows about processes; a rank's folder and its exit code are all it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,12 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.files import write_json
+from workbench.base.errors import DiskFull
+from workbench.base.files import write_bytes, write_json
 from workbench.base.wire import from_line
 
-__all__ = ["Failure", "failure_from", "last_traceback", "read_record", "signal_name", "write_record"]
+__all__ = ["Failure", "failure_from", "keep_room", "last_traceback", "read_record", "signal_name", "write_record"]
 
-_TAIL_BYTES = 256 * 1024
+_RESERVE, _RESERVE_BYTES = ".reserve", 16 << 10
 _RECORD_BYTES = 64 * 1024
 _MESSAGE_CHARS = 4000
 _TAIL_LINES = 20
@@ -48,9 +50,8 @@ class Failure:
     """The traceback as Python printed it, or the last lines of stderr."""
 
 
-def failure_from(folder: Path, exit_code: int, *, oom_hint: str = "") -> Failure:
-    """Return why a rank failed that left no record of its own."""
-    stderr = _tail(folder / "stderr.log")
+def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
+    """Return why a rank failed that left no record of its own, by the end of what it wrote to stderr."""
     last = last_traceback(stderr)
     if exit_code < 0:
         return _from_signal(-exit_code, last, stderr, oom_hint)
@@ -110,7 +111,18 @@ def read_record(path: Path) -> dict[str, object] | None:
 def write_record(path: Path, record: Mapping[str, object]) -> None:
     """Write a rank's record, with the time, in one step: readers see all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**record, "time_s": time.time()})
+    dated = {**record, "time_s": time.time()}
+    try:
+        write_json(path, dated)
+    except DiskFull:
+        (path.parent / _RESERVE).unlink(missing_ok=True)
+        write_json(path, dated)
+
+
+def keep_room(folder: Path) -> None:
+    """Keep room on the disk for a rank's record, where there is any."""
+    with contextlib.suppress(OSError):
+        write_bytes(folder / _RESERVE, bytes(_RESERVE_BYTES))
 
 
 def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) -> Failure:
@@ -133,15 +145,6 @@ def _free_mib(path: str) -> int:
 def _clean(line: str) -> str:
     # A bar that was half drawn stands before the text, ended by \r.
     return _PREFIX.sub("", line.rpartition("\r")[2]).rstrip()
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def _last_lines(text: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from workbench.base.process import look_up
 from workbench.worker.agent.ranks.helper import Helpers
 from workbench.worker.agent.ranks.job import PodRun
+from workbench.worker.agent.ranks.output import OutputPump
 from workbench.worker.agent.ranks.rank import Rank, start_cold
 from workbench.worker.agent.ranks.request import rank_environment
 from workbench.worker.agent.warm_link import WarmLink
@@ -38,12 +39,15 @@ class RankLauncher:
     def __init__(self, root: Path) -> None:
         self.warm = WarmLink()
         self.helpers = Helpers(root / "helpers", self.warm)
+        self.pump = OutputPump()
         self._asked: dict[int, _Launch] = {}
         self._token = 0
 
     def launch(self, run: PodRun, rank: Rank, overrides: Mapping[str, str]) -> None:
         """Start a rank that waits; a warm one is running only once `hear` has heard of it."""
         request = run.request
+        for stream in rank.streams.values():
+            self.pump.add(stream)
         launch = _Launch(run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides))
         if request.kind != "finetune" or not request.entry or not self.warm.serves({**request.env, **overrides}):
             self._launch_cold(launch)
