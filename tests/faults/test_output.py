@@ -97,14 +97,13 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
         args = ("--until", str(end), "--pause-s", "0.002")
         run = world.submit("beat.py", *args, cluster=cluster, into=tmp_path / "run")
         world.beats(run, 2)
-        with (disk / "ballast").open("wb", buffering=0) as ballast:
+        with (disk / "ballast").open("ab", buffering=0) as ballast:
             while fill(ballast.fileno()):
                 pass
         before = [world.log(run, rank).count("\n") for rank in range(2)]
         on_pod = [path.stat().st_size for path in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log")]
         world.until(lambda: all(world.log(run, rank).count("\n") > before[rank] + 1000 for rank in range(2)), 60)
         assert max(on_pod) + 8192 > max(p.stat().st_size for p in disk.glob("cluster/pods/*/runs/*/rank-*/stdout.log"))
-        refused = world.submit("beat.py", "--lines", "3", cluster=cluster, into=tmp_path / "refused")
         end.touch()
         result = world.ended(run)
         result.raise_for_status()
@@ -112,7 +111,10 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
             lines = world.log(run, rank).splitlines()
             assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
             assert len(lines) > before[rank] + 1000
-        failed = world.ended(refused)
+        with (disk / "ballast").open("ab", buffering=0) as ballast:
+            while fill(ballast.fileno()):
+                pass
+        failed = world.ended(world.submit("beat.py", "--lines", "3", cluster=cluster, into=tmp_path / "failed"))
         assert failed.state is RunState.FAILED
         assert re.search(r"the disk of pod-[01] is full: \S+ needs .* and has [\d,]+ free", failed.message), (
             failed.message

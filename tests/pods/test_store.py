@@ -72,7 +72,7 @@ class PodHere(PodFiles):
     def _connection(self) -> Any:
         return self.line
 
-    def _lasting(self, action: Callable[[Any], _T]) -> _T:
+    def lasting(self, action: Callable[[Any], _T]) -> _T:
         return action(self.line)
 
 

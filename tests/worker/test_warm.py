@@ -142,7 +142,7 @@ def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
         assert facts["env"] == {**place, "WORKBENCH_POD": str(warm.root), "SECRET": "s", "WORKBENCH_TOY": "1"}
         assert facts["cwd"] == str(warm.root / "runs/r") and facts["sid"] and facts["threads"] == 1
         assert facts["oom"] == "500" and facts["argv"] == ["toy_job:facts"] and facts["term"] == "0"
-        assert facts["fds"] == ["null", "stacks.txt", "stderr.log", "stdout.log"]
+        assert facts["fds"] == [".stderr.pipe", ".stdout.pipe", "null", "stacks.txt"]
 
 
 def test_a_helper_that_fails_is_told_and_a_run_beside_it_is_not_disturbed(warm):

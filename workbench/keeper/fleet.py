@@ -85,6 +85,8 @@ class Fleet:
             AgentLink(pod, key, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
             for pod in self.pods
         ]
+        for link in self._links:
+            link.why_gone = partial(self._why_gone, link.pod.name)
         self._report("starting agents")
         self._everywhere(AgentLink.open)
 
@@ -118,6 +120,10 @@ class Fleet:
             if ended:
                 self._report("; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in ended))
             return self.pods
+
+    def _why_gone(self, name: str) -> str:
+        pod = next(pod for pod in self.look() if pod.name == name)
+        return f"{name} is {pod.phase}: {pod.message or 'no more is known'}" if pod.phase.is_terminal else ""
 
     def keep(self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]) -> None:
         """Until closing, speak to every agent so often that no lease ends, and look after the pods."""

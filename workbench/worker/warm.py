@@ -147,10 +147,11 @@ def _become_rank(link: socket.socket, request: Mapping[str, object]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     folder = Path(str(request["folder"]))
-    open_output(folder)
     for stream in (sys.stdout, sys.stderr):
-        # Changed, not replaced: loggers made during the imports hold them.
+        # Changed, not replaced: loggers made during the imports hold them. They ask for their place in the file that
+        # they were made for, and what follows is a pipe.
         stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    open_output(folder)
     env = request["env"]
     assert isinstance(env, dict)
     os.environ.clear()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import RemoteStream, SSHConnection
     from workbench.pods.ssh.identity import Identity
 
-__all__ = ["AgentLink"]
+__all__ = ["AgentLink", "PodGone"]
 
 logger = logging.getLogger(__name__)
 _ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
@@ -36,6 +36,10 @@ _PAUSE_S = 0.5
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _LOOKS = 3  # at a clock; the quickest answer is the truest
 _T = TypeVar("_T")
+
+
+class PodGone(RemoteError):
+    """A pod that will not answer again, or has not for as long as a lease."""
 
 
 class AgentLink(PodFiles):
@@ -60,6 +64,7 @@ class AgentLink(PodFiles):
         self._warm = "--warm" if warm else "--no-warm"
         self._package_name, self._package_bytes = package
         self._lock = threading.RLock()
+        self._lasts = threading.local()
         self._next_id = 0
         self._ssh: SSHConnection | None = None
         self._stream: RemoteStream | None = None
@@ -139,7 +144,7 @@ class AgentLink(PodFiles):
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output."""
         if again:
-            return self._lasting(lambda _ssh: self.run(argv, timeout_s))
+            return self.lasting(lambda _ssh: self.run(argv, timeout_s))
         done = self._connection().run(argv, timeout_s=timeout_s)
         if done.exit_code != 0:
             tail = done.stderr[-2000:]
@@ -166,19 +171,39 @@ class AgentLink(PodFiles):
                     part.close()
             self._stream = self._ssh = None
 
-    def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+    def lasting(self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False) -> _T:
+        """Do what may be done twice, again over a new line where the old one broke, for as long as a lease.
+
+        What it is made of breaks off with it, and is not tried for a lease of its own.
+        """
+        if getattr(self._lasts, "now", False):
+            return action(self._connection())
+        self._lasts.now = True
         until = time.monotonic() + self._lease_s
-        while True:
-            ssh = self._ssh
-            try:
-                return action(self._connection())
-            except RemoteError:
-                if time.monotonic() > until or self._stands(ssh):
-                    raise
-            time.sleep(_PAUSE_S)
-            if not self._stands(self._ssh):
-                with suppress(RemoteError, PodError):
-                    self.open()
+        try:
+            while True:
+                ssh = self._ssh
+                try:
+                    return action(self._connection())
+                except (RemoteError, PodError) as error:
+                    self._check_hope(error, ssh, until, unwanted)
+                time.sleep(_PAUSE_S)
+                if not self._stands(self._ssh):
+                    with suppress(RemoteError, PodError):
+                        self.open()
+        finally:
+            self._lasts.now = False
+
+    def _check_hope(
+        self, error: Exception, ssh: SSHConnection | None, until: float, unwanted: Callable[[], bool]
+    ) -> None:
+        if self._stands(ssh) or unwanted():
+            raise error
+        if why := self.why_gone():
+            raise PodGone(why, host=self.pod.address) from error
+        if time.monotonic() > until:
+            message = f"no sign from {self.pod.name} for {self._lease_s:.0f} s: {error}"
+            raise PodGone(message, host=self.pod.address) from error
 
     def _stands(self, ssh: SSHConnection | None) -> bool:
         if ssh is None or ssh is not self._ssh or not ssh.is_open:

@@ -68,7 +68,7 @@ class PodFiles:
     def put_once(self, local: Path, digest: str) -> str:
         """Send a file of any size to the pod's store, once per content, and return its path there."""
         path = str(self.store / digest[:32])
-        if not self._lasting(lambda ssh: self._holds(ssh, path, digest)):
+        if not self.lasting(lambda ssh: self._holds(ssh, path, digest)):
             sent = self._send(local, path)
             if sent != digest:
                 self.run(["rm", "-f", "--", path])
@@ -81,8 +81,8 @@ class PodFiles:
 
     def get(self, remote: str, local: Path) -> str:
         """Fetch a file of any size from the pod."""
-        if self._lasting(lambda ssh: ssh.size(remote)) < LARGE:
-            self._lasting(lambda ssh: ssh.get(remote, local))
+        if self.lasting(lambda ssh: ssh.size(remote)) < LARGE:
+            self.lasting(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
         return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
 
@@ -96,7 +96,7 @@ class PodFiles:
             if not self._holds(ssh, path, digest):
                 ssh.put_bytes(data, path)
 
-        self._lasting(once)
+        self.lasting(once)
         return path
 
     def _holds(self, ssh: SSHConnection, path: str, digest: str) -> bool:
@@ -109,7 +109,7 @@ class PodFiles:
             part = f"{path}.{self.pod.name}.part"  # pods may share the folder
             return self._carry(local.name, lambda route, tell: send_file(route, local, path, part, tell))
         data = local.read_bytes()
-        self._lasting(lambda ssh: ssh.put_bytes(data, path))
+        self.lasting(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
 
     def _carry(self, name: str, carry: Callable[[SshRoute, Progress], str]) -> str:
@@ -128,7 +128,8 @@ class PodFiles:
     def _connection(self) -> SSHConnection:
         raise NotImplementedError
 
-    def _lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+    def lasting(self, action: Callable[[SSHConnection], _T]) -> _T:
+        """Do what may be done twice, again over a new line where the old one broke."""
         raise NotImplementedError
 
 

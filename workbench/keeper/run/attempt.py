@@ -12,12 +12,12 @@ import time
 from dataclasses import replace
 
 from workbench.base.disk import full_disk_named
-from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.base.package import file_digest
 from workbench.jobs.choices import Launcher
 from workbench.keeper.launch.command import LaunchCommand, build_command
 from workbench.keeper.launch.process import LauncherProcess
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.stage import launch_plan, rank_request, resumed_from, send_inputs, travels
@@ -88,6 +88,9 @@ class Attempt:
             watches = self._watch()
             self._launch()
             fault = self._follow()
+        except RemoteError as error:
+            logger.warning("run %s: %s", self._context.run_id, error)
+            fault = None if self._wishes.cancel.is_set() else self._fault_of(error)
         except Exception as error:  # thread boundary: any failure is a failed run with a result
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
@@ -98,18 +101,36 @@ class Attempt:
         self._prepared = False
         return fault
 
+    def _fault_of(self, error: RemoteError) -> RunFault:
+        """Blame the pod that an error came from."""
+        names = [link.pod.name for link in self._context.links if link.pod.address == error.host]
+        match error:
+            case PodGone():
+                kind = "pod"
+            case _:
+                kind = type(error).__name__
+        return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")
+
     def prepare(self) -> None:
         """Send the inputs and the request to every pod and make the launch command; nothing starts."""
         c = self._context
-        c.everywhere(AgentLink.ensure)
+        unwanted = self._wishes.cancel.is_set
+        c.everywhere(lambda link: link.lasting(lambda _: link.ensure(), unwanted=unwanted))
         address = c.links[0].pod.address
-        self.master_port = int(c.links[0].call("free_port", address=address)["port"])
+        free_port = c.links[0].lasting(lambda _: c.links[0].call("free_port", address=address), unwanted=unwanted)
+        self.master_port = int(free_port["port"])
 
         def one(link: AgentLink) -> None:
             send_inputs(c, link)
             link.call("prepare", run=c.run_id, request=rank_request(c, link, (address, self.master_port)))
 
-        c.everywhere(one)
+        def again(link: AgentLink) -> None:
+            rank = next(place.rank for place in c.places if place.pod == link.pod.name)
+            if not link.call("prepared", run=c.run_id, rank=rank)["mine"]:  # its agent is another one by now
+                one(link)
+
+        for step in (one, again):
+            c.everywhere(lambda link, step=step: link.lasting(lambda _: step(link), unwanted=unwanted))
         self.command = build_command(launch_plan(c, self.master_port))
         c.paths.command.write_text(f"{self.command}\n", encoding="utf-8")
         self._prepared = True
@@ -164,7 +185,8 @@ class Attempt:
         self._check_hostfile()
         self._journal.state(RunState.STARTING, "starting ranks")
         if self._context.spec.job.launcher == Launcher.SSH:
-            self._context.everywhere(lambda link: link.call("start", run=self._context.run_id))
+            run_id = self._context.run_id
+            self._context.everywhere(lambda link: link.lasting(lambda _: link.call("start", run=run_id)))
         elif self.command is not None:
             self._launcher = LauncherProcess(self.command, self._context.paths.launcher_log)
 

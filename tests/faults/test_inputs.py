@@ -1,0 +1,75 @@
+"""What goes wrong while a run's inputs travel: outlived where it can be, and else blamed on the pod."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods, Run, Script
+from workbench.base.files import read_json
+from workbench.rundir.state import RunState
+
+from .conftest import SCRIPTS
+from .test_pods import daemon, parent_of, sessions
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+MIB = 1 << 20
+
+
+def submit_much(world: World, cluster: Cluster, folder: Path) -> Run:
+    """Submit a script with so much beside it that it travels for a while, and wait until it does."""
+    folder.mkdir()
+    shutil.copy(SCRIPTS / "beat.py", folder)
+    (folder / "weights.bin").write_bytes(random.Random(7).randbytes(60 * MIB))
+    run = cluster.submit(Script(path=str(folder / "beat.py"), args=["--lines", "20"]))
+    world.until(lambda: "sending inputs" in run.message, 60)
+    return run
+
+
+@pytest.mark.parametrize("victim", ["session", "agent"])
+def test_a_line_that_breaks_while_inputs_travel_is_outlived(world: World, tmp_path: Path, victim: str) -> None:
+    run = submit_much(world, world.cluster, tmp_path / "job")
+    for pod in world.cluster.pods[1:]:
+        if victim == "agent":
+            os.kill(int(str(read_json(Path(pod.root) / "agent.json")["pid"])), signal.SIGKILL)
+        else:
+            for pid in sessions(world, pod):
+                os.kill(pid, signal.SIGKILL)
+    assert "sending inputs" in run.message, "it was over before the fault"
+    world.ended(run, 120).raise_for_status()
+    for rank in range(3):
+        assert world.log(run, rank) == "".join(f"rank {rank} line {n}\n" for n in range(20))
+
+
+def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Path) -> None:
+    with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
+        run = submit_much(world, cluster, tmp_path / "job")
+        pod = cluster.pods[1]
+        os.kill(parent_of(daemon(world, pod)), signal.SIGKILL)
+        assert "sending inputs" in run.message, "it was over before the fault"
+        result = run.wait(60, progress=False)
+        assert result.state is RunState.FAILED
+        assert result.error is not None
+        assert (result.error.kind, result.error.pod, result.error.host) == ("pod", pod.name, pod.address)
+        assert "SIGKILL" in result.error.message
+
+
+def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(world: World, tmp_path: Path) -> None:
+    with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
+        run = submit_much(world, cluster, tmp_path / "job")
+        sshd = daemon(world, cluster.pods[1])
+        os.kill(sshd, signal.SIGSTOP)
+        for pid in sessions(world, cluster.pods[1]):
+            os.kill(pid, signal.SIGKILL)
+        run.cancel()
+        assert run.wait(60, progress=False).state is RunState.CANCELLED
+        os.kill(sshd, signal.SIGCONT)
