@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from workbench.base.disk import full_disk_named
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
@@ -34,6 +37,7 @@ from workbench.rundir.state import RunState
 __all__ = ["Attempt"]
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _GRACE_S = 3.0  # between asking ranks to end and killing them
 _SETTLE_S = 1.0  # after the first failure, for the error records of the rank that really failed first
 _PATIENCE_S = 15.0  # for a pod that does not answer, when others failed because of something on it
@@ -114,10 +118,9 @@ class Attempt:
     def prepare(self) -> None:
         """Send the inputs and the request to every pod and make the launch command; nothing starts."""
         c = self._context
-        unwanted = self._wishes.cancel.is_set
-        c.everywhere(lambda link: link.lasting(lambda _: link.ensure(), unwanted=unwanted))
+        c.everywhere(partial(self._lasting, AgentLink.ensure))
         address = c.links[0].pod.address
-        free_port = c.links[0].lasting(lambda _: c.links[0].call("free_port", address=address), unwanted=unwanted)
+        free_port = self._lasting(lambda link: link.call("free_port", address=address), c.links[0])
         self.master_port = int(free_port["port"])
 
         def one(link: AgentLink) -> None:
@@ -130,12 +133,15 @@ class Attempt:
                 one(link)
 
         for step in (one, again):
-            c.everywhere(lambda link, step=step: link.lasting(lambda _: step(link), unwanted=unwanted))
+            c.everywhere(partial(self._lasting, step))
         self.command = build_command(launch_plan(c, self.master_port))
         c.paths.command.write_text(f"{self.command}\n", encoding="utf-8")
         self._prepared = True
         if self._wishes.stop.is_set():
             self.stop()
+
+    def _lasting(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
+        return link.lasting(lambda _: action(link), unwanted=self._wishes.cancel.is_set)
 
     def stop(self) -> None:
         """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent."""
@@ -186,7 +192,7 @@ class Attempt:
         self._journal.state(RunState.STARTING, "starting ranks")
         if self._context.spec.job.launcher == Launcher.SSH:
             run_id = self._context.run_id
-            self._context.everywhere(lambda link: link.lasting(lambda _: link.call("start", run=run_id)))
+            self._context.everywhere(partial(self._lasting, lambda link: link.call("start", run=run_id)))
         elif self.command is not None:
             self._launcher = LauncherProcess(self.command, self._context.paths.launcher_log)
 
