@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 from workbench.base.errors import PodError, RunError, WorkbenchError
 from workbench.base.package import package_zip
