@@ -16,6 +16,7 @@ __all__ = [
     "MANIFEST",
     "PREDICTION",
     "RECIPE",
+    "SCRIPT_SITE",
     "TRACE",
     "TRAINER",
     "TRAINER_MODULE",
@@ -28,6 +29,8 @@ WARM_SERVER = "workbench.worker.warm"
 FORK_SERVER = "workbench.worker.forkserver"
 TRAINER_MODULE = "workbench.worker.train.main"
 TRAINER = f"{TRAINER_MODULE}:main"
+SCRIPT_SITE = "workbench/worker/script_site"
+"""A folder, not a module: its `sitecustomize.py` is what Python imports first in a rank of a script."""
 UNATTENDED = "workbench.worker.unattended"
 RECIPE = "workbench.worker.standalone"
 ANSWERS = "workbench.worker.answer.serve"

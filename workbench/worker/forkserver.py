@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.process import POD_MARK, become_subreaper, marks
@@ -126,10 +127,9 @@ def _take_over_output(handles: list[int]) -> None:
         os.close(handle)
 
 
-def _take_after(request: Mapping[str, object], born: Mapping[str, str]) -> None:
+def _take_after(request: Mapping[str, Any], born: Mapping[str, str]) -> None:
     """Have what an executed child of the agent would have; refuse what cannot be had after the imports."""
-    agent, env = int(str(request["agent"])), request["env"]
-    assert isinstance(env, dict)
+    agent, env = int(request["agent"]), request["env"]
     _check_same_world(agent, str(request["python"]))
     names = sorted({name for name in born.keys() | env.keys() if born.get(name) != env.get(name)} - _MAY_DIFFER)
     if names:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -70,6 +71,8 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
         for name in late:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("torch")  # it lists every folder and zip of `sys.path`, and keeps the lists
     # What lives now lives on: kept out of collections, its pages stay shared with the ranks.
     gc.freeze()
     gc.enable()

@@ -22,6 +22,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
@@ -125,7 +126,7 @@ def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
     return False
 
 
-def _run_rank(link: socket.socket, request: Mapping[str, object]) -> None:
+def _run_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     _become_rank(link, request)
     module, _, function = str(request["entry"]).partition(":")
     # An exception leaves the server's loop, and ends this as it ends any program: a traceback, exit code 1.
@@ -133,7 +134,7 @@ def _run_rank(link: socket.socket, request: Mapping[str, object]) -> None:
     _end()
 
 
-def _become_rank(link: socket.socket, request: Mapping[str, object]) -> None:
+def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     # First of all its name, said by itself: the agent then knows it before it can end.
     link.send(json.dumps({"token": request["token"], "pid": os.getpid()}).encode())
     link.close()
@@ -152,10 +153,8 @@ def _become_rank(link: socket.socket, request: Mapping[str, object]) -> None:
         # they were made for, and what follows is a pipe.
         stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr]
     open_output(folder)
-    env = request["env"]
-    assert isinstance(env, dict)
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update(request["env"])
     os.chdir(str(request["cwd"]))
     sys.argv = [str(request["entry"])]
     _write_stacks_on_signal(folder)

@@ -40,10 +40,14 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
     """Make the request by which a pod's agent starts its ranks."""
     pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
     module, _, function = entries.TRAINER.partition(":")
-    entry, cwd, package = None, None, {}
+    entry, cwd = None, None
+    package: dict[str, str] = {}
+    site: dict[str, str] = {}
     match job:
         case Script():
             program, cwd = job.program({**spec.env, **job.env}), str(context.on_pod(link).root / "script")
+            theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", link.package))
+            site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}"}
         case _:
             program, entry = ["-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
@@ -55,7 +59,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "world_size": len(context.places),
         "master_addr": master[0],
         "master_port": master[1],
-        "env": {**QUIET, **network, **package, **spec.env, **job.env},
+        "env": {**QUIET, **network, **package, **spec.env, **job.env, **site},
         "cwd": cwd,
         "argv": [pod.python, "-u", *program],
         "entry": entry,

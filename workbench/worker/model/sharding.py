@@ -125,11 +125,7 @@ def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:
     # Modules are registered in the order of the forward pass, the encoder's before the decoder's.
     if not ahead:
         return
-    for number, layer in enumerate(layers):
-        assert isinstance(layer, FSDPModule)
-        layer.set_modules_to_forward_prefetch(_sharded(layers[number + 1 : number + 1 + ahead]))
-        layer.set_modules_to_backward_prefetch(_sharded(layers[max(0, number - ahead) : number][::-1]))
-
-
-def _sharded(layers: Sequence[nn.Module]) -> list[FSDPModule]:
-    return [layer for layer in layers if isinstance(layer, FSDPModule)]
+    sharded: list[FSDPModule] = [layer for layer in layers if isinstance(layer, FSDPModule)]
+    for number, layer in enumerate(sharded):
+        layer.set_modules_to_forward_prefetch(sharded[number + 1 : number + 1 + ahead])
+        layer.set_modules_to_backward_prefetch(sharded[max(0, number - ahead) : number][::-1])

@@ -21,6 +21,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
+from workbench.worker.rank import store
 from workbench.worker.standalone import prepare, training_options
 
 __all__ = ["Assignment", "prepare_process", "training_arguments"]
@@ -119,6 +120,7 @@ def prepare_process(work: Assignment) -> None:
         raise RunError(f"technique 'single' is one rank, and {work.world_size} were started")
     if work.technique.uses_deepspeed:
         _clear_stale_locks()
+    store.install()
     prepare(single=single, gpus=bool(work.gpus), with_deepspeed=work.technique.uses_deepspeed)
 
 

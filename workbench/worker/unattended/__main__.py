@@ -70,9 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     place = Place.read(os.environ)
     try:
         return _run(options.spec.absolute(), options.out.absolute(), place)
+    except ConfigError as error:
+        sys.stderr.write(f"rank {place.rank}: refused: {error}\n")
+        return 2
     except WorkbenchError as error:
-        sys.stderr.write(f"rank {place.rank}: {'refused: ' if isinstance(error, ConfigError) else ''}{error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
+        sys.stderr.write(f"rank {place.rank}: {error}\n")
+        return 1
 
 
 def _run(spec_file: Path, out: Path, place: Place) -> int:

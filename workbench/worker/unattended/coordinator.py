@@ -59,8 +59,9 @@ class Coordinator:
         info = {"id": prepared.run_id, "cluster": str(self._paths.root), "submitted_s": self._began_s}
         write_json(self._paths.info, {**info, "unattended": self._started_by})
         self._work.mkdir()
-        if isinstance(spec.job, FineTune):
-            self._write_job(spec, self._checkpoint(spec.job) if again else None)
+        match spec.job:
+            case FineTune() as job:
+                self._write_job(spec, self._checkpoint(job) if again else None)
         return {"spec": str(spec_file)}
 
     def begin(self) -> None:

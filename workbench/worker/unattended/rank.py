@@ -120,7 +120,9 @@ def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
         main()
         code = 0
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+        match ended.code:
+            case int(given):
+                code = given
     except BaseException:  # process boundary
         traceback.print_exc()
     finally:

@@ -1,0 +1,91 @@
+"""Rank 0's store of torch (`TCPStore`) listens on MASTER_ADDR alone; left to itself it listens on all interfaces.
+
+Whoever reaches the store can read, change and delete what ranks agree on, without a password. `install` changes how
+`torch.distributed` makes the store behind `init_process_group`, whoever calls that (the Trainer, accelerate, DeepSpeed,
+a user's script), before or after torch is imported. Standard library alone, for it also runs in ranks of scripts.
+"""
+
+import contextlib
+import errno
+import functools
+import importlib.abc
+import importlib.machinery
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+__all__ = ["install"]
+
+_RENDEZVOUS = "torch.distributed.rendezvous"
+_BACKLOG = 2048  # as torch's own
+_LOOK_S = 0.02
+
+
+def install() -> None:
+    """Have the stores of this process bound to one address. Idempotent."""
+    if (module := sys.modules.get(_RENDEZVOUS)) is not None:
+        _change(module)
+    elif not any(type(finder) is _Finder for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Changes the module as soon as somebody imports it."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _RENDEZVOUS or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None:
+            return None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def then_change(module: ModuleType) -> None:
+            execute(module)
+            _change(module)
+
+        loader.exec_module = then_change
+        return spec
+
+
+def _change(module: Any) -> None:
+    if not hasattr(module.TCPStore, "__wrapped__"):
+        module.TCPStore = _bound(module.TCPStore)
+
+
+def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make, updated=())
+    def store(*args: Any, **options: Any) -> Any:
+        host, port = options.get("host_name"), options.get("port")
+        if args or not host or not port or "master_listen_fd" in options:  # not as torch 2.10 to 2.13 ask for it
+            return make(*args, **options)
+        if not options.get("is_master"):
+            _await(str(host), int(port), options["timeout"].total_seconds())
+            return make(**options)
+        try:
+            listener = _listener(str(host), int(port))
+        except OSError as error:
+            # Taken: torch says so itself, or shares the store that this process has there already.
+            if error.errno != errno.EADDRINUSE:
+                sys.stderr.write(f"torch's store listens on all interfaces: {host} is not this machine's: {error}\n")
+            return make(**options)
+        return make(**options, master_listen_fd=listener.detach())
+
+    return store
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+
+
+def _await(host: str, port: int, timeout_s: float) -> None:
+    """Wait until somebody listens: torch itself would first look again after half a second or more."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+            return
+        time.sleep(_LOOK_S)

@@ -1,0 +1,1 @@
+"""What Python imports first of all in a rank of a script."""

@@ -1,0 +1,25 @@
+"""What Python imports first of all in a rank of a script: it binds torch's store to one address (`rank/store.py`).
+
+The folder stands on the PYTHONPATH of the rank. Nothing of this package stays where the script could meet it, and a
+`sitecustomize` that the pod or the job has is then imported as if this one were not there.
+"""
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+
+
+def _executed(spec: ModuleSpec) -> ModuleType:
+    module = module_from_spec(spec)
+    assert spec.loader is not None
+    spec.loader.exec_module(module)
+    return module
+
+
+_here = __file__.rpartition("/")[0]
+if _store := PathFinder.find_spec("store", [f"{_here.rpartition('/')[0]}/rank"]):
+    _executed(_store).install()
+sys.path = [path for path in sys.path if path != _here]
+if _theirs := PathFinder.find_spec("sitecustomize"):
+    sys.modules["sitecustomize"] = _executed(_theirs)
