@@ -34,6 +34,18 @@ if os.environ.get("RANK") == "1":
         return backward(self, *args, **options)
     torch.Tensor.backward = full
 """
+# In the fifth step the loss of some ranks is no number, as with a row that the arithmetic cannot bear.
+NOT_A_NUMBER = """
+import os
+if os.environ.get("RANK") in os.environ.get("POISONED", "").split(","):
+    import torch
+    cross_entropy, calls = torch.nn.functional.cross_entropy, []
+    def poisoned(*args, **options):
+        loss = cross_entropy(*args, **options)
+        calls.extend([1] if loss.requires_grad else [])
+        return loss * float("nan") if len(calls) == 5 and loss.requires_grad else loss
+    torch.nn.functional.cross_entropy = poisoned
+"""
 # DeepSpeed's own scaler, at the end of what it can do, told of one more step that overflowed.
 OVERFLOW = """
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
@@ -63,16 +75,7 @@ with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
 def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path) -> None:
     """Row 8. The words are torch's; everything after them is real."""
     (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY)
-    job = FineTune(
-        dataset={"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2},
-        technique="ddp",
-        max_steps=6,
-        per_device_train_batch_size=4,
-        predict_rows=0,
-        profile_step=0,
-        env={"PYTHONPATH": str(tmp_path)},
-    )
-    run = world.cluster.submit(job, pods=2)
+    run = world.cluster.submit(training(env={"PYTHONPATH": str(tmp_path)}), pods=2)
     result = world.ended(run, 180)
     assert result.state is RunState.FAILED
     assert result.error is not None
@@ -83,6 +86,31 @@ def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path)
     assert "per_device_train_batch_size=2 with gradient_accumulation_steps=2" in shown
     assert 'technique="zero' in shown
     assert RunSpec.load(run.paths.spec).job.per_device_train_batch_size == 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("poisoned", ["1", pytest.param("0,1", marks=pytest.mark.long)])
+def test_a_loss_that_is_no_number_names_rank_and_step_and_spoils_no_checkpoint(
+    world: World, tmp_path: Path, poisoned: str
+) -> None:
+    """Row 10. The run after it goes on from the checkpoint before, without the poison."""
+    (tmp_path / "sitecustomize.py").write_text(NOT_A_NUMBER)
+    env = {"PYTHONPATH": str(tmp_path), "POISONED": poisoned}
+    run = world.cluster.submit(training(env=env, save_steps=2), pods=2)
+    result = world.ended(run, 180)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert f"{result.error.rank}" in poisoned
+    assert f"loss is nan on rank {result.error.rank} at step 5" in result.error.message
+    assert "resume=run.path goes on from its checkpoint of step 4" in result.message
+    assert "The loss is no longer a number" in str(run)
+    resumed = world.ended(world.cluster.submit(training(save_steps=2, resume=str(run.path)), pods=2), 180)
+    assert (resumed.raise_for_status().resumed_step, resumed.steps) == (4, 6)
+
+
+def training(**options: object) -> FineTune:
+    small = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
+    short: dict[str, object] = {"max_steps": 6, "per_device_train_batch_size": 4, "predict_rows": 0, "profile_step": 0}
+    return FineTune(**{"dataset": small, "technique": "ddp", **short, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(

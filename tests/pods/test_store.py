@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any, TypeVar
@@ -17,10 +18,11 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.pods.conftest import Launched
-from workbench.base.errors import DiskFull
+from workbench.base.errors import DiskFull, RemoteError
 from workbench.keeper.link.files import PodFiles
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_argv, send_file
+from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.sftp import Files
 
@@ -197,3 +199,27 @@ def test_writers_of_one_large_file_do_not_meet_in_one_part(tmp_path: Path) -> No
     assert digests == {hashlib.sha256(source.read_bytes()).hexdigest()}
     assert target.read_bytes() == source.read_bytes()
     assert [path.name for path in target.parent.iterdir()] == ["model"]
+
+
+KILLED = """#!/bin/sh
+echo . >> {count}
+[ $(wc -l < {count}) -gt {times} ] || kill -9 $$
+exec {python} "$@"
+"""
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_far_end_that_is_killed_is_asked_again(launched: Launched, tmp_path: Path, times: int) -> None:
+    python, count = tmp_path / "python", tmp_path / "count"
+    python.write_text(KILLED.format(count=count, times=times, python=sys.executable))
+    python.chmod(0o755)
+    target = tmp_path / "target"
+    with SSHConnection(replace(launched.pods[0], python=str(python)), launched.identity) as ssh:
+        if times == 3:
+            with pytest.raises(RemoteError, match=rf"{target} on pod-0 cannot be written: .*python was killed there"):
+                ssh.put_bytes(b"content", str(target))
+            assert not target.exists()
+        else:
+            ssh.put_bytes(b"content", str(target))
+            assert target.read_bytes() == b"content"
+    assert count.read_text().count(".") == 3

@@ -31,6 +31,8 @@ __all__ = ["Completed", "RemoteStream", "SSHConnection"]
 
 _KEEPALIVE_S = 5
 _FILE_S, _SLOWEST_PER_S = 60.0, 20_000  # bytes; how long a small file may take
+_KILLED_AT_MOST = 3
+_DONE = {"take": "written", "holds": "read"}
 
 
 class SSHConnection(Files):
@@ -112,9 +114,14 @@ class SSHConnection(Files):
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)
-        done = self.run(argv, data, timeout_s=_FILE_S + len(data) / _SLOWEST_PER_S)
+        for _ in range(_KILLED_AT_MOST):  # whoever kills it kills no run with it: it can be asked again
+            done = self.run(argv, data, timeout_s=_FILE_S + len(data) / _SLOWEST_PER_S)
+            if done.exit_code >= 0:
+                break
         if not done.stdout.strip():
-            text = f"cannot {words[0]} {words[1]} on {self.pod.name}: {done.stderr[-500:].strip() or done.exit_code}"
+            how = "was killed" if done.exit_code < 0 else f"ended with {done.exit_code}"
+            what = f"{words[1]} on {self.pod.name} cannot be {_DONE[words[0]]}"
+            text = f"{what}: {done.stderr[-500:].strip() or f'{argv[0]} {how} there'}"
             raise RemoteError(text, host=self.pod.address, exit_code=done.exit_code, stderr=done.stderr[-500:])
         return far_end_answer(done.stdout, self.pod.name, self.pod.address)
 
