@@ -125,6 +125,14 @@ class PodBackend(Protocol):
         """Start pods and wait until each can be reached; return them in rank order."""
         ...
 
+    def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
+        """Take over the pods that a keeper launched which is no more; return them in rank order.
+
+        Raises:
+            WorkbenchError: They cannot be found again, and why.
+        """
+        ...
+
     def refresh(self) -> Sequence[Pod]:
         """Look again and return the pods as they are now, in rank order. Does not block for long."""
         ...

@@ -8,22 +8,40 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pydantic.dataclasses import dataclass
 
 from workbench.base.files import read_json, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
+from workbench.rundir.output.recover import mend_events
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.tolerant import TolerantRecord
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["Journal", "fail_unstarted"]
+__all__ = ["Journal", "Recovered", "fail_unstarted"]
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered(TolerantRecord):
+    """What the journal of a keeper that died says of its run."""
+
+    state: RunState = RunState.QUEUED
+    message: str = ""
+    started_s: float | None = None
+    """When the run began; None where it had not."""
+    wish: str = ""
+    """What it was asked: `cancel`, `stop` or nothing."""
+    events: Sequence[Event] = ()
 
 
 class Journal:
@@ -33,7 +51,8 @@ class Journal:
         self._paths, self._redact = paths, redact or Redactor()
         self._scalars = ScalarWriter(paths.tensorboard)
         self._state = RunState.QUEUED
-        self._message = self._hint = ""
+        self._message = self._hint = self._wish = ""
+        self._started_s: float | None = None
         self._warned = False
         for folder in (paths.logs, paths.tensorboard):
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +61,29 @@ class Journal:
     def reserve(self) -> None:
         """Keep room on the disk for the result, until `finish`."""
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
+
+    def recover(self) -> Recovered:
+        """Go on where the journal of a keeper that died ends: every event and every number is there, once."""
+        events = mend_events(self._paths)
+        for curves in self._paths.tensorboard.glob("events.out.tfevents.*"):
+            curves.unlink()  # the last seconds of them may not have reached the disk
+        for event in events:
+            self._scalars.add(event)
+        recovered = Recovered.read(read_json(self._paths.state))
+        self._state, self._message = recovered.state, recovered.message
+        self._wish, self._started_s = recovered.wish, recovered.started_s
+        self._write_state()
+        return replace(recovered, events=events)
+
+    def begin(self, started_s: float) -> None:
+        """Write down when the run began; another keeper may have to tell how long it took."""
+        self._started_s = started_s
+        self._write_state()
+
+    def wish(self, wish: str) -> None:
+        """Write down that the run was asked to end, `cancel` or `stop`."""
+        self._wish = wish
+        self._write_state()
 
     def state(self, state: RunState, message: str = "") -> None:
         """Write where the run is in its life."""
@@ -98,7 +140,7 @@ class Journal:
             write_json(self._paths.result, result)
         except OSError as error:
             logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result)
-        self._hint = ""
+        self._hint = self._wish = ""
         self.state(state, message)
 
     def amend(self, remark: str) -> None:
@@ -120,7 +162,14 @@ class Journal:
             write_json(
                 self._paths.state,
                 self._redact.json(
-                    {"state": self._state, "message": self._message, "hint": self._hint, "time_s": time.time()}
+                    {
+                        "state": self._state,
+                        "message": self._message,
+                        "hint": self._hint,
+                        "wish": self._wish,
+                        "started_s": self._started_s,
+                        "time_s": time.time(),
+                    }
                 ),
             )
         except OSError as error:

@@ -23,7 +23,7 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
     """It was asked to stop."""
     LOST = "lost"
-    """Its keeper died before it ended; the agents end its ranks when their lease runs out."""
+    """Its keeper died before it ended, and no other has taken over; its ranks end when the agents' lease runs out."""
 
     @property
     def is_terminal(self) -> bool:

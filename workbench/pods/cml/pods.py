@@ -120,6 +120,21 @@ class CMLPods(Place):
                 self.stop()
             raise
 
+    def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Take the workers over, by the ids that their keeper noted in the cluster's directory."""
+        self._api.find()
+        if {pod.name for pod in pods} - self._recall(context.directory):
+            raise BackendError(f"{context.directory} no longer holds the ids of all its workers; start another cluster")
+        self._pods = list(pods)
+        self._logs = {pod.name: context.directory.absolute() / "pods" / f"{pod.name}.log" for pod in pods}
+        return self.refresh()
+
+    def _recall(self, directory: Path) -> set[str]:
+        files = sorted((directory / "pods").glob("*.id"))
+        self._ids = {file.stem: json.loads(file.read_text()) for file in files}
+        self._files = [*files, *(directory / "pods").glob("pod-*.json")] if files else []
+        return set(self._ids)
+
     def refresh(self) -> list[Pod]:
         """Ask the platform; a worker that it no longer runs has failed."""
         if self._pods:
@@ -158,10 +173,7 @@ class CMLPods(Place):
         Raises:
             BackendError: The platform refused.
         """
-        files = sorted((directory / "pods").glob("*.id"))
-        if files:
-            self._ids = {file.stem: json.loads(file.read_text()) for file in files}
-            self._files = [*files, *(directory / "pods").glob("pod-*.json")]
+        if self._recall(directory):
             self.stop()
 
     def _check_shared(self, directory: Path) -> None:

@@ -4,7 +4,8 @@ Started as `python -m workbench.pods.guest.guardian`, its configuration one JSON
 log. It is the reaper of every process that is started on the pod, daemonised ones too, so that nothing outlives it:
 
 - SIGTERM: TERM to all of them, KILL after two seconds, then it exits.
-- Its stdin ends without a SIGTERM: the keeper is dead. It waits the lease and then does the same.
+- Its stdin ends without a SIGTERM: the keeper is dead. It does the same once nobody has been logged in for the lease;
+  a keeper that takes over is.
 - It is killed itself: the kernel kills its SSH daemon; the agents end by their own lease.
 
 It starts no training and knows nothing of runs.
@@ -26,18 +27,29 @@ from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import PodError, WorkbenchError
-from workbench.base.process import Process, become_subreaper, die_with_parent, end_all, live_descendants
+from workbench.base.files import write_json
+from workbench.base.process import (
+    Process,
+    become_subreaper,
+    die_with_parent,
+    end_all,
+    live_descendants,
+    process_start_time,
+)
 from workbench.base.versions import installed_versions
 from workbench.base.wire import from_line, to_line
-from workbench.pods.guest.pod_main import Stop, reap, stop
+from workbench.pods.guest.pod_main import Stop, has_sessions, reap, stop
 from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
 
-__all__ = ["PORT_IN_USE", "WorkerConfig", "main"]
+__all__ = ["NOTE", "PORT_IN_USE", "WorkerConfig", "main"]
 
 PORT_IN_USE = 98
 """Exit code when another process has the port (EADDRINUSE)."""
+
+NOTE = "guardian.json"
+"""The file, in the pod's folder, by which another keeper finds this process."""
 
 _GRACE_S = 2.0
 _SSHD_START_S = 10.0
@@ -108,7 +120,9 @@ def main() -> int:
 
 def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     root, user, sshd = Path(config.root), login_user(), find_sshd()
-    root.mkdir(mode=0o700)
+    root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
+    shutil.rmtree(root / "sshd", ignore_errors=True)
+    write_json(root / NOTE, {"pid": os.getpid(), "start_time": process_start_time(os.getpid())})
     daemon = Daemon(
         folder=root / "sshd",
         address=config.address,
@@ -176,7 +190,9 @@ def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
             wakened.recv(4096)
         if stdin in ready and not os.read(stdin, 4096):
             watched, deadline = [wakened.fileno()], time.monotonic() + lease_s
-            _log(f"the keeper is gone; this pod ends in {lease_s:.0f} s")
+            _log(f"the keeper is gone; this pod ends {lease_s:.0f} s after the last login of another")
+        elif deadline is not None and has_sessions(sshd.pid):
+            deadline = time.monotonic() + lease_s
 
 
 def _end(config: WorkerConfig) -> None:

@@ -27,7 +27,10 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["REPORT", "SSHD_OPTIONS", "Stop", "can_be_set", "find_sshd", "main", "reap", "stop", "version_options"]
+__all__ = [
+    "REPORT", "SSHD_OPTIONS", "Stop", "can_be_set", "find_sshd", "has_sessions", "main", "reap", "stop",
+    "version_options",
+]  # fmt: skip
 
 REPORT = "@pod "
 """Begins the one line of the pod's log that says who it is."""
@@ -228,7 +231,7 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
         code = reap().get(daemon.pid)
         if code is not None:
             return _exit_message(f"sshd of this pod ended with {code}", 1)
-        if _has_sessions(daemon.pid):
+        if has_sessions(daemon.pid):
             limit_s, deadline = options.lease_s, time.monotonic() + options.lease_s
         elif time.monotonic() > deadline:
             return _exit_message(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
@@ -248,7 +251,7 @@ def reap() -> dict[int, int]:
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
-def _has_sessions(daemon: int) -> bool:
+def has_sessions(daemon: int) -> bool:
     """Whether the daemon has a child; it forks one for each connection."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import HOME, start
-from workbench.pods.guest.guardian import WorkerConfig
+from workbench.base.files import read_json
+from workbench.base.process import Process
+from workbench.pods.guest.guardian import NOTE, WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
 
-__all__ = ["LocalWorker", "private", "session_environment", "tail_of"]
+__all__ = ["AdoptedProcess", "LocalWorker", "private", "session_environment", "tail_of"]
 
 _LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -29,12 +31,57 @@ _SESSION_VARIABLES = (
 )
 
 
+class AdoptedProcess:
+    """A worker process that another keeper started: what is needed of `Popen`, for a process that is not our child."""
+
+    stdin = None
+    returncode = None
+
+    def __init__(self, process: Process | None):
+        self._process = process
+
+    @classmethod
+    def of(cls, root: Path) -> AdoptedProcess:
+        """Find the process that is the pod with this folder, by what it noted there."""
+        note = read_json(root / NOTE)
+        try:
+            process = Process(int(str(note["pid"])), int(str(note["start_time"])))
+        except (KeyError, ValueError):
+            return cls(None)
+        return cls(process)
+
+    def poll(self) -> int | None:
+        """Return None while it runs; how it ended is not known."""
+        return None if self._process is not None and self._process.is_alive() else 0
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._send(signal.SIGKILL)
+
+    def wait(self, timeout: float = 5.0) -> int:
+        """Wait until it has ended."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            time.sleep(0.02)
+        return 0
+
+    def _send(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send(number)
+
+
 @dataclass(slots=True)
 class LocalWorker:
     """One started worker process."""
 
     config: WorkerConfig
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | AdoptedProcess
     """The process; its stdin stays open for as long as the keeper lives."""
     started_s: float
     """When it was started, on the monotonic clock."""
@@ -68,11 +115,13 @@ class LocalWorker:
 
     def exit_message(self) -> str:
         """Return how it ended, with its last lines."""
-        code, lived_s = self.process.returncode, time.monotonic() - self.started_s
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        code, lived = self.process.returncode, f"{time.monotonic() - self.started_s:.1f} s after its start"
+        if code is None:
+            how, lived = "has ended", "after its keeper had died"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}," if code < 0 else f"ended with exit code {code},"
         lines = tail_of(Path(self.config.log), _LINES_SHOWN) or "(nothing)"
-        where = f"Last lines of {self.config.log}:"
-        return f"{self.config.name} {how}, {lived_s:.1f} s after its start. {where}\n{lines}"
+        return f"{self.config.name} {how} {lived}. Last lines of {self.config.log}:\n{lines}"
 
 
 def session_environment() -> dict[str, str]:

@@ -10,23 +10,26 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.json_values import items
-from workbench.base.versions import PACKAGES
+from workbench.base.versions import PACKAGES, VERSION
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Jump, Pod
 from workbench.pods.pod_spec import PodSpec
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
-__all__ = ["HostFacts", "check_hosts", "connect_all", "create_pod_folder", "on_all_hosts", "remove_pod_folder"]
+__all__ = [
+    "HostFacts", "check_hosts", "connect_all", "create_pod_folder", "on_all_hosts", "pod_of", "remove_pod_folder",
+    "with_facts",
+]  # fmt: skip
 
 _CONNECT_S = 4.5  # one step of a first connection
 _ALL_NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
@@ -209,3 +212,26 @@ def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
     lines = [str(error) for error in errors]
     head = "" if len(lines) == 1 else f"{len(lines)} of {len(futures)} hosts are not usable:\n"
     raise kind(head + "\n".join(lines)) from errors[0]
+
+
+def pod_of(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -> Pod:
+    """Make the pod that a host which let us in will be."""
+    via, jump = host.jump, None
+    if via is not None:
+        jump = Jump(address=via.reached or via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key)
+    return Pod(
+        name=f"pod-{number}",
+        address=host.reached or host.address,
+        ssh_port=host.port,
+        user=host.user,
+        key=host.key,
+        slots=host.slots or spec.slots,
+        host_key=host_key,
+        jump=jump,
+    )
+
+
+def with_facts(pod: Pod, host: HostFacts) -> Pod:
+    """Complete a pod; the version of this package is ours, which the keeper sends."""
+    versions = {**host.versions, "workbench": VERSION}
+    return replace(pod, root=host.root, python=host.python, versions=versions)

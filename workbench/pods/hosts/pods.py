@@ -25,7 +25,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pr
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.record import Allowed, PathText
-from workbench.base.versions import VERSION
 from workbench.pods.hostfile import check_user
 from workbench.pods.hosts.entry import (
     HostFacts,
@@ -33,11 +32,13 @@ from workbench.pods.hosts.entry import (
     connect_all,
     create_pod_folder,
     on_all_hosts,
+    pod_of,
     remove_pod_folder,
+    with_facts,
 )
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
 from workbench.pods.place import LocalPath, Place, Port
-from workbench.pods.pod import Jump, LaunchContext, Phase, Pod
+from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 
@@ -165,7 +166,9 @@ class SSHPods(Place):
         try:
             with self._working:
                 keys = connect_all(hosts, self.trust)
-                self._pods = [_pod(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))]
+                self._pods = [
+                    pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
+                ]
             context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
             with self._working:
                 self._enter(spec, context)
@@ -173,6 +176,23 @@ class SSHPods(Place):
         except BaseException:
             self.stop()
             raise
+
+    def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Take the pods over, by what their keeper noted in the cluster's directory."""
+        note = context.directory / "hosts" / _NOTE
+        if not note.is_file():
+            raise BackendError(f"{note} is gone, which says where the pods are on their hosts; start another cluster")
+        self._recall(note, pods)
+        self._logs = {pod.name: [f"{pod.address}: taken over"] for pod in self._pods}
+        return list(self._pods)
+
+    def _recall(self, note: Path, pods: Sequence[Pod]) -> None:
+        from workbench.pods.ssh.connection import SSHConnection
+
+        self._stopped = False
+        self._folder, self._identity = str(json.loads(note.read_text())["folder"]), Identity(note.parent)
+        self._pods = list(pods)
+        self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
 
     def refresh(self) -> list[Pod]:
         """Return the pods; a host whose connection broke is Unknown until it answers again."""
@@ -214,16 +234,10 @@ class SSHPods(Place):
 
     def remove_left(self, directory: Path) -> None:
         """Tidy up the hosts after a keeper that was killed, by what it noted in the cluster's directory. Idempotent."""
-        from workbench.pods.ssh.connection import SSHConnection
-
         note = directory / "hosts" / _NOTE
-        if not note.is_file():
-            return
-        note_data = json.loads(note.read_text())
-        self._folder, self._identity = str(note_data["folder"]), Identity(note.parent)
-        self._pods = [Pod.from_dict(pod) for pod in note_data["pods"]]
-        self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
-        self.stop()
+        if note.is_file():
+            self._recall(note, [Pod.from_dict(pod) for pod in json.loads(note.read_text())["pods"]])
+            self.stop()
 
     def _complete(self, host: Host) -> Host:
         """Fill in what the ssh configuration, if asked, and the defaults say."""
@@ -253,7 +267,7 @@ class SSHPods(Place):
 
         def make_folder(number: int) -> HostFacts:
             host = create(self._connections[self._pods[number].name])
-            self._pods[number] = _with_facts(self._pods[number], host)
+            self._pods[number] = with_facts(self._pods[number], host)
             self._connections[self._pods[number].name].pod = self._pods[number]
             self._logs[self._pods[number].name] = [f"{self._pods[number].address}: {host}"]
             return host
@@ -292,24 +306,3 @@ class SSHPods(Place):
             log.append(words)
 
 
-def _pod(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -> Pod:
-    """Make the pod that a host which let us in will be."""
-    via, jump = host.jump, None
-    if via is not None:
-        jump = Jump(address=via.reached or via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key)
-    return Pod(
-        name=f"pod-{number}",
-        address=host.reached or host.address,
-        ssh_port=host.port,
-        user=host.user,
-        key=host.key,
-        slots=host.slots or spec.slots,
-        host_key=host_key,
-        jump=jump,
-    )
-
-
-def _with_facts(pod: Pod, host: HostFacts) -> Pod:
-    """Complete a pod; the version of this package is ours, which the keeper sends."""
-    versions = {**host.versions, "workbench": VERSION}
-    return replace(pod, root=host.root, python=host.python, versions=versions)

@@ -12,6 +12,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,15 @@ class KubernetesPods(KubernetesOptions):
                 self.stop()
             raise
 
+    def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Take the pods over that carry the name which their keeper noted in the cluster's directory."""
+        base = read_json(context.directory / _RECORD).get("base")
+        if not base:
+            raise BackendError(f"{context.directory / _RECORD} is gone, which names the pods; start another cluster")
+        session = self._prepare(spec, len(pods), context, str(base))
+        self._session, self._launched, self._stopped = session, True, False
+        return session.adopt(pods)
+
     def refresh(self) -> list[Pod]:
         """Return the pods as the watch last saw them."""
         return self._session.look() if self._session is not None and self._launched else []
@@ -121,13 +131,13 @@ class KubernetesPods(KubernetesOptions):
         remove(KubeApi(self), str(base), f"{CLUSTER_LABEL}={base}")
         (directory / _RECORD).unlink()
 
-    def _prepare(self, spec: PodSpec, count: int, context: LaunchContext) -> Session:
+    def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:
         """Read the configuration and make the manifests' maker; nothing is made at the platform."""
         from workbench.pods.kubernetes.api import KubeApi
         from workbench.pods.kubernetes.objects import ClusterObjects, base_name
         from workbench.pods.kubernetes.session import Session
 
-        base = base_name(context.cluster_id, secrets.token_hex(3))
+        base = base or base_name(context.cluster_id, secrets.token_hex(3))
         api = KubeApi(self)
         objects = ClusterObjects(
             base=base,

@@ -7,7 +7,7 @@ from typing import Any
 from workbench.base.errors import BackendError
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 
-__all__ = ["delete", "remove"]
+__all__ = ["delete", "made_for", "remove"]
 
 _GRACE_S = 2
 
@@ -22,12 +22,17 @@ def delete(api: KubeApi, thing: tuple[Kind, str, str]) -> str:
     return ""
 
 
-def remove(api: KubeApi, base: str, selector: str) -> None:
-    """Delete all objects of a cluster."""
+def made_for(api: KubeApi, base: str, selector: str) -> list[tuple[Kind, str, str]]:
+    """Return all objects of a cluster: kind, name and uid."""
     pods, _ = api.list("pod", label_selector=selector)
     made: list[tuple[Kind, str, str]] = [("secret", base, ""), ("service", base, "")]
     for pod in pods:
         metadata: Any = pod["metadata"]
         made.append(("pod", metadata["name"], metadata["uid"]))
-    if left := [words for thing in made if (words := delete(api, thing))]:
+    return made
+
+
+def remove(api: KubeApi, base: str, selector: str) -> None:
+    """Delete all objects of a cluster."""
+    if left := [words for thing in made_for(api, base, selector) if (words := delete(api, thing))]:
         raise BackendError("; ".join(left))

@@ -21,7 +21,7 @@ from workbench.pods.guest.pod_main import REPORT
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.portforward import PortForward
-from workbench.pods.kubernetes.remove import delete
+from workbench.pods.kubernetes.remove import delete, made_for
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -78,6 +78,24 @@ class Session:
             return self._await_all()
         finally:
             self._events.close()
+
+    def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
+        """Take over the pods that another session made, and all that belongs to them."""
+        selector = self._objects.selector
+        self._made = made_for(self._api, self._objects.base, selector)
+        self._watched = watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
+        with self._changed:
+            self._changed.wait_for(lambda: watched.changes, _REPORT_S)
+        self._pods = dict(enumerate(pods))
+        if self._forward:
+            self._pods = {index: self._forwarded(index, pod) for index, pod in self._pods.items()}
+        return self.look()
+
+    def _forwarded(self, index: int, pod: Pod) -> Pod:
+        port = self._objects.options.port
+        forward = PortForward(partial(self._api.forward, self._objects.names[index], port), port)
+        self._forwards.append(forward)
+        return replace(pod, ssh_address="127.0.0.1", ssh_port=forward.port)
 
     def look(self) -> list[Pod]:
         """Return the pods as the watch last saw them."""
@@ -212,10 +230,7 @@ class Session:
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}")
         if self._forward:
-            port = self._objects.options.port
-            forward = PortForward(partial(self._api.forward, name, port), port)
-            self._forwards.append(forward)
-            pod = replace(pod, ssh_address="127.0.0.1", ssh_port=forward.port)
+            pod = self._forwarded(index, pod)
         self._pods[index] = replace(pod, versions={**pod.versions, "workbench": VERSION})
 
     def _report_of(self, index: int) -> str:

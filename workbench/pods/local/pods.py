@@ -31,7 +31,7 @@ from workbench.pods.guest.addresses import check_free, free_port, loopback_addre
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
-from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
+from workbench.pods.guest.process import AdoptedProcess, LocalWorker, session_environment, tail_of
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
 from workbench.pods.place import Place, Port
@@ -66,6 +66,7 @@ class LocalPods(Place):
     _limits: list[MemoryLimit] = PrivateAttr(default_factory=list)
     _fork_server: ForkServer | None = None
     _stopped: bool = False
+    _keep_folders: bool = False
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
@@ -74,6 +75,10 @@ class LocalPods(Place):
             raise BackendError(f"these local pods are launched already ({len(self._workers)}); stop them first")
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        self._check_fresh(context, count)
+        return self._launch(spec, count, context)
+
+    def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         self._stopped = False
         check_key_line(context.public_key)
         login_user()
@@ -88,6 +93,22 @@ class LocalPods(Place):
             except _PortTaken:
                 context.report(f"port {port} was taken by another process; trying another")
         raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
+
+    def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Take the pods over; where all have ended, as after a restart of this machine, start them in their folders."""
+        self._workers = [_adopted(Path(pod.root)) for pod in pods]
+        if all(worker.process.poll() is not None for worker in self._workers):
+            self._workers = []
+            context.report("the pods have ended; starting them again in their folders")
+            _sweep([pod.root for pod in pods])
+            self._keep_folders = True
+            try:
+                return self._launch(spec, len(pods), context)
+            finally:
+                self._keep_folders = False
+        self._pods = list(pods)
+        self._logs = {worker.config.name: Path(worker.config.log) for worker in self._workers}
+        return self.refresh()
 
     def refresh(self) -> list[Pod]:
         """Return the pods, failed where their worker has ended."""
@@ -120,7 +141,9 @@ class LocalPods(Place):
         self._end()
 
     def remove_left(self, directory: Path) -> None:
-        """Leave it to the pods: each ends itself, and removes its key, once its lease has run out."""
+        """End what runs of the pods, and remove their folders."""
+        self._workers = [_adopted(root) for root in sorted((directory / "pods").glob("pod-*")) if root.is_dir()]
+        self._end()
 
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
@@ -139,8 +162,9 @@ class LocalPods(Place):
                 worker.process.stdin.close()
         if fork_server is not None:  # last: it reaps the warm servers that it forked
             fork_server.end()
-        _sweep([*roots, *([fork_server.name] if fork_server is not None else [])])
-        for root in roots:
+        servers = {str(Path(root).with_name("fork-server")) for root in roots}  # one that another keeper started too
+        _sweep([*roots, *servers])
+        for root in [] if self._keep_folders else roots:
             shutil.rmtree(root, ignore_errors=True)
         for limit in self._limits:
             limit.remove()
@@ -189,12 +213,15 @@ class LocalPods(Place):
         return limit
 
     def _start_worker(self, config: WorkerConfig, limit: MemoryLimit | None) -> None:
-        if Path(config.root).exists():
-            raise ConfigError(f"{config.root} exists; the cluster's directory holds pods already, choose another")
         with self._starting:
             self._check_not_stopped()
             self._logs[config.name] = Path(config.log)
             self._workers.append(LocalWorker.start(config, limit))
+
+    def _check_fresh(self, context: LaunchContext, count: int) -> None:
+        for root in (context.directory.absolute() / "pods" / f"pod-{i}" for i in range(count)):
+            if root.exists():
+                raise ConfigError(f"{root} exists; the cluster's directory holds pods already, choose another")
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
@@ -242,6 +269,25 @@ def _configure(
         rendezvous=(rendezvous.host, rendezvous.port),
         token=rendezvous.token.hex(),
     )
+
+
+def _adopted(root: Path) -> LocalWorker:
+    """Return the worker of a pod that another keeper launched; of its configuration, what names it."""
+    config = WorkerConfig(
+        name=root.name,
+        address="",
+        port=0,
+        slots=0,
+        root=str(root),
+        log=str(root.with_name(f"{root.name}.log")),
+        public_key="",
+        environment={},
+        lease_s=0.0,
+        timeout_s=0.0,
+        rendezvous=("", 0),
+        token="",
+    )
+    return LocalWorker(config, AdoptedProcess.of(root), time.monotonic())
 
 
 def _sessions(gpus: Sequence[str]) -> dict[str, str]:

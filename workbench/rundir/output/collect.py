@@ -31,6 +31,12 @@ class LineSplitter:
     def __init__(self) -> None:
         self._pending = b""
 
+    def resume(self, path: Path) -> None:
+        """Go on after the bytes of a file, whose last line may not have ended."""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+            self._pending = file.read().rpartition(b"\n")[2]
+
     def feed(self, data: bytes) -> Iterator[str]:
         """Take a piece and yield the lines that it ends, decoded, without their newlines."""
         *lines, rest = (self._pending + data).split(b"\n")
@@ -56,6 +62,8 @@ class Collector:
         for path in self._files.values():
             path.touch()
         self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
+        for name, splitter in self._splitters.items():
+            splitter.resume(self._files[name])
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         """Append what the agent read and return the events in it."""

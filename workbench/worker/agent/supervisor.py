@@ -67,6 +67,7 @@ class Agent:
             "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
             "prepare": self._prepare,
             "prepared": self._prepared,
+            "rejoin": self._rejoin,
             "start": self._start,
             "start_rank": self._start_rank,
             "poll": self._poll,
@@ -140,7 +141,7 @@ class Agent:
         }
 
     def _prepare(self, message: Message) -> Reply:
-        request = RunRequest.from_dict({"run": message.get("run"), **object_in(message, "request")})
+        request = _request_of(message)
         earlier = self._runs.get(request.run)
         if earlier is not None and not earlier.settled:
             earlier.tick(process_table())
@@ -155,6 +156,15 @@ class Agent:
         for name in settled[: max(0, len(self._runs) - _RUNS_KEPT)]:
             self._runs.pop(name).close(self.launcher.pump)
         return {"ranks": [place.rank for place in request.on(self.root.name)]}
+
+    def _rejoin(self, message: Message) -> Reply:
+        """Find a run again that another keeper began; one of an agent that is no more as its folder says."""
+        request = _request_of(message)
+        run, left = self._runs.get(request.run), False
+        if run is None and (self.root / "runs" / request.run).is_dir():
+            run, left = PodRun(request, self.root, left=True), True
+            self._runs[request.run] = run
+        return {"phases": [rank.to_dict()["phase"] for rank in run.ranks.values()] if run else [], "left": left}
 
     def _prepared(self, message: Message) -> Reply:
         run = self._runs.get(check_run_id(message.get("run")))
@@ -275,3 +285,7 @@ class Agent:
         if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
             self._table = (now, process_table())
         return self._table[1]
+
+
+def _request_of(message: Message) -> RunRequest:
+    return RunRequest.from_dict({"run": message.get("run"), **object_in(message, "request")})

@@ -32,7 +32,8 @@ _STACKS_BYTES = 256 * 1024
 class PodRun:
     """The part of a run that this pod carries."""
 
-    def __init__(self, request: RunRequest, root: Path) -> None:
+    def __init__(self, request: RunRequest, root: Path, *, left: bool = False) -> None:
+        # Records of an earlier try are removed, logs are kept; of ranks that an agent had which is no more, both are.
         self.request = request
         self.root = root
         self.folder = root / "runs" / request.run
@@ -48,6 +49,9 @@ class PodRun:
         self._settled = True
         self._oom = OomWatch()
         for rank in self.ranks.values():
+            if left:
+                rank.recover()
+                continue
             rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("error.json", "done.json", "stacks.txt"):
                 (rank.folder / name).unlink(missing_ok=True)

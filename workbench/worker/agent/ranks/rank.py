@@ -87,6 +87,13 @@ class Rank:
         """Whether our trainer, which alone may say so itself, is done; of a script its end says it."""
         return self.kind != "script" and (self.folder / "done.json").exists()
 
+    def recover(self) -> None:
+        """Take what its folder says for its end, if it was ever started: it has gone with its agent."""
+        if (self.folder / "stdout.log").exists():
+            self.phase, self.swept = "exited", True
+            self.error, self.done = read_record(self.folder / "error.json"), (self.folder / "done.json").exists()
+            self.stopped = not self.done and self.error is None
+
     def _fail(self, failure: Failure) -> None:
         # The message is one line; NCCL says only in a later one that its peer is gone.
         start = failure.traceback.rfind(failure.message)
