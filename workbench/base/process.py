@@ -25,6 +25,7 @@ __all__ = [
     "Process",
     "ancestors",
     "become_subreaper",
+    "boot_id",
     "descendants",
     "die_with_parent",
     "end_all",
@@ -135,6 +136,14 @@ def is_alive(pid: int, start_time: int | None) -> bool:
             return False
         return True
     return process_start_time(pid) == start_time
+
+
+def boot_id() -> str:
+    """Return what names this start of this machine; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def process_table() -> dict[int, Process]:

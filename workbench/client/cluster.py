@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import DiskFull, RunError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import write_json
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
-from workbench.client.lifecycle import await_ready, close_cluster, spawn
+from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, spawn
 from workbench.client.run import Run
+from workbench.client.takeover import stored_spec, take_over
 from workbench.jobs.finetune import FineTune, Job
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.launch.command import LaunchCommand
@@ -117,20 +118,28 @@ class Cluster(ShownLive):
     def attach(cls, path: str | Path) -> Cluster:
         """Return the cluster that runs in a directory, whoever started it.
 
+        Where its keeper died, another one takes over: it finds pods and ranks again, and goes on with the runs.
         Leaving it as a context neither ends its runs nor stops its pods; `close` does. The values of the pods'
-        environment are its keeper's alone.
+        environment are its keeper's alone; one that takes over has those that are set here.
 
         Raises:
-            RunError: No cluster runs there.
+            RunError: No cluster runs there, and its keeper cannot be replaced; the message says why.
         """
-        status = cluster_status(root := Path(path).expanduser().absolute())
-        if not status.alive:
+        root = Path(path).expanduser().absolute()
+        status = cluster_status(root)
+        if not (status.alive or status.phase == "lost"):
             raise RunError(f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)")
-        config = read_json(ClusterPaths(root).config)
-        spec = ClusterSpec.from_dict(config)
-        cluster = cls.from_spec(spec.replace(pods=spec.pods.replace(env={})), path=root)
+        cluster = cls.from_spec(stored_spec(root), path=root)
+        if not status.alive:
+            cluster._succeed()
         cluster._held = cluster._attached = True
         return cluster
+
+    def _succeed(self) -> None:
+        """Start a keeper in the place of one that died, and wait until it has found the pods."""
+        take_over(self.path, self.spec)
+        with follow(self) as draw:
+            await_successor(self._paths, self.spec, draw)
 
     @property
     def path(self) -> Path:
@@ -147,6 +156,10 @@ class Cluster(ShownLive):
             PodError: A pod died on the way or did not come in time; `PodTimeout` for the latter.
         """
         self._closed = False
+        if is_left(self._paths, self.spec):
+            self._succeed()
+            self._held = True
+            return self
         with Leash() as leash:  # another interrupt, while the pods go, only ends the waiting for that
             keeper = spawn(self._paths, self.spec.resolved(), leash)
             self._held = True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from workbench.base.errors import PodError, RunError
+from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask
+from workbench.client.takeover import obstacle, take_over, unfinished_runs
 from workbench.keeper.spawn import Leash, spawn_keeper, start_error
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
@@ -18,7 +20,7 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status
 
-__all__ = ["await_ready", "close_cluster", "keep_from_idling", "spawn"]
+__all__ = ["await_ready", "await_successor", "close_cluster", "is_left", "keep_from_idling", "spawn"]
 
 _CLOSE_S = 40.0
 _LOOK_S = 0.05
@@ -26,10 +28,36 @@ _LOOK_S = 0.05
 
 def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
     """Start the keeper in a directory that nobody else has."""
-    pods = {**spec.pods.to_dict(), "env": dict.fromkeys(spec.pods.env, "…")}
     with claimed(paths):
-        write_json(paths.config, {**spec.to_dict(), "pods": pods})
+        write_json(paths.config, _stored(spec))
         return spawn_keeper(paths, spec, leash)
+
+
+def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
+    """Whether the directory holds this very cluster, and its keeper died; a ConfigError where it holds another."""
+    if cluster_status(paths.root).phase != "lost" or obstacle(paths.root):
+        return False
+    if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
+        raise ConfigError(
+            f"{paths.root} holds a cluster that was asked to be another, and whose keeper died; use "
+            f"Cluster.attach({str(paths.root)!r}), or choose another path"
+        )
+    return True
+
+
+def _stored(spec: ClusterSpec) -> dict[str, object]:
+    pods = {**spec.pods.to_dict(), "env": dict.fromkeys(spec.pods.env, "…")}
+    return {**spec.to_dict(), "pods": pods}
+
+
+def await_successor(paths: ClusterPaths, spec: ClusterSpec, draw: Callable[..., None]) -> None:
+    """Wait until a keeper that takes over has found the pods."""
+    deadline = time.monotonic() + spec.start_timeout_s + spec.lease_s
+    while (status := cluster_status(paths.root)).phase == "starting" and time.monotonic() < deadline:
+        draw()
+        time.sleep(_LOOK_S)
+    if status.phase != "ready":
+        raise RunError(f"the cluster in {paths.root} is {status.phase}: {status.message}; see {paths.keeper_log}")
 
 
 def await_ready(
@@ -67,6 +95,11 @@ def keep_from_idling(paths: ClusterPaths) -> None:
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     """Have its keeper end runs and pods, and remove what a dead one left; see `Cluster.close`."""
     keeper = cluster_status(paths.root)
+    if not keeper.alive and unfinished_runs(paths.root) and not obstacle(paths.root):
+        with suppress(WorkbenchError):  # its runs end with a result, and what they left comes back
+            take_over(paths.root, spec)
+            await_successor(paths, spec, lambda *_: None)
+        keeper = cluster_status(paths.root)
     if not keeper.alive:
         Identity(paths.identity).destroy()  # a keeper that was killed could not; the pods' leases run out
         remove_left(spec.backend, paths.root)

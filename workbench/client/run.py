@@ -18,6 +18,7 @@ from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.client.result import RunResult
+from workbench.client.takeover import reattach
 from workbench.jobs.script import Script
 from workbench.rundir.events import MARK, Event, read_events
 from workbench.rundir.figures.progress import Progress
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Detached", "Run"]
 
 _LOOK_S = 0.2
+_SUCCESSORS = 3  # of a keeper that died, while somebody waits
 
 
 class Detached(KeyboardInterrupt):
@@ -57,10 +59,14 @@ class Run(ShownLive):
     def load(cls, path: str | Path) -> Run:
         """Attach to the run in a directory: after a kernel restart, from another notebook, on another day.
 
+        Where the keeper of a run of your own died before its end, another one is started, which goes on with it.
+
         Raises:
             RunError: It is not a run directory.
         """
-        return cls(run_at(path).root)
+        paths = run_at(path)
+        reattach(paths)
+        return cls(paths.root)
 
     @property
     def paths(self) -> RunPaths:
@@ -79,7 +85,7 @@ class Run(ShownLive):
 
     @property
     def state(self) -> RunState:
-        """Where it is in its life; `lost` where its keeper died before it ended."""
+        """Where it is in its life; `lost` where its keeper died before it ended and no other has taken over."""
         return state_of(self.paths)
 
     @property
@@ -192,9 +198,13 @@ class Run(ShownLive):
             Detached: An interrupt came; the run goes on.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        successors = _SUCCESSORS
         try:
             with follow(self if progress else None) as draw:
-                while not self.state.is_terminal:
+                while not (state := self.state).is_terminal or (
+                    state is RunState.LOST and successors and reattach(self.paths)
+                ):
+                    successors -= state is RunState.LOST
                     draw()
                     if deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
@@ -276,6 +286,11 @@ class Run(ShownLive):
         """Return the id, the state and where it is."""
         return f"Run({self.id}, {self.state}, {self.path})"
 
+    def _ipython_display_(self) -> None:
+        reattach(self.paths)
+        as_live(self)
+
     def show(self) -> None:
         """Display the panel, live while the run is; its buttons come with it, also for a run that has ended."""
+        reattach(self.paths)
         as_live(self, buttons=True)

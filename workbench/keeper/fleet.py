@@ -36,6 +36,8 @@ class Fleet:
     def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
         self.pods: Sequence[Pod] = ()
         """The pods as they were last seen."""
+        self.owned = False
+        """Whether pods are there, or are on their way, that this keeper is to take down."""
         self._paths = paths
         self._spec = spec
         self._report = report
@@ -63,33 +65,50 @@ class Fleet:
 
     def launch(self) -> None:
         """Start the pods and an agent on each."""
-        folders = folders_to_probe(self._spec, self._paths.root)
-        self._identity = Identity.create(self._paths.identity)
-        context = LaunchContext(
+        self.owned = True
+        identity = self._identity = Identity.create(self._paths.identity)
+        self._check_wanted()
+        self.pods = self._backend.launch(self._spec.pods, self._spec.count, self._context(identity))
+        self._check_wanted()
+        _check_versions(self.pods)
+        self._connect(identity)
+        self._report("starting agents")
+        self._everywhere(AgentLink.open)
+
+    def adopt(self) -> None:
+        """Take over the pods of a keeper that died; whoever uses one that does not answer yet tries again."""
+        identity = Identity(self._paths.identity)
+        if not identity.key.exists():
+            raise PodError(f"the key to its pods, {identity.key}, is gone; nobody can reach them any more")
+        self._identity = identity
+        self.pods = self._backend.adopt(self.pods, self._spec.pods, self._context(identity))
+        self.owned = True
+        self._connect(identity)
+        self._report("looking for the agents")
+        self._everywhere(_try_to_open)
+
+    def _context(self, identity: Identity) -> LaunchContext:
+        return LaunchContext(
             cluster_id=self._paths.root.name,
             directory=self._paths.root,
-            public_key=self._identity.public_key,
+            public_key=identity.public_key,
             lease_s=self._spec.lease_s,
             timeout_s=self._spec.start_timeout_s,
             report=self._report,
             warm=self._spec.warm,
         )
-        self._check_wanted()
-        self.pods = self._backend.launch(self._spec.pods, self._spec.count, context)
-        self._check_wanted()
-        self._identity.pin(self.pods)
-        _check_versions(self.pods)
+
+    def _connect(self, identity: Identity) -> None:
+        """Trust the pods, and make the lines to them."""
+        identity.pin(self.pods)
         self._paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
-        package = package_zip()
-        spec, key = self._spec, self._identity
+        spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self._paths.root)
         self._links = [
-            AgentLink(pod, key, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
+            AgentLink(pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
             for pod in self.pods
         ]
         for link in self._links:
             link.why_gone = partial(self._why_gone, link.pod.name)
-        self._report("starting agents")
-        self._everywhere(AgentLink.open)
 
     def give_up(self) -> None:
         """Have a launch that is under way in another thread, or has not begun, fail soon."""
@@ -110,6 +129,10 @@ class Fleet:
         ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods[:count] if pod.phase.is_terminal]
         if ended:
             raise RunError("\n".join([*ended, "start another cluster"]))
+        return self.first(count)
+
+    def first(self, count: int) -> list[AgentLink]:
+        """Return the lines to the first pods, whatever has become of them."""
         return self._links[:count]
 
     def look(self) -> Sequence[Pod]:
@@ -164,6 +187,13 @@ def _speak(link: AgentLink, busy: Collection[AgentLink]) -> None:
             link.call("ping")
         else:
             link.ensure()
+
+
+def _try_to_open(link: AgentLink) -> None:
+    try:
+        link.open()
+    except (WorkbenchError, OSError) as error:
+        logger.warning("%s does not answer yet: %s", link.pod.name, error)
 
 
 def _shut_down(link: AgentLink) -> None:

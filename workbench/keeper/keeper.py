@@ -17,31 +17,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import write_json, write_text
-from workbench.base.process import process_start_time
+from workbench.base.files import write_json
+from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
-from workbench.base.wire import listen, read_request, to_line
-from workbench.jobs.choices import Technique
+from workbench.base.wire import listen
 from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.idle import IdleTime
-from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
-from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.transfers import TransferProgress
+from workbench.keeper.lock import TAKEN, take_lock
 from workbench.keeper.log import log_to
-from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, Status, Submit, request_from
+from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, Status, Submit, answer_requests
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.spawn import STAY
-from workbench.pods.hostfile import Hostfile
+from workbench.keeper.succession import left_runners, run_context, wanted_pods
 from workbench.rundir.checkpoints.choose import newest_good
-from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.queue import QueuedRun, write_queue
+from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.status import ClusterStatus, cluster_status
 
 __all__ = ["Keeper", "main"]
 
@@ -53,7 +52,10 @@ _BROKEN_OFF = "closed: its start was broken off"
 class Keeper:
     """Own one cluster from its launch to its end."""
 
-    def __init__(self, paths: ClusterPaths, spec: ClusterSpec, redact: Redactor):
+    def __init__(
+        self, paths: ClusterPaths, spec: ClusterSpec, redact: Redactor, lock: int, before: ClusterStatus | None = None
+    ):
+        """Own the cluster of this lock; `before`: what the keeper last said that died and left it."""
         self._paths = paths
         self._spec = spec
         self._fleet = Fleet(paths, spec, report=self._report)
@@ -67,19 +69,26 @@ class Keeper:
         self._runners: dict[str, Runner] = {}
         self._running: Runner | None = None
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
+        self._before = before
+        self._fleet.pods = before.pods if before is not None else ()
+        self._place = {"boot": boot_id(), "host": socket.gethostname(), "lock": lock}
 
     def serve(self) -> None:
         """Launch the pods, answer requests until closed or idle, and leave nothing behind."""
-        self._say("starting", "starting pods")
+        self._say("starting", "starting pods" if self._before is None else "taking over from a keeper that died")
         server = listen(self._paths.socket)
-        threading.Thread(target=self._accept, args=(server,), name="requests", daemon=True).start()
+        threading.Thread(target=answer_requests, args=(server, self._do, self._redact), daemon=True).start()
         last = ("closed", "closed")
         try:
-            if not self._closing.is_set():
+            if self._before is not None:
+                self._take_over()
+            elif not self._closing.is_set():
+                self._write_queue()  # what an earlier cluster in this directory left is not this one's
                 self._fleet.launch()
             with self._turn:
                 if not self._closing.is_set():
-                    parts = [f"{len(self._fleet.pods)} pods are ready", self._fleet.shared]
+                    taken = "taken over from a keeper that died" if self._before is not None else ""
+                    parts = [f"{len(self._fleet.pods)} pods are ready", taken, self._fleet.shared]
                     self._say("ready", "; ".join(filter(None, parts)))
             threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
             self._work()
@@ -88,18 +97,30 @@ class Keeper:
         except Exception as error:  # process boundary: the notebook reads why from the state file
             last = self._failed(error, f"{type(error).__name__}: {error}")
         finally:
+            asked = self._closing.is_set()
             self._closing.set()
-            self._bring_held()
-            self._fleet.take_down()
+            if self._fleet.owned or asked:
+                self._bring_held()
+                self._fleet.take_down()
         server.close()
         self._paths.socket.unlink(missing_ok=True)
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
+
+    def _take_over(self) -> None:
+        self._fleet.adopt()
+        self._runners = left_runners(self._paths, self._spec, self._fleet, self._redact)
+        for runner in self._runners.values():
+            if not runner.ended:
+                runner.enqueue()
+                self._waiting.append(runner)
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
         if self._closing.is_set():  # the launch was given up because the notebook asked
             return "closed", "closed"
         self._error = type(error).__name__
+        if self._before is not None and not self._fleet.owned:  # what stood in the way may go away
+            return "lost", f"another keeper could not take over: {words}"
         return "failed", words
 
     def close(self, why: str = "closed by a signal") -> None:
@@ -125,7 +146,7 @@ class Keeper:
                 self._running = None
             self._idle.use()
         for runner in self._waiting:  # nobody adds to it any more
-            runner.abandon("the cluster was closed before it started")
+            runner.abandon(f"the cluster was closed before it {'went on' if self._before else 'started'}")
 
     def _next(self) -> Runner | None:
         with self._turn:
@@ -162,27 +183,6 @@ class Keeper:
     def _busy(self) -> Sequence[AgentLink]:
         runner = self._running
         return runner.links if runner is not None else ()
-
-    def _accept(self, server: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection:
-            connection.settimeout(30)
-            try:
-                answer: dict[str, object] = {"ok": True, **self._do(request_from(read_request(connection)))}
-            except WorkbenchError as error:
-                answer = {"ok": False, "error": self._redact(str(error))}
-            except Exception as error:  # connection boundary
-                logger.exception("a request")
-                answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-            with suppress(OSError):
-                connection.sendall(to_line(answer))
 
     def _do(self, request: Request) -> dict[str, object]:
         self._idle.use()
@@ -231,32 +231,23 @@ class Keeper:
             runner.enqueue()
             self._runners[request.run] = runner
             self._waiting.append(runner)
+            self._write_queue()
             self._turn.notify_all()
         return {}
+
+    def _write_queue(self) -> None:
+        try:
+            runs = [QueuedRun(id=name, path=runner.path) for name, runner in self._runners.items()]
+            write_queue(self._paths.queue, runs)
+        except OSError as error:
+            logger.warning("should this keeper die, another will not find its runs: %s", error)
 
     def _runner_for(self, request: Submit) -> Runner:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another one")
-        job, paths = job_from_dict(request.job), RunPaths(request.path)
-        self._redact.learn(job.env)
-        single = job.to_dict().get("technique") == Technique.SINGLE
-        wanted = 1 if single else request.pods
-        links = self._fleet.take(self._spec.count if wanted is None else wanted)
-        pods = [link.pod for link in links]
-        hostfile = Hostfile.from_pods(pods)
-        write_text(paths.hostfile, str(hostfile))
-        context = RunContext(
-            run_id=request.run,
-            paths=paths,
-            spec=RunSpec(cluster=self._spec, job=job, pods=len(links)),
-            links=links,
-            places=place_ranks(pods)[: 1 if single else None],
-            identity=self._fleet.identity,
-            hostfile_sha256=hostfile.sha256,
-            look=self._fleet.look,
-            redact=self._redact,
-        )
-        return Runner(context)
+        job, run = job_from_dict(request.job), QueuedRun(id=request.run, path=request.path)
+        links = self._fleet.take(wanted_pods(job, request.pods, self._spec.count))
+        return Runner(run_context(self._fleet, self._spec, links, run, job, self._redact))
 
     def _end(self, runner: Runner, ask: Callable[[], None]) -> None:
         with self._turn:
@@ -284,6 +275,7 @@ class Keeper:
             "error": self._error,
             "pid": os.getpid(),
             "start_time": process_start_time(os.getpid()),
+            **self._place,
             "pods": [pod.to_dict() for pod in self._fleet.pods],
             "time_s": time.time(),
         }
@@ -294,15 +286,23 @@ class Keeper:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the keeper of the cluster directory given as the only argument; its spec comes on standard input."""
-    root = Path((argv or sys.argv[1:])[0])
-    redact = log_to(ClusterPaths(root).keeper_log)
+    """Run the keeper of a cluster directory, whose spec comes on standard input; `--takes-over` from one that died."""
+    root, *options = argv or sys.argv[1:]
+    paths = ClusterPaths(Path(root))
+    redact = log_to(paths.keeper_log)
     leash = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered: no lock that outlives us)
     line = leash.readline()
+    before = cluster_status(paths.root) if "--takes-over" in options else None
     if not line.endswith(b"\n"):
-        write_json(ClusterPaths(root).state, {"phase": "closed", "message": _BROKEN_OFF})
+        if before is None:
+            write_json(paths.state, {"phase": "closed", "message": _BROKEN_OFF})
         return 0
-    keeper = Keeper(ClusterPaths(root), ClusterSpec.from_dict(json.loads(line)), redact)
+    lock = take_lock(paths.keeper_lock, None if before is None else before.lock or 0)
+    before = before and cluster_status(paths.root)
+    if lock is None or (before is not None and before.last_phase in ("closing", "closed", "failed")):
+        logger.info("another keeper has this cluster, or had it until now")
+        return TAKEN
+    keeper = Keeper(paths, ClusterSpec.from_dict(json.loads(line)), redact, lock, before)
     # A thread, for the handler may interrupt whoever holds the keeper's lock.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=keeper.close).start())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt meant for the notebook

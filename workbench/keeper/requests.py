@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from workbench.base.errors import RunError
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.redact import Redactor
+from workbench.base.wire import read_request, to_line
 
-__all__ = ["Close", "NewestCheckpoint", "OfRun", "Request", "Status", "Submit", "request_from"]
+__all__ = ["Close", "NewestCheckpoint", "OfRun", "Request", "Status", "Submit", "answer_requests", "request_from"]
+
+logger = logging.getLogger(__name__)
 
 
 class Status(BaseModel):
@@ -51,6 +59,7 @@ class Close(BaseModel):
 
 
 Request = Status | Submit | OfRun | NewestCheckpoint | Close
+_Do = Callable[[Request], Mapping[str, object]]
 _REQUESTS: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
 
 
@@ -63,3 +72,27 @@ def request_from(message: Mapping[str, object]) -> Request:
         if not problems:
             raise RunError(f"the keeper does not know the request {message.get('op')!r}") from error
         raise RunError(f"the request {message.get('op')!r} cannot be read: {'; '.join(problems)}") from error
+
+
+def answer_requests(server: socket.socket, do: _Do, redact: Redactor) -> None:
+    """Answer each connection in a thread of its own, until the server is closed."""
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=_answer, args=(connection, do, redact), daemon=True).start()
+
+
+def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:
+    with connection:
+        connection.settimeout(30)
+        try:
+            answer: dict[str, object] = {"ok": True, **do(request_from(read_request(connection)))}
+        except WorkbenchError as error:
+            answer = {"ok": False, "error": redact(str(error))}
+        except Exception as error:  # connection boundary
+            logger.exception("a request")
+            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        with suppress(OSError):
+            connection.sendall(to_line(answer))

@@ -17,7 +17,7 @@ from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["STAY", "Leash", "spawn_keeper", "start_error"]
+__all__ = ["STAY", "Leash", "spawn_keeper", "spawn_successor", "start_error"]
 
 STAY = b"stay\n"
 """Follows the spec on the keeper's standard input once its start is over."""
@@ -45,6 +45,17 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subpro
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **process})
     with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
         leash.write(to_line(spec.to_dict()))
+    return keeper
+
+
+def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[bytes]:
+    """Start a keeper that takes over from one that died; it ends at once with `lock.TAKEN` where another has."""
+    with Leash() as leash, paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
+        words = ("-m", entries.KEEPER, str(paths.root), "--takes-over")
+        keeper = child.start(*words, stdin=stdin, stdout=log, stderr=log)
+        with suppress(BrokenPipeError):
+            leash.write(to_line(spec.to_dict()))
+        leash.drop()
     return keeper
 
 

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import parts
 from workbench.pods.pod import Pod
-from workbench.rundir.events import Event
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.tolerant import Number, TolerantRecord
 
@@ -180,6 +180,15 @@ class MemoryPeaks:
         if reserved is not None and event.rank is not None:
             ranks = self._cuda.setdefault(address, {})
             ranks[event.rank] = max(reserved, ranks.get(event.rank, 0.0))
+
+    def recall(self, events: Iterable[Event], addresses: Mapping[int, str]) -> None:
+        """Take what the events of a run say, with the address of each rank."""
+        for event in events:
+            if event.rank is not None:
+                self.see_event(event, addresses.get(event.rank, ""))
+            elif event.kind == EventKind.SAMPLE and (rss_gib := event.number("rss_gib")) is not None:
+                host = event.text("host")
+                self._resident[host] = max(rss_gib, self._resident.get(host, 0.0))
 
     @property
     def kind(self) -> str:

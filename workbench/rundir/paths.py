@@ -53,7 +53,7 @@ class ClusterPaths:
     """The folder of the ephemeral key and the pinned host keys."""
     hostfile = _Below("hostfile")
     """The hostfile of all pods."""
-    lock = _Below("keeper.lock")
+    keeper_lock = _Below("keeper.lock")
     """The file that the keeper holds locked for as long as it lives."""
     queue = _Below("queue.json")
     """The runs that the keeper was handed, in order: id and directory. A new keeper goes on with them."""

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
-from workbench.base.process import is_alive
+from workbench.base.process import boot_id, is_alive
 from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -39,6 +39,14 @@ class ClusterStatus(TolerantRecord):
     """The keeper's process; None before there is one."""
     start_time: int | None = None
     """When that started, in clock ticks since boot; None where the system does not tell."""
+    boot: str = ""
+    """Which start of its machine that was; empty where the system does not tell."""
+    host: str = ""
+    """The name of its machine."""
+    lock: int | None = None
+    """The inode of the file that it holds locked."""
+    last_phase: str = ""
+    """The phase as the file has it, also where the keeper has died since."""
 
     @property
     def pods(self) -> Sequence[Pod]:
@@ -48,13 +56,14 @@ class ClusterStatus(TolerantRecord):
     @property
     def alive(self) -> bool:
         """Whether the keeper lives, now."""
-        return self.pid is not None and is_alive(self.pid, self.start_time)
+        same_boot = self.boot in ("", boot_id())  # else the machine was started again: its pids are others'
+        return self.pid is not None and same_boot and is_alive(self.pid, self.start_time)
 
 
 def cluster_status(root: Path) -> ClusterStatus:
     """Read how a cluster stands."""
     raw = read_json(ClusterPaths(root).state)
-    status = ClusterStatus.read({**raw, "raw_pods": raw.get("pods")})
+    status = ClusterStatus.read({**raw, "raw_pods": raw.get("pods"), "last_phase": raw.get("phase")})
     over = status.phase in ("closed", "failed") or status.pid is None or status.alive
     return status if over else replace(status, phase="lost")
 
@@ -91,7 +100,9 @@ def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive
 def message_of(paths: RunPaths, state: RunState) -> str:
     """Return one line on the state of a run, for people."""
     if state is RunState.LOST:
-        return f"its keeper died; what it had written is in {paths.root}"
+        cluster = cluster_status(cluster_of(paths))
+        why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
+        return f"its keeper died; what it had written is in {paths.root}{why}"
     raw = read_json(paths.state)
     hint = f" ({raw['hint']})" if raw.get("hint") else ""
     return mask_secrets(f"{raw.get('message', '')}{hint}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.base.process import POD_MARK, RUN_MARK, Process, marks, process_table, with_mark
 from workbench.keeper.launch.command import LaunchCommand
 
 __all__ = ["LauncherProcess"]
@@ -24,23 +25,39 @@ _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LI
 class LauncherProcess:
     """A launcher that writes to a log file."""
 
-    def __init__(self, command: LaunchCommand, log: Path):
+    def __init__(self, process: subprocess.Popen[bytes] | Process, log: Path):
+        self._process = process
+        self._log = log
+
+    @classmethod
+    def start(cls, command: LaunchCommand, run_id: str, log: Path) -> LauncherProcess:
+        """Start it, with the mark by which another keeper finds it."""
         with log.open("ab") as out:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 list(command.argv),
-                env=launcher_environment(command.env),
+                env={**launcher_environment(command.env), RUN_MARK: run_id},
                 cwd="/",  # DeepSpeed does `cd` to this folder on every pod
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._log = log
+        return cls(process, log)
+
+    @classmethod
+    def left_by_another(cls, run_id: str, log: Path) -> LauncherProcess | None:
+        """Find the launcher that a keeper which died had started for a run; None where there is none any more."""
+        marked = [p for p in with_mark(RUN_MARK, [run_id]) if p.pid == p.session and not marks(p.pid, [POD_MARK])]
+        return cls(min(marked, key=lambda process: process.start_time), log) if marked else None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
-        return self._process.poll()
+        """Its exit code, negative for a signal; None while it runs. Of one that another keeper started it is 0."""
+        match self._process:
+            case Process():
+                return None if self._process.is_alive() else 0
+            case _:
+                return self._process.poll()
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of its output."""
@@ -50,11 +67,18 @@ class LauncherProcess:
     def end(self, grace_s: float = 3.0) -> None:
         """Wait a little for it to end by itself, then kill its process group."""
         deadline = time.monotonic() + grace_s
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while self.exit_code is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        match self._process:
+            case Process():
+                if self._process.is_alive():
+                    members = [p for p in process_table().values() if p.session == self._process.session]
+                    for process in members:
+                        process.send(signal.SIGKILL)
+            case _:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
 
 
 def launcher_environment(extra: Mapping[str, str]) -> dict[str, str]:

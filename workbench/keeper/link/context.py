@@ -40,6 +40,11 @@ class RunContext:
     redact: Redactor = field(default_factory=Redactor)
     """Masks the secrets of the run in what is written down of it."""
 
+    left: bool = False
+    """Whether a keeper that died had the run before."""
+    unstartable: str = ""
+    """Why its ranks cannot be started here, where they have not been; empty where they can."""
+
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         """Return where the run lies on a pod."""
         return PodRunPaths.of(link.pod.root, self.run_id)

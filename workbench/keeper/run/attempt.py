@@ -16,14 +16,22 @@ from typing import TypeVar
 
 from workbench.base.disk import full_disk_named
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
-from workbench.base.package import file_digest
 from workbench.jobs.choices import Launcher
 from workbench.keeper.launch.command import LaunchCommand, build_command
 from workbench.keeper.launch.process import LauncherProcess
-from workbench.keeper.link.agent import AgentLink, PodGone
+from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
-from workbench.keeper.run.stage import launch_plan, rank_request, resumed_from, send_inputs, travels
+from workbench.keeper.run.rejoin import ranks_left
+from workbench.keeper.run.stage import (
+    check_hostfile,
+    fault_of,
+    launch_plan,
+    rank_request,
+    resumed_from,
+    send_inputs,
+    travels,
+)
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
@@ -53,10 +61,12 @@ _STUCK_SHOWN_S = 30.0
 class Attempt:
     """Start the ranks of a run once and see them to their end."""
 
-    def __init__(self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes):
+    def __init__(
+        self, context: RunContext, journal: Journal, peaks: MemoryPeaks, wishes: Wishes, *, rejoin: bool = False
+    ):
         self.ledger = RunLedger(pods=[link.pod.name for link in context.links], world_size=len(context.places))
         self.command: LaunchCommand | None = None
-        """What starts its ranks; None before `prepare`."""
+        """What starts its ranks; None before `prepare`, and where a keeper that died started them."""
         self.master_port = 0
         """Port of torch's rendezvous; 0 before `prepare`."""
         self._context = context
@@ -67,6 +77,8 @@ class Attempt:
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
         self._begun = self._prepared = False
+        self._rejoins = rejoin
+        self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
 
     @property
     def left_processes(self) -> int | None:
@@ -78,23 +90,19 @@ class Attempt:
         fault: RunFault | None = None
         watches: list[PodWatch] = []
         try:
-            self._check_hostfile()
-            resumed = resumed_from(self._context.paths)
-            what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(self._context.paths)
-            notes = resumed.notes if resumed else ()
-            self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
-            links = self._context.links
-            with TransferProgress(links, self._journal.hint, ""), full_disk_named(self._context.paths.root):
-                self.prepare()
-            if self._wishes.cancel.is_set():
-                return None
-            self._begun = True
-            watches = self._watch()
-            self._launch()
+            if not (self._rejoins and self._rejoin()):
+                self._send()
+                if self._wishes.cancel.is_set():
+                    return None
+                self._begun = True
+                watches = self._watch()
+                self._launch()
+            else:
+                watches = self._watch()
             fault = self._follow()
         except RemoteError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
-            fault = None if self._wishes.cancel.is_set() else self._fault_of(error)
+            fault = None if self._wishes.cancel.is_set() else fault_of(self._context, error)
         except Exception as error:  # thread boundary: any failure is a failed run with a result
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
@@ -105,15 +113,27 @@ class Attempt:
         self._prepared = False
         return fault
 
-    def _fault_of(self, error: RemoteError) -> RunFault:
-        """Blame the pod that an error came from."""
-        names = [link.pod.name for link in self._context.links if link.pod.address == error.host]
-        match error:
-            case PodGone():
-                kind = "pod"
-            case _:
-                kind = type(error).__name__
-        return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")
+    def _send(self) -> None:
+        check_hostfile(self._context)
+        resumed = resumed_from(self._context.paths)
+        what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(self._context.paths)
+        notes = resumed.notes if resumed else ()
+        self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
+        links = self._context.links
+        with TransferProgress(links, self._journal.hint, ""), full_disk_named(self._context.paths.root):
+            self.prepare()
+
+    def _rejoin(self) -> bool:
+        """Find the ranks that a keeper which died had started; False where it had started none."""
+        self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
+        left = ranks_left(self._context)
+        if left is None:
+            return False
+        self._launcher, self._unwatched = left.launcher, left.unwatched
+        self._begun = self._prepared = True
+        if self._wishes.stop.is_set():
+            self.stop()
+        return True
 
     def prepare(self) -> None:
         """Send the inputs and the request to every pod and make the launch command; nothing starts."""
@@ -177,24 +197,15 @@ class Attempt:
             watch.start()
         return watches
 
-    def _check_hostfile(self) -> None:
-        """Refuse a hostfile that is not as it was written at submission: launchers run what it names."""
-        path = self._context.paths.hostfile
-        try:
-            digest = file_digest(path)
-        except OSError as error:
-            raise RunError(f"the hostfile {path} cannot be read: {error.strerror}; submit the job again") from error
-        if digest != self._context.hostfile_sha256:
-            raise RunError(f"the hostfile {path} was changed after the run was submitted; submit the job again")
-
     def _launch(self) -> None:
-        self._check_hostfile()
+        check_hostfile(self._context)
         self._journal.state(RunState.STARTING, "starting ranks")
         if self._context.spec.job.launcher == Launcher.SSH:
             run_id = self._context.run_id
             self._context.everywhere(partial(self._lasting, lambda link: link.call("start", run=run_id)))
         elif self.command is not None:
-            self._launcher = LauncherProcess(self.command, self._context.paths.launcher_log)
+            c = self._context
+            self._launcher = LauncherProcess.start(self.command, c.run_id, c.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
         """Take in reports until the ranks are over or something is wrong; return the fault."""
@@ -247,6 +258,8 @@ class Attempt:
 
     def _blame(self) -> RunFault | None:
         ranks = self.ledger.ranks.values()
+        if self._unwatched and only_echoes(ranks):
+            return self._stopped_by_others()
         return self._lost_pod() if self.ledger.lost and only_echoes(ranks) else first_cause(ranks)
 
     def _lost_pod(self) -> RunFault:
@@ -257,6 +270,8 @@ class Attempt:
     def _stopped_by_others(self) -> RunFault:
         stopped = next(rank for rank in self.ledger.ranks.values() if not rank.done)
         why = "was ended together with the agent of its pod, and not by this run's keeper"
+        if self._unwatched:
+            why = "was ended when its keeper had died and no other was there within the lease of its pod's agent"
         return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why)
 
     def _address(self, name: str) -> str:

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
@@ -45,7 +45,7 @@ class Runner:
         self._wishes = Wishes()
         self._returned = Returned()
         self._strange: Sequence[str] = ()
-        self._attempt = self._new_attempt()
+        self._attempt = self._new_attempt(rejoin=context.left)
         self._started_s = time.time()
 
     @property
@@ -53,18 +53,31 @@ class Runner:
         """The lines to the pods that it uses."""
         return self._context.links
 
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self._context.paths.root
+
+    @property
+    def ended(self) -> bool:
+        """Whether its result is on disk."""
+        return self._context.paths.result.exists()
+
     def enqueue(self) -> None:
         """Write down that it waits for its turn, and keep room on the disk for its result."""
         self._journal.reserve()
-        self._journal.state(RunState.QUEUED, "waiting for its turn")
+        if not self._context.left:  # else the journal says how far it is
+            self._journal.state(RunState.QUEUED, "waiting for its turn")
 
     def cancel(self) -> None:
         """Ask the run to stop; it ends as cancelled. Idempotent."""
         self._wishes.cancel.set()
+        self._journal.wish("cancel")
 
     def stop(self) -> None:
         """Ask the run to stop after the step in progress and to leave its model; it ends as cancelled. Idempotent."""
         self._wishes.stop.set()
+        self._journal.wish("stop")
         self._attempt.stop()
 
     def stacks(self) -> dict[int, str]:
@@ -74,6 +87,9 @@ class Runner:
     def run(self) -> RunState:
         """Do all of it."""
         self._started_s = time.time()
+        if self._context.left:
+            self._recover()
+        self._journal.begin(self._started_s)
         collector = CheckpointCollector(self._context, lambda: self._attempt.ledger.totals.saved_step)
         collector.start()
         inquiry = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
@@ -90,6 +106,21 @@ class Runner:
         inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
         return state
+
+    def _recover(self) -> None:
+        """Go on with what the journal says of the run, and with what it was asked."""
+        recovered = self._journal.recover()
+        self._started_s = recovered.started_s or self._started_s
+        addresses = {place.rank: self._address(place.pod) for place in self._context.places}
+        self._peaks.recall(recovered.events, addresses)
+        for event in recovered.events:
+            self._attempt.ledger.totals.take(event)
+        for wish, name in ((self._wishes.cancel, "cancel"), (self._wishes.stop, "stop")):
+            if recovered.wish == name:
+                wish.set()
+
+    def _address(self, name: str) -> str:
+        return next(link.pod.address for link in self.links if link.pod.name == name)
 
     def dry(self) -> dict[str, object]:
         """Send the job to the pods and return the JSON form of the command that would start it; nothing starts."""
@@ -120,8 +151,8 @@ class Runner:
         """End a run that never started as cancelled, with a result."""
         self._write_result(RunState.CANCELLED, why, None)
 
-    def _new_attempt(self) -> Attempt:
-        return Attempt(self._context, self._journal, self._peaks, self._wishes)
+    def _new_attempt(self, *, rejoin: bool = False) -> Attempt:
+        return Attempt(self._context, self._journal, self._peaks, self._wishes, rejoin=rejoin)
 
     def _port_was_taken(self, fault: RunFault) -> bool:
         """Whether torch's rendezvous lost its port between the choice and the use; torch names it then."""
@@ -130,9 +161,10 @@ class Runner:
         return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
 
     def _bring_back(self, fault: RunFault | None) -> RunFault | None:
-        link = self._context.links[0]
+        link, paths = self._context.links[0], self._context.paths
         try:
-            self._strange = fetch(link, self._context.on_pod(link), self._context.paths)
+            if not (self._context.left and paths.manifest.exists()):  # else the keeper before had come so far
+                self._strange = fetch(link, self._context.on_pod(link), paths)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
@@ -175,13 +207,19 @@ class Runner:
             state, how = RunState.SUCCEEDED, "every rank is done"
         return state, "; ".join([how, *notes])
 
+    def _command(self) -> str:
+        if self._attempt.command is not None:
+            return str(self._attempt.command)
+        file = self._context.paths.command
+        return file.read_text(encoding="utf-8").strip() if self._context.left and file.exists() else ""
+
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:
         self._journal.finish(
             state,
             message=message,
             fault=fault,
             facts={
-                "command": str(self._attempt.command or ""),
+                "command": self._command(),
                 "started_s": self._started_s,
                 "peak_memory_gib": self._peaks.gib,
                 "memory_kind": self._peaks.kind,

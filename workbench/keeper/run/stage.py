@@ -23,7 +23,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.checkpoints.collector import send_checkpoint
 from workbench.keeper.launch.command import LaunchPlan
-from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext
 from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
@@ -31,7 +31,17 @@ from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_left
 
-__all__ = ["clear", "fetch", "launch_plan", "rank_request", "resumed_from", "send_inputs", "travels"]
+__all__ = [
+    "check_hostfile",
+    "clear",
+    "fault_of",
+    "fetch",
+    "launch_plan",
+    "rank_request",
+    "resumed_from",
+    "send_inputs",
+    "travels",
+]
 
 _FETCHES = 3  # times that a small file is fetched when it arrives as another
 
@@ -186,8 +196,7 @@ def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> list[str]:
             digest = _fetch_one(link, source, target, digest)
         manifest[str(relative)] = str(digest)
     shutil.rmtree(paths.arrivals, ignore_errors=True)
-    if manifest:
-        write_json(paths.manifest, manifest)
+    write_json(paths.manifest, manifest)
     return strange
 
 
@@ -225,3 +234,25 @@ def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str
         "for a failing disk or memory on either side, and run again",
         host=link.pod.address,
     )
+
+
+def check_hostfile(context: RunContext) -> None:
+    """Refuse a hostfile that is not as it was written at submission: launchers run what it names."""
+    path = context.paths.hostfile
+    try:
+        digest = file_digest(path)
+    except OSError as error:
+        raise RunError(f"the hostfile {path} cannot be read: {error.strerror}; submit the job again") from error
+    if digest != context.hostfile_sha256:
+        raise RunError(f"the hostfile {path} was changed after the run was submitted; submit the job again")
+
+
+def fault_of(context: RunContext, error: RemoteError) -> RunFault:
+    """Blame the pod that an error came from."""
+    names = [link.pod.name for link in context.links if link.pod.address == error.host]
+    match error:
+        case PodGone():
+            kind = "pod"
+        case _:
+            kind = type(error).__name__
+    return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")

@@ -304,5 +304,3 @@ class SSHPods(Place):
             words = f"{pod.address} could not be tidied up: {error}; an agent there ends by itself, its folder stays"
             logger.warning("%s", words)
             log.append(words)
-
-

@@ -164,7 +164,7 @@ class Agent:
         if run is None and (self.root / "runs" / request.run).is_dir():
             run, left = PodRun(request, self.root, left=True), True
             self._runs[request.run] = run
-        return {"phases": [rank.to_dict()["phase"] for rank in run.ranks.values()] if run else [], "left": left}
+        return {"phases": [rank.phase for rank in run.ranks.values()] if run else [], "left": left}
 
     def _prepared(self, message: Message) -> Reply:
         run = self._runs.get(check_run_id(message.get("run")))

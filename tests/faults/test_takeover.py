@@ -1,0 +1,261 @@
+"""A keeper that is killed, and the one that takes its place: no line and no metric is lost, and there are never two."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json, write_json
+from workbench.base.process import find
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+long = pytest.mark.long
+COUNT = Path(__file__).parent.parent / "scripts" / "count.py"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with started(tmp_path / "c") as cluster:
+        yield cluster
+
+
+def started(path: Path, **options: object) -> Cluster:
+    return described(path, **options).start()
+
+
+def described(path: Path, **options: object) -> Cluster:
+    return Cluster(LocalPods(), PodSpec(cpus=1), path=path, **{"count": 2, "warm": False, **options})  # type: ignore[arg-type]
+
+
+def counting(cluster: Cluster, *args: str, **more: object) -> Run:
+    return cluster.submit(Script(path=str(COUNT), args=list(args), **more))  # type: ignore[arg-type]
+
+
+def kill_keeper(cluster: Cluster) -> int:
+    status = cluster_status(cluster.path)
+    assert status.pid is not None
+    os.kill(status.pid, signal.SIGKILL)
+    while find(status.pid) is not None:
+        time.sleep(0.01)
+    return status.pid
+
+
+def keepers_of(world: World, cluster: Cluster) -> list[int]:
+    return [p.pid for p in world.processes() if "workbench.keeper.keeper" in p.argv and str(cluster.path) in p.argv]
+
+
+def exact(run: Run, lines: int, ranks: int = 2) -> None:
+    """Hold that every line and every event of every rank is there, once and in order."""
+    for rank in range(ranks):
+        printed = run.paths.rank_log(rank, "stdout").read_text().splitlines()
+        assert [line for line in printed if line.startswith("rank")] == [f"rank {rank} line {n}" for n in range(lines)]
+        steps = [event.whole("step") for event in run.events() if event.kind == "step" and event.rank == rank]
+        assert steps == list(range(1, lines + 1))
+    assert curve(run) == sorted([*range(1, lines + 1)] * ranks)
+
+
+def curve(run: Run) -> list[int]:
+    """Return the steps of the loss as TensorBoard has them."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    files = run.paths.tensorboard.glob("events.out.tfevents.*")
+    events = [event for file in files for event in EventFileLoader(str(file)).Load()]
+    return sorted(e.step for e in events for value in e.summary.value if value.tag == "train/loss")
+
+
+WAYS: dict[str, Callable[[Cluster, Run], object]] = {
+    "load": lambda _cluster, run: Run.load(run.path),
+    "show": lambda _cluster, run: run.show(),
+    "wait": lambda _cluster, run: run.wait(60, progress=False),
+    "attach": lambda cluster, _run: Cluster.attach(cluster.path),
+    "start": lambda cluster, _run: described(cluster.path).start(),
+}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way in ("load", "start") else long) for way in WAYS])
+def test_another_keeper_goes_on_with_a_run_and_nothing_of_it_is_lost(world: World, cluster: Cluster, way: str) -> None:
+    run = counting(cluster, "--lines", "150")
+    waiting = counting(cluster, "--lines", "3")
+    world.until(lambda: " line 20" in world.log(run, 1), 60)
+    before = kill_keeper(cluster)
+    assert (run.state, cluster.phase) == (RunState.LOST, "lost")
+    WAYS[way](cluster, run)
+    assert run.state is not RunState.LOST
+    for each in (run, waiting):
+        world.ended(each).raise_for_status()
+    exact(run, 150)
+    exact(waiting, 3)
+    (keeper,) = keepers_of(world, cluster)
+    assert keeper != before
+    assert cluster.phase == "ready"
+    again = counting(cluster, "--lines", "2")
+    again.wait(60, progress=False).raise_for_status()
+    duration_s = run.result.duration_s
+    assert duration_s is not None
+    assert duration_s > 150 * 0.02, "it is counted from the start under the keeper before"
+
+
+PHASES = {
+    "sending": lambda run: "sending" in run.message,
+    "starting": lambda run: "starting ranks" in run.message,
+    "bringing": lambda run: "bringing" in run.message,
+}
+
+
+@pytest.mark.parametrize("phase", [pytest.param("sending"), pytest.param("starting", marks=long), "bringing"])
+def test_a_keeper_that_dies_in_any_phase_of_a_run_is_replaced(world: World, cluster: Cluster, phase: str) -> None:
+    run = counting(cluster, "--lines", "20")
+    world.until(lambda: PHASES[phase](run) or run.state.is_terminal, 60)
+    kill_keeper(cluster)
+    world.ended(Run.load(run.path)).raise_for_status()
+    exact(run, 20)
+
+
+@long
+@pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
+def test_a_launcher_outlives_its_keeper_and_is_followed_on(world: World, cluster: Cluster, launcher: str) -> None:
+    run = counting(cluster, "--lines", "150", launcher=launcher)
+    world.until(lambda: " line 20" in world.log(run, 1), 60)
+    kill_keeper(cluster)
+    world.ended(Run.load(run.path)).raise_for_status()
+    exact(run, 150)
+
+
+def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(world: World, cluster: Cluster, tmp_path: Path) -> None:
+    run = counting(cluster, "--until", str(tmp_path / "never"))
+    world.until(lambda: " line 99" in world.log(run, 1), 60)
+    os.kill(cluster_status(cluster.path).pid or 0, signal.SIGSTOP)  # it takes the wish down and comes no further
+    write_json(run.paths.state, {**read_json(run.paths.state), "wish": "cancel"})
+    kill_keeper(cluster)
+    assert world.ended(Run.load(run.path)).state is RunState.CANCELLED
+    exact(run, 100)
+
+
+def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tmp_path: Path) -> None:
+    """The lease is over, the agents have ended, and so have the pods' daemons."""
+    with started(tmp_path / "c", lease_s=4) as cluster:
+        run = counting(cluster, "--lines", "40")
+        world.until(lambda: " line 5" in world.log(run, 1), 60)
+        kill_keeper(cluster)
+        world.until(lambda: not nothing_but_keepers(world, cluster), 60)
+        world.ended(Run.load(run.path)).raise_for_status()
+        exact(run, 40)
+
+
+def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Path) -> None:
+    with started(tmp_path / "c", lease_s=3) as cluster:
+        run = counting(cluster, "--until", str(tmp_path / "never"))
+        world.until(lambda: " line 5" in world.log(run, 1), 60)
+        kill_keeper(cluster)
+        world.until(lambda: not nothing_but_keepers(world, cluster), 60)
+        result = world.ended(Cluster.attach(cluster.path).runs[0])
+        assert result.state is RunState.FAILED
+        assert "its keeper had died and no other was there within the lease" in result.message
+        assert len(world.log(run, 1).splitlines()) > 10, "what was printed after its keeper died is here"
+
+
+def nothing_but_keepers(world: World, cluster: Cluster) -> list[int]:
+    here = f"{cluster.path}{os.sep}pods"
+    return [p.pid for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])]
+
+
+@long
+def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(world: World, tmp_path: Path) -> None:
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 4},
+        technique="zero1",
+        max_steps=400,
+        per_device_train_batch_size=2,
+        predict_rows=0,
+        profile_step=0,
+        save_steps=2,
+    )
+    cluster = started(tmp_path / "c", lease_s=5, warm=True)
+    run = cluster.submit(job)
+    world.until(lambda: (run.progress.step or 0) >= 4, 120)
+    kill_keeper(cluster)
+    world.until(lambda: not nothing_but_keepers(world, cluster), 60)
+    with started(tmp_path / "d") as other:
+        saved = [event.whole("step") or 0 for event in run.events() if event.kind == "checkpoint"]
+        more = other.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 40))
+        result = more.wait(120, progress=False).raise_for_status()
+        assert result.resumed_step is not None
+        assert result.resumed_step >= max(saved)
+        assert run.result.state is RunState.FAILED
+    cluster.close()
+    assert not ClusterPaths(cluster.path).identity.exists()
+
+
+LOAD = "import sys; from workbench import Run; print(Run.load(sys.argv[1]).state)"
+
+
+def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Cluster) -> None:
+    run = counting(cluster, "--lines", "200")
+    world.until(lambda: " line 5" in world.log(run, 1), 60)
+    kill_keeper(cluster)
+    command = [sys.executable, "-c", LOAD, str(run.path)]
+    notebooks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert {notebook.communicate(timeout=120)[0].strip() for notebook in notebooks} == {"starting"}
+    assert len(keepers_of(world, cluster)) == 1
+    world.ended(run).raise_for_status()
+    exact(run, 200)
+    log = ClusterPaths(cluster.path).keeper_log.read_text()
+    assert log.count("taking over from a keeper that died") == 1
+
+
+def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(world: World, cluster: Cluster) -> None:
+    run = counting(cluster, "--lines", "3")
+    world.ended(run).raise_for_status()
+    going = counting(cluster, "--lines", "400")
+    world.until(lambda: " line 3" in world.log(going, 1), 60)
+    kill_keeper(cluster)
+    assert Run.load(run.path).state is RunState.SUCCEEDED, "a run that ended needs no keeper"
+    copy = cluster.path.parent / "copy"
+    shutil.copytree(cluster.path, copy, ignore=shutil.ignore_patterns("*.sock", "pods"))
+    write_json(copy / "runs" / going.path.name / "run.json", {"id": going.id, "cluster": str(copy)})
+    assert Run.load(copy / "runs" / going.path.name).state is RunState.LOST
+    elsewhere = cluster.path.parent / "elsewhere"
+    shutil.copytree(going.path, elsewhere)
+    assert Run.load(elsewhere).state is RunState.LOST, "the cluster knows no run there"
+    os.chown(going.paths.info, 12345, -1)
+    assert Run.load(going.path).state is RunState.LOST
+    os.chown(going.paths.info, os.getuid(), -1)
+    os.chown(ClusterPaths(cluster.path).queue, 12345, -1)
+    assert Run.load(going.path).state is RunState.LOST
+    with pytest.raises(RunError, match=r"queue\.json belongs to another user"):
+        Cluster.attach(cluster.path)
+    os.chown(ClusterPaths(cluster.path).queue, os.getuid(), -1)
+    assert keepers_of(world, cluster) == []
+    with pytest.raises(ConfigError, match="asked to be another"):
+        described(cluster.path, count=3).start()
+    world.ended(Run.load(going.path)).raise_for_status()
+    exact(going, 400)
+
+
+def test_a_cluster_whose_keeper_died_is_closed_and_its_run_has_a_result(world: World, tmp_path: Path) -> None:
+    cluster = started(tmp_path / "c")
+    run = counting(cluster, "--until", str(tmp_path / "never"))
+    world.until(lambda: " line 99" in world.log(run, 1), 60)
+    kill_keeper(cluster)
+    cluster.close()
+    assert world.ended(run).state is RunState.CANCELLED
+    exact(run, 100)
+    assert not nothing_but_keepers(world, cluster)
+    assert not ClusterPaths(cluster.path).identity.exists()

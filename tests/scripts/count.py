@@ -1,0 +1,28 @@
+"""A training script without torch that speaks as the trainer does: numbered lines, and an event for each."""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lines", type=int, default=100)
+parser.add_argument("--pause-s", type=float, default=0.02)
+parser.add_argument("--until", type=Path, help="go on after the lines, in silence, until this file exists")
+args = parser.parse_args()
+
+rank = int(os.environ["RANK"])
+for n in range(args.lines):
+    event = {
+        "time_s": time.time(),
+        "rank": rank,
+        "kind": "step",
+        "step": n + 1,
+        "max_steps": args.lines,
+        "loss": 1.0 / (n + 1),
+    }
+    os.write(1, f"rank {rank} line {n}\n@workbench {json.dumps(event)}\n".encode())
+    time.sleep(args.pause_s)
+while args.until and not args.until.exists():
+    time.sleep(0.05)

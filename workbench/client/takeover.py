@@ -1,0 +1,126 @@
+"""Start a keeper in the place of one that died, where cluster and run are this user's own, on this machine.
+
+Nothing that somebody else could have written makes anything start: not a run directory that was copied or unpacked,
+not one that names a cluster which does not name it too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import read_json
+from workbench.keeper.lock import TAKEN
+from workbench.keeper.spawn import spawn_successor
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.queue import read_queue
+from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.status import ClusterStatus, cluster_of, cluster_status
+
+__all__ = ["obstacle", "reattach", "stored_spec", "take_over", "unfinished_runs"]
+
+logger = logging.getLogger(__name__)
+_START_S = 30.0
+_LOOK_S = 0.05
+
+
+def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
+    """Start a keeper for a cluster whose own died, and wait until it is there; one that is there already will do.
+
+    Raises:
+        RunError: The cluster cannot be taken over, and why.
+    """
+    if why := obstacle(cluster):
+        raise RunError(f"the cluster in {cluster} cannot be taken over: {why}")
+    paths = ClusterPaths(cluster)
+    keeper = spawn_successor(paths, spec or stored_spec(cluster))
+    deadline = time.monotonic() + _START_S
+    while not cluster_status(cluster).alive:
+        ended = keeper.poll() not in (None, TAKEN)  # who found another waits until that one says so
+        if ended or time.monotonic() > deadline:
+            raise RunError(f"another keeper for {cluster} did not start; see {paths.keeper_log}")
+        time.sleep(_LOOK_S)
+
+
+def reattach(run: RunPaths) -> bool:
+    """Take over the cluster of a run whose keeper died before its end; whether there is a keeper now."""
+    cluster = cluster_of(run)
+    if run.result.exists() or not cluster.is_dir():
+        return False
+    try:
+        if cluster_status(cluster).alive:
+            return True
+        if why := _foreign((run.root, run.info, run.state)) or _unlisted(run, cluster):
+            raise RunError(why)
+        take_over(cluster)
+    except (WorkbenchError, OSError) as error:
+        logger.info("%s stays lost: %s", run.root, error)
+        return False
+    return True
+
+
+def obstacle(cluster: Path) -> str:
+    """Return why no keeper can take over a cluster; empty where one can."""
+    paths, status = ClusterPaths(cluster), cluster_status(cluster)
+    if status.alive:
+        return "its keeper lives"
+    if why := _not_left(status):
+        return why
+    if status.host != socket.gethostname():
+        return f"its keeper ran on {status.host or 'another machine'}; only there can another take its place"
+    return _foreign((cluster.resolve(), paths.state, paths.config, paths.queue, paths.keeper_lock, paths.identity))
+
+
+def unfinished_runs(cluster: Path) -> bool:
+    """Whether a keeper that died left runs without a result."""
+    return any(not RunPaths(run.path).result.exists() for run in read_queue(ClusterPaths(cluster).queue))
+
+
+def stored_spec(cluster: Path) -> ClusterSpec:
+    """Read what a cluster was asked to be; of its pods' variables, those that are set here, for no value is stored."""
+    raw = read_json(ClusterPaths(cluster).config)
+    match raw.get("pods"):
+        case {"env": dict() as env, **rest}:
+            here = {name: os.environ[name] for name in map(str, env) if name in os.environ}
+            return ClusterSpec.from_dict({**raw, "pods": {**rest, "env": here}})
+    return ClusterSpec.from_dict(raw)
+
+
+def _not_left(status: ClusterStatus) -> str:
+    match status.last_phase:
+        case "ready" | "lost":
+            return ""
+        case "starting" if status.raw_pods:
+            return ""
+        case "starting":
+            return "its keeper died before its pods were there; close it and start another"
+        case "closing":
+            return "its keeper died while it closed the cluster; call close() once more"
+    return f"it is {status.last_phase or 'no cluster of this version'}"
+
+
+def _unlisted(run: RunPaths, cluster: Path) -> str:
+    runs = read_queue(ClusterPaths(cluster).queue)
+    run_id = read_json(run.info).get("id")
+    if any(each.id == run_id and each.path.resolve() == run.root.resolve() for each in runs):
+        return ""
+    return f"{cluster} knows no run {run_id} in {run.root}"
+
+
+def _foreign(paths: Iterable[Path]) -> str:
+    for path in paths:
+        try:
+            facts = path.lstat()
+        except FileNotFoundError:
+            continue  # what is missing is missed by whoever reads it
+        if stat.S_ISLNK(facts.st_mode):
+            return f"{path} is a symbolic link"
+        if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
+            return f"{path} belongs to another user, or others may write to it"
+    return ""

@@ -1,0 +1,72 @@
+"""Find the ranks that a keeper which died had started, on pods and through a launcher that may live on.
+
+What follows is what follows on a line that broke: the ranks are watched, and their output is read on from where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from workbench.base.errors import PodError, RemoteError, RunError
+from workbench.jobs.choices import Launcher
+from workbench.keeper.launch.process import LauncherProcess
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext
+from workbench.keeper.run.stage import rank_request
+
+__all__ = ["RanksLeft", "ranks_left"]
+
+logger = logging.getLogger(__name__)
+_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RanksLeft:
+    """What is left of the attempt of another keeper."""
+
+    launcher: LauncherProcess | None
+    """The launcher, where it has not ended."""
+    unwatched: bool
+    """Whether ranks ended with their agent, whose lease ran out."""
+
+
+def ranks_left(context: RunContext) -> RanksLeft | None:
+    """Find the ranks of a run again, and start those that wait; None where not one had been started. Blocks.
+
+    Raises:
+        WorkbenchError: A pod has ended, or did not answer for a lease; or the start cannot be completed.
+    """
+    answers = context.everywhere(lambda link: _ask(context, link))
+    phases = {phase for each, _ in answers for phase in each}
+    unwatched = any(ended for _, ended in answers)
+    launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
+    if phases <= {"waiting"} and launcher is None:
+        if context.unstartable:
+            raise RunError(f"its keeper died before its ranks were started, and {context.unstartable}")
+        return None
+    if "waiting" in phases and launcher is None:
+        if unwatched or context.spec.job.launcher != Launcher.SSH:
+            raise RunError("its keeper died while its ranks were being started, and not all of them had been")
+        context.everywhere(lambda link: link.call("start", run=context.run_id))
+    return RanksLeft(launcher=launcher, unwatched=unwatched)
+
+
+def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
+    """Return the phases of a pod's ranks, and whether they ended with their agent."""
+    until = time.monotonic() + context.spec.cluster.lease_s
+    while True:
+        try:
+            link.ensure()
+            request = rank_request(context, link, (context.links[0].pod.address, 0))
+            answer = link.call("rejoin", run=context.run_id, request=request)
+            return answer["phases"], answer["left"]
+        except (RemoteError, PodError) as error:
+            ended = next((p for p in context.look() if p.name == link.pod.name and p.phase.is_terminal), None)
+            if ended is not None:
+                raise PodError(f"{ended.name} is {ended.phase}: {ended.message}") from error
+            if time.monotonic() > until:
+                raise
+            logger.warning("%s", error)
+        time.sleep(_PAUSE_S)

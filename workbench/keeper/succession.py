@@ -1,0 +1,101 @@
+"""What a keeper goes on with that takes over from one that died: the runs in its queue, each as far as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json, write_json, write_text
+from workbench.base.redact import Redactor
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import Job
+from workbench.keeper.fleet import Fleet
+from workbench.keeper.launch.command import place_ranks
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext
+from workbench.keeper.run.runner import Runner
+from workbench.pods.hostfile import Hostfile
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.queue import QueuedRun, read_queue
+from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
+from workbench.rundir.state import RunState
+
+__all__ = ["left_runners", "run_context", "wanted_pods"]
+
+logger = logging.getLogger(__name__)
+
+
+def wanted_pods(job: Job, pods: int | None, count: int) -> int:
+    """Return how many of a cluster's pods a job takes."""
+    return 1 if _is_single(job) else count if pods is None else pods
+
+
+def run_context(
+    fleet: Fleet,
+    spec: ClusterSpec,
+    links: Sequence[AgentLink],
+    run: QueuedRun,
+    job: Job,
+    redact: Redactor,
+    *,
+    left: bool = False,
+    unstartable: str = "",
+) -> RunContext:
+    """Make what a run is carried out with, and write its hostfile."""
+    redact.learn(job.env)
+    hostfile = Hostfile.from_pods([link.pod for link in links])
+    write_text(RunPaths(run.path).hostfile, str(hostfile))
+    return RunContext(
+        run_id=run.id,
+        paths=RunPaths(run.path),
+        spec=RunSpec(cluster=spec, job=job, pods=len(links)),
+        links=links,
+        places=place_ranks([link.pod for link in links])[: 1 if _is_single(job) else None],
+        identity=fleet.identity,
+        hostfile_sha256=hostfile.sha256,
+        look=fleet.look,
+        redact=redact,
+        left=left,
+        unstartable=unstartable,
+    )
+
+
+def left_runners(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: Redactor) -> dict[str, Runner]:
+    """Return the runs of the keeper before, in order, by id; one that cannot be read has ended then, and says why."""
+    runners = {}
+    for run in read_queue(paths.queue):
+        if not RunPaths(run.path).info.exists():
+            logger.warning("run %s is gone from %s", run.id, run.path)
+            continue
+        try:
+            runners[run.id] = _left_runner(paths, spec, fleet, run, redact)
+        except Exception as error:  # run boundary: the runs after it go on
+            logger.exception("run %s", run.id)
+            if not RunPaths(run.path).result.exists():
+                message = f"its keeper died, and another cannot go on with it: {error}"
+                write_json(RunPaths(run.path).result, {"state": RunState.FAILED, "message": message})
+    return runners
+
+
+def _left_runner(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, run: QueuedRun, redact: Redactor) -> Runner:
+    asked = RunSpec.load(RunPaths(run.path).spec)
+    job, unstartable = asked.job, _missing_variables(paths, spec)
+    try:
+        job = resolved(job)
+    except ConfigError as error:  # what runs already has its variables
+        unstartable = str(error)
+    links = fleet.first(wanted_pods(job, asked.pods, spec.count))
+    return Runner(run_context(fleet, spec, links, run, job, redact, left=True, unstartable=unstartable))
+
+
+def _missing_variables(paths: ClusterPaths, spec: ClusterSpec) -> str:
+    pods: object = read_json(paths.config).get("pods")
+    match pods:
+        case {"env": dict() as env} if missing := sorted(env.keys() - spec.pods.env.keys()):
+            return f"{', '.join(missing)}, which the cluster's pods were given, are not set where it was taken over"
+    return ""
+
+
+def _is_single(job: Job) -> bool:
+    return job.to_dict().get("technique") == Technique.SINGLE
