@@ -21,9 +21,8 @@ from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
 from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, spawn
 from workbench.client.run import Run
-from workbench.client.takeover import stored_spec, take_over
+from workbench.client.takeover import checkpoint_on_pods, stored_spec, take_over
 from workbench.jobs.finetune import FineTune, Job
-from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.launch.command import LaunchCommand
 from workbench.keeper.spawn import Leash
 from workbench.planner.prediction import begin_prediction
@@ -267,7 +266,7 @@ class Cluster(ShownLive):
         return LaunchCommand.from_dict(answer)
 
     def _prepare(self, spec: RunSpec, parent: Path, root: str | Path | None = None) -> PreparedRun:
-        return prepare_run(spec, root=root, parent=parent, ask_pods=partial(held_checkpoint, self.path))
+        return prepare_run(spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path))
 
     def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
         """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.

@@ -14,19 +14,22 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.lock import TAKEN
 from workbench.keeper.spawn import spawn_successor
+from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import read_queue
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, cluster_of, cluster_status
 
-__all__ = ["obstacle", "reattach", "stored_spec", "take_over", "unfinished_runs"]
+__all__ = ["checkpoint_on_pods", "obstacle", "reattach", "stored_spec", "take_over", "unfinished_runs"]
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
+_SETTLE_S = 20.0  # for a run whose ranks have ended to have its result
 _LOOK_S = 0.05
 
 
@@ -48,10 +51,14 @@ def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
         time.sleep(_LOOK_S)
 
 
-def reattach(run: RunPaths) -> bool:
-    """Take over the cluster of a run whose keeper died before its end; whether there is a keeper now."""
+def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
+    """Take over the cluster of a run whose keeper died before its end; whether there is a keeper now.
+
+    For its checkpoints, also where it died after that and they are on the pods.
+    """
     cluster = cluster_of(run)
-    if run.result.exists() or not cluster.is_dir():
+    over = run.result.exists() and not (for_checkpoints and run.held.exists())
+    if over or not cluster.is_dir():
         return False
     try:
         if cluster_status(cluster).alive:
@@ -63,6 +70,27 @@ def reattach(run: RunPaths) -> bool:
         logger.info("%s stays lost: %s", run.root, error)
         return False
     return True
+
+
+def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None) -> Checkpoint | None:
+    """Return the checkpoint that a run's pods hold, for another run on a cluster; see `held_checkpoint`.
+
+    Where its keeper died, another one looks at what the pods have.
+    """
+    home, ended = cluster_of(run), run.result.exists()
+    if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
+        deadline = time.monotonic() + stored_spec(home).start_timeout_s
+        while cluster_status(home).phase == "starting" and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        deadline = time.monotonic() + _SETTLE_S
+        while not ended and not run.result.exists():
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"the run in {run.root} goes on: its keeper had died, and another has taken over; wait for its end "
+                    f"or cancel it: Run.load({str(run.root)!r})"
+                )
+            time.sleep(_LOOK_S)
+    return held_checkpoint(cluster, run, last_step)
 
 
 def obstacle(cluster: Path) -> str:
