@@ -75,12 +75,12 @@ class LocalPods(Place):
             raise BackendError(f"these local pods are launched already ({len(self._workers)}); stop them first")
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        check_key_line(context.public_key)
         self._check_fresh(context, count)
         return self._launch(spec, count, context)
 
     def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         self._stopped = False
-        check_key_line(context.public_key)
         login_user()
         find_sshd()
         addresses = loopback_addresses(count)
