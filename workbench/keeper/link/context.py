@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from workbench.base.errors import WorkbenchError
 from workbench.base.redact import Redactor
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.agent import AgentLink
@@ -18,6 +20,8 @@ from workbench.rundir.spec import RunSpec
 
 __all__ = ["RunContext", "Wishes"]
 
+logger = logging.getLogger(__name__)
+_STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
 _T = TypeVar("_T")
 
 
@@ -53,6 +57,20 @@ class RunContext:
         """Do something with all pods at once; return the results in rank order."""
         with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:
             return list(pool.map(action, self.links))
+
+    def stacks(self) -> dict[int, str]:
+        """Ask every rank where it is; "" for one that cannot tell."""
+
+        def one(link: AgentLink) -> dict[str, str]:
+            try:
+                stacks: dict[str, str] = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)["stacks"]
+            except WorkbenchError as error:
+                logger.warning("%s", error)
+                return {}
+            return stacks
+
+        answers = {int(rank): text for answer in self.everywhere(one) for rank, text in answer.items()}
+        return {place.rank: answers.get(place.rank, "") for place in self.places}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

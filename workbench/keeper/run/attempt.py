@@ -52,7 +52,6 @@ _PATIENCE_S = 15.0  # for a pod that does not answer, when others failed because
 _LAUNCHER_S = 2.0  # for ranks to end after their launcher did
 _UNANSWERED_S = 1.0  # a pod that answers does so several times a second
 _SWEEP_S = 15.0
-_STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
 _GIVEN_UP_S = 12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
 _SILENCE_SHOWN_S = 15.0
 _STUCK_SHOWN_S = 30.0
@@ -173,17 +172,7 @@ class Attempt:
         """Ask every rank where it is."""
         if not self._begun:
             raise RunError("its ranks have not been started yet")
-
-        def one(link: AgentLink) -> dict[str, str]:
-            try:
-                stacks: dict[str, str] = link.call("stacks", timeout_s=_STACKS_S, run=self._context.run_id)["stacks"]
-            except WorkbenchError as error:
-                logger.warning("%s", error)
-                return {}
-            return stacks
-
-        answers = {int(rank): text for answer in self._context.everywhere(one) for rank, text in answer.items()}
-        return {place.rank: answers.get(place.rank, "") for place in self._context.places}
+        return self._context.stacks()
 
     def _watch(self) -> list[PodWatch]:
         c = self._context

@@ -30,6 +30,7 @@ from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_left
+from workbench.rundir.result import RunFault
 
 __all__ = [
     "check_hostfile",

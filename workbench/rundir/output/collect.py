@@ -31,11 +31,9 @@ class LineSplitter:
     def __init__(self) -> None:
         self._pending = b""
 
-    def resume(self, path: Path) -> None:
-        """Go on after the bytes of a file, whose last line may not have ended."""
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
-            self._pending = file.read().rpartition(b"\n")[2]
+    def resume(self, before: bytes) -> None:
+        """Go on after bytes that were taken before, whose last line may not have ended."""
+        self._pending = before.rpartition(b"\n")[2]
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Take a piece and yield the lines that it ends, decoded, without their newlines."""
@@ -56,14 +54,17 @@ class Collector:
         }
         self._splitters = {name: LineSplitter() for name in self._files if name.endswith("stdout.log")}
         self._redact = redact or Redactor()
-        self._unfinished = dict.fromkeys(self._files, b"")
+        self._unfinished: dict[str, bytes] = {}
         self.cut: set[str] = set()
         """Files whose local copy ends early, because the disk was full."""
         for path in self._files.values():
             path.touch()
         self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
-        for name, splitter in self._splitters.items():
-            splitter.resume(self._files[name])
+        for name, path in self._files.items():
+            end = _end_of(path)
+            self._unfinished[name] = _unfinished(end)
+            if name in self._splitters:
+                self._splitters[name].resume(end)
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         """Append what the agent read and return the events in it."""
@@ -110,6 +111,12 @@ def mask_file(path: Path, redact: Redactor) -> None:
             log.write(redact.blob(text))
             unfinished = _unfinished(text)
             begin += len(text) - len(unfinished)
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+        return file.read()
 
 
 def _unfinished(text: bytes) -> bytes:
