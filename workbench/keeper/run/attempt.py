@@ -113,20 +113,19 @@ class Attempt:
         return fault
 
     def _send(self) -> None:
-        check_hostfile(self._context)
-        resumed = resumed_from(self._context.paths)
-        what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(self._context.paths)
+        c = self._context
+        check_hostfile(c)
+        resumed = resumed_from(c.paths)
+        what = f"inputs and the checkpoint of step {resumed.step}" if resumed else travels(c.paths)
         notes = resumed.notes if resumed else ()
         self._journal.state(RunState.STARTING, "; ".join([f"sending {what} to the pods", *notes]))
-        links = self._context.links
-        with TransferProgress(links, self._journal.hint, ""), full_disk_named(self._context.paths.root):
+        with TransferProgress(c.links, self._journal.hint, ""), full_disk_named(c.paths.root):
             self.prepare()
 
     def _rejoin(self) -> bool:
         """Find the ranks that a keeper which died had started; False where it had started none."""
         self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
-        left = ranks_left(self._context)
-        if left is None:
+        if (left := ranks_left(self._context)) is None:
             return False
         self._launcher, self._unwatched = left.launcher, left.unwatched
         self._begun = self._prepared = True
