@@ -99,6 +99,8 @@ writer.close()
     book.run(0)
     book.run(1)
     pid, start_time = (int(word) for word in book.see(1, "it ends with this kernel").split()[:2])
+    assert book.output(1).locator("iframe").count() == 0
+    book.output(1).get_by_role("button", name="Show it here").click()
     frame = book.output(1).frame_locator("iframe:visible")
     frame.get_by_text("train", exact=False).first.wait_for(timeout=60_000)
     frame.get_by_text("loss", exact=False).first.wait_for(timeout=60_000)

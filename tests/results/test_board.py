@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import BackendError
+from workbench.display.kit.templates import macro
+from workbench.display.records.board import frame_widget
 from workbench.results.tensorboard.board import Board, Route, Way, _base_url, find_route
 from workbench.results.tensorboard.server import BoardServer
 
 CLOUDERA = {"CDSW_ENGINE_ID": "abc", "CDSW_DOMAIN": "ml.example.org", "CDSW_APP_PORT": "8100",
             "CDSW_READONLY_PORT": "8090"}  # fmt: skip
+
+
+def server_at(folder: str) -> BoardServer:
+    return BoardServer(folder=folder, port=6006, pid=1, start_time=1, owner=1, token="T0k", nonce="n")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def test_no_published_port_is_free() -> None:
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:
-    server = BoardServer(folder="/runs/<img src=x onerror=alert(1)>", port=6006, pid=1, start_time=1, owner=1)
+    server = server_at("/runs/<img src=x onerror=alert(1)>")
     board = Board(server=server, route=Route(way=Way.CUSTOM, template='/"><script>%PORT%', hint="See %PORT%."))
     page = board._repr_html_()
     assert "<img" not in page
@@ -62,16 +68,35 @@ def test_text_and_html_state_the_same_and_escape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "dark"), [("/p/%PORT%/", "/p/6006/?darkMode=true"), ("/?p=1", "/?p=1&darkMode=true")]
+    ("template", "url"),
+    [
+        ("http://127.0.0.1:%PORT%/", "http://127.0.0.1:6006/T0k/"),
+        ("/user/me/proxy/%PORT%/", "/user/me/proxy/6006/T0k/"),
+        ("/p/%PORT%?p=1", "/p/6006/T0k/?p=1"),
+    ],
 )
-def test_the_frame_follows_the_notebooks_theme(template: str, dark: str) -> None:
-    server = BoardServer(folder="/runs", port=6006, pid=1, start_time=1, owner=1)
-    page = Board(server=server, route=Route(way=Way.CUSTOM, template=template))._repr_html_()
-    light, other = re.findall(r"<iframe.*?>", page)
-    assert f'src="{html.escape(template.replace("%PORT%", "6006"))}"' in light
-    assert f'src="{html.escape(dark)}"' in other
-    assert "display: none" in other
-    assert light.count('loading="lazy"') == other.count('loading="lazy"') == 1
+def test_the_page_is_below_the_token_and_nothing_that_is_saved_loads_it(template: str, url: str) -> None:
+    board = Board(server=server_at("/runs"), route=Route(way=Way.CUSTOM, template=template))
+    assert board.url == url
+    for saved in board._repr_mimebundle_().values():
+        assert not re.findall(r"<(?:iframe|embed|object|img|script|link|frame)|src=|srcdoc=", str(saved))
+        assert html.escape(url) in str(saved)
+    assert "T0k" not in repr(board.server)
+
+
+def test_the_frame_comes_with_a_press_of_the_button_and_not_for_a_server_that_is_gone() -> None:
+    board = Board(server=server_at("/runs"), route=Route(way=Way.CUSTOM, template="/%PORT%/</script>"))
+    button, frame = frame_widget(board).children
+    assert frame.value == ""
+    button.value = True
+    assert frame.value == "<p>TensorBoard has ended. Run the cell again.</p>"
+    page = str(macro("board.html", "page")(board.url, 12345, "late"))
+    assert page.count("</script>") == 1
+    assert "Date.now() < 12345" in page
+    drawn = str(macro("board.html", "frame")(macro("board.html", "page")(board.url, 12345, "late")))
+    (srcdoc,) = re.findall(r'srcdoc="([^"]*)"', drawn)
+    assert html.unescape(srcdoc).strip() == page.strip()
+    assert " src=" not in drawn
 
 
 def test_the_kernels_own_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,18 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 from poll import until
 
 from workbench.base.errors import BackendError
-from workbench.base.process import is_alive
+from workbench.base.process import is_alive, process_start_time
 from workbench.results.tensorboard import server as boardserver
 from workbench.rundir.events import Event
 from workbench.rundir.figures.scalars import ScalarWriter
@@ -42,7 +45,9 @@ def test_a_server_shows_the_curves_on_loopback_and_is_found_again(tmp_path: Path
     assert boardserver.find(folder) is None
     server = boardserver.serve(folder)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/data/plugin/scalars/tags") as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.port}/{server.token}/data/plugin/scalars/tags"
+        ) as answer:
             assert "train/loss" in json.dumps(json.load(answer))
         assert listeners(server.port) == ["0100007F"]
         assert boardserver.serve(folder) == server == boardserver.find(folder)
@@ -83,7 +88,15 @@ def test_another_folder_takes_over_a_prescribed_port(tmp_path: Path) -> None:
 
 def test_a_record_of_another_process_with_that_pid_is_no_server(tmp_path: Path, own_records: Path) -> None:
     record = boardserver._record(tmp_path)
-    stale = {"folder": str(tmp_path), "port": 1, "pid": os.getpid(), "start_time": 1, "owner": 1}
+    stale = {
+        "folder": str(tmp_path),
+        "port": 1,
+        "pid": os.getpid(),
+        "start_time": 1,
+        "owner": 1,
+        "token": "t",
+        "nonce": "n",
+    }
     record.write_text(json.dumps(stale))
     assert boardserver.find(tmp_path) is None
 
@@ -94,6 +107,48 @@ def test_records_in_a_folder_that_others_can_write_are_refused(tmp_path: Path, o
     folder.chmod(0o777)
     with pytest.raises(BackendError, match="not this user's alone"):
         boardserver.find(tmp_path)
+
+
+def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
+    server = boardserver.serve(curves(tmp_path / "tensorboard"))
+    try:
+        record = boardserver._record(tmp_path / "tensorboard")
+        assert record.stat().st_mode & 0o777 == 0o600
+        argv = Path("/proc", str(server.pid), "cmdline").read_bytes()
+        for path in ("", "data/environment", "data/plugin/scalars/tags", "index.js", f"{server.token[:-1]}x/data/runs"):
+            with pytest.raises(HTTPError) as refused:
+                urllib.request.urlopen(f"http://127.0.0.1:{server.port}/{path}")
+            answer = refused.value.read()
+            assert refused.value.code == 404
+            assert server.token.encode() not in answer + str(refused.value.headers).encode() + argv
+    finally:
+        server.stop()
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Answers everything, and is no TensorBoard of ours."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"window_title": "Workbench", "data_location": "/runs"}')
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_stranger_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        thread = threading.Thread(target=stranger.serve_forever)
+        thread.start()
+        me, port = os.getpid(), stranger.server_port
+        alive = {"pid": me, "start_time": process_start_time(me), "owner": me}
+        server = boardserver.BoardServer(folder=str(tmp_path), port=port, token="t", nonce="5f1e", **alive)
+        assert server.is_alive
+        assert not server.answers
+        stranger.shutdown()
+        thread.join()
+    assert not server.answers
 
 
 def listeners(port: int) -> list[str]:

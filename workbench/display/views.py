@@ -30,7 +30,7 @@ from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_t
 from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
-from workbench.display.records.board import board_html
+from workbench.display.records.board import board_bundle, board_html, show_board
 from workbench.display.records.doctor import diagnosis_doc
 from workbench.display.records.history import history_doc, history_grid
 from workbench.display.records.manifest import manifest_doc
@@ -95,8 +95,8 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_grid: {History: history_grid, Predictions: predictions_grid},
     shown.as_page: {Card: card_html, Report: report_html},
     shown.as_markdown: {Report: report_markdown},
-    shown.as_bundle: {Cluster: cluster_bundle, Run: run_bundle},
-    shown.as_live: {Cluster: show_cluster, Run: show_run},
+    shown.as_bundle: {Board: board_bundle, Cluster: cluster_bundle, Run: run_bundle},
+    shown.as_live: {Board: show_board, Cluster: show_cluster, Run: show_run},
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
 }
 """What is drawn otherwise, by the kind of view."""

@@ -1,13 +1,56 @@
-"""TensorBoard below a cell: a line that says where it is, and its page in a frame."""
+"""TensorBoard below a cell: a line that says where it is, and its page in a frame once a button is pressed.
+
+The frame is a widget's, gone with the kernel: nothing that a notebook saves loads a port by itself.
+"""
 
 from __future__ import annotations
 
-from workbench.display.kit.templates import render
+import time
+from typing import Any
+
+from workbench.display.kit.live import has_widgets
+from workbench.display.kit.templates import macro
 from workbench.results.tensorboard.board import Board
 
-__all__ = ["board_html"]
+__all__ = ["board_bundle", "board_html", "show_board"]
+
+_USABLE_S = 600.0  # a frame that is drawn again later, as from a saved notebook, stays empty
+_LATE = "Run the cell again."
 
 
 def board_html(board: Board) -> str:
-    """Draw the line and the frames, one for each theme."""
-    return str(render("board.html", url=board.url, facts=board.facts))
+    """Draw the line."""
+    return str(macro("board.html", "line")(board.url, board.facts))
+
+
+def board_bundle(board: Board) -> dict[str, object]:
+    """Return the line as text and HTML."""
+    return {"text/plain": repr(board), "text/html": board_html(board)}
+
+
+def show_board(board: Board) -> None:
+    """Display the line, and where there are widgets the button that shows the page."""
+    from IPython.display import display
+
+    display(board_bundle(board), raw=True)  # type: ignore[no-untyped-call]
+    if has_widgets():
+        display(frame_widget(board))  # type: ignore[no-untyped-call]
+
+
+def frame_widget(board: Board) -> Any:
+    """Make the button and the frame."""
+    import ipywidgets as w
+
+    button, frame = w.ToggleButton(description="Show it here", icon="line-chart"), w.HTML()
+
+    def toggle(_: object) -> None:
+        if not button.value:
+            frame.value = ""
+        elif board.server.is_alive and board.server.answers:
+            page = macro("board.html", "page")(board.url, int((time.time() + _USABLE_S) * 1000), _LATE)
+            frame.value = str(macro("board.html", "frame")(page))
+        else:
+            frame.value = f"<p>TensorBoard has ended. {_LATE}</p>"
+
+    button.observe(toggle, names="value")
+    return w.VBox([button, frame])

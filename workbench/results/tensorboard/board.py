@@ -1,6 +1,6 @@
-"""TensorBoard inside the notebook: which URL reaches its server from the browser, and the frame that shows it.
+"""TensorBoard inside the notebook: which URL reaches its server from the browser.
 
-Pure but for `show_tensorboard`, which looks at this process's environment and asks `runs/boardserver.py` for a server.
+Pure but for `show_tensorboard`, which looks at this process's environment and asks `server.py` for a server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workbench.base.errors import BackendError
 from workbench.base.files import read_json
-from workbench.base.shown import Shown
+from workbench.base.shown import ShownLive
 from workbench.results.tensorboard.server import HOST, BoardServer, is_free, serve
 
 __all__ = ["Board", "Route", "Way", "find_route", "show_tensorboard"]
@@ -52,9 +52,10 @@ class Route:
     hint: str = ""
     """What to do where the frame stays empty."""
 
-    def url(self, port: int) -> str:
-        """Return the URL of a server on this port."""
-        return self.template.replace(_PORT, str(port))
+    def url(self, port: int, token: str = "") -> str:
+        """Return the URL of a server on this port whose pages are below a token."""
+        base, mark, query = self.template.replace(_PORT, str(port)).partition("?")
+        return f"{base.rstrip('/')}/{token}/{mark}{query}" if token else base + mark + query
 
 
 def find_route(
@@ -93,8 +94,8 @@ def find_route(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board(Shown):
-    """TensorBoard of a folder, running; a cell that ends with it shows the page."""
+class Board(ShownLive):
+    """TensorBoard of a folder, running; a cell that ends with it links to the page, and a button shows it there."""
 
     server: BoardServer
     """The server."""
@@ -104,7 +105,7 @@ class Board(Shown):
     @property
     def url(self) -> str:
         """Where the page is."""
-        return self.route.url(self.server.port)
+        return self.route.url(self.server.port, self.server.token)
 
     def stop(self) -> None:
         """End the server now rather than with the kernel. Idempotent."""

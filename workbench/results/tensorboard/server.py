@@ -1,5 +1,8 @@
 """A TensorBoard server for a folder: one per folder, bound to loopback, gone with the process that asked for it.
 
+Its pages lie below a token that only this user can read, so nobody else on the machine gets at them; and before it is
+shown it must state a nonce, so nobody else who listens on its port is taken for it.
+
 Run as `python -m workbench.results.tensorboard.server` it is that server. How a browser reaches it is `board.py`'s
 business.
 """
@@ -10,7 +13,11 @@ import argparse
 import atexit
 import fcntl
 import hashlib
+import hmac
+import http.client
+import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,8 +26,9 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from workbench.base import entries
 from workbench.base.child import start
@@ -37,6 +45,7 @@ _START_S = 60.0
 _STOP_S = 5.0
 _LOOK_S = 0.1
 _RELOAD_S = 5
+_LARGEST_ANSWER = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +62,27 @@ class BoardServer:
     """When it started, in clock ticks since boot; pid and start time together name it."""
     owner: int
     """The process with which it ends: the notebook's kernel."""
+    token: str = field(repr=False)
+    """The folder of its URL below which its pages are."""
+    nonce: str = field(repr=False)
+    """What its title ends with."""
 
     @property
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return is_alive(self.pid, self.start_time)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it, and nobody else, answers on its port."""
+        # No proxy of the environment's stands between this machine and itself.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://{HOST}:{self.port}/{self.token}/data/environment", timeout=5) as answer:
+                told = json.loads(answer.read(_LARGEST_ANSWER))
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
+        return hmac.compare_digest(str(dict(told).get("window_title")), _title(self.nonce))
 
     def stop(self) -> None:
         """End it and return when it is gone. Idempotent."""
@@ -77,7 +102,7 @@ def serve(folder: Path, *, port: int = 0, timeout_s: float = _START_S) -> BoardS
     record = _record(folder)
     with _lock(record.with_suffix(".lock")):
         server = find(folder)
-        if server and port in (0, server.port) and _answers(server.port):
+        if server and port in (0, server.port) and server.answers:
             return server
         for other in ([server] if server else []) + [s for s in _all() if port and s.port == port]:
             other.stop()
@@ -118,7 +143,7 @@ def _start(folder: Path, port: int, record: Path, timeout_s: float) -> BoardServ
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and child.poll() is None:
         server = _read(record)
-        if server and _answers(server.port):
+        if server and server.answers:
             return server
         time.sleep(_LOOK_S)
     why = f"ended with {child.returncode}" if child.returncode is not None else f"did not answer in {timeout_s:.0f} s"
@@ -140,14 +165,8 @@ def _reap(pid: int) -> None:
         del _children[pid]
 
 
-def _answers(port: int) -> bool:
-    # No proxy of the environment's stands between this machine and itself.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://{HOST}:{port}/data/environment", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+def _title(nonce: str) -> str:
+    return f"Workbench {nonce}"
 
 
 def _records() -> Path:
@@ -194,15 +213,16 @@ def _main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     from tensorboard import default, program
 
+    token, nonce = secrets.token_urlsafe(24), secrets.token_hex(4)
     board = program.TensorBoard(default.get_plugins())
     # The fast loader is a second process, which would outlive this one when it is killed.
     options = {"logdir": args.folder, "host": HOST, "port": args.port, "load_fast": "false"}
-    options |= {"reload_interval": _RELOAD_S, "reload_multifile": "true", "window_title": "Workbench"}
+    options |= {"reload_interval": _RELOAD_S, "reload_multifile": "true", "window_title": _title(nonce)}
+    options["path_prefix"] = f"/{token}"
     board.configure(argv=["tensorboard", *(f"--{name}={value}" for name, value in options.items())])
-    port = int(board.launch().rstrip("/").rpartition(":")[2])
-    me = os.getpid()
-    server = BoardServer(folder=args.folder, port=port, pid=me, start_time=process_start_time(me), owner=args.owner)
-    write_json(args.record, asdict(server))
+    port, me = urlsplit(board.launch()).port, os.getpid()
+    record = {"folder": args.folder, "port": port, "pid": me, "start_time": process_start_time(me)}
+    write_json(args.record, {**record, "owner": args.owner, "token": token, "nonce": nonce})
     # A dead parent's children get another parent; a signal at its death would be bound to its thread, not to it.
     while os.getppid() == args.owner:
         time.sleep(_LOOK_S)
