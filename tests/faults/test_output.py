@@ -159,12 +159,15 @@ def test_secrets_are_in_no_file_and_no_command_line(tmp_path: Path, world: World
     assert spec["job"]["env"] == {  # type: ignore[index]
         "HF_TOKEN": "${HF_TOKEN}",
         "AWS_SECRET_ACCESS_KEY": "${AWS_SECRET_ACCESS_KEY}",
-        "MODE": "plain",
+        "MODE": "${MODE}",
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "mine")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "mine too")
-        assert RunSpec.load(run.paths.spec).job.env["HF_TOKEN"] == "mine"
+        patch.setenv("MODE", "another")
+        again = RunSpec.load(run.paths.spec)
+        assert again.job.env["HF_TOKEN"] == "${HF_TOKEN}", "reading resolves nothing"
+        assert again.resolved().job.env["HF_TOKEN"] == "mine"
 
 
 def watch_command_lines(canary: str, seen: list[str], done: threading.Event) -> None:

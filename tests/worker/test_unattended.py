@@ -78,7 +78,7 @@ def start(command: list[str], config: Path, claim: Path, env: Mapping[str, str])
 
 def ranks(run: Run, folder: Path, count: int = 3, **env: str) -> tuple[list[subprocess.Popen[str]], Path]:
     """Start one rank for each node, as torchrun would; give them and the run directory to be."""
-    manifest = run.manifest("pytorchjob", image="x")
+    manifest = run.manifest("pytorchjob", image="x", env=env)
     config, claim = mounted(manifest, folder)
     command = rank_command(manifest)
     places = [{"RANK": str(n), "LOCAL_RANK": "0", "WORLD_SIZE": str(count)} for n in range(count)]
@@ -140,7 +140,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
     assert error is not None
     assert (error.rank, error.kind, error.message) == (1, "ValueError", "no such thing")
     assert "train.py" in error.traceback
-    config, command = tmp_path / "config", rank_command(run.manifest("pytorchjob", image="x"))
+    config, command = tmp_path / "config", rank_command(run.manifest("pytorchjob", image="x", env={"BAD_RANK": "1"}))
     places = [{"RANK": str(n), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} for n in range(3)]
     processes = [start(command, config, out.parent, place) for place in places]
     again = [ended(process)[0] for process in processes]
@@ -152,7 +152,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
 
 
 def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
-    (process,), out = ranks(script_run(tmp_path, 1, NAP="300"), tmp_path, 1)
+    (process,), out = ranks(script_run(tmp_path, 1, NAP="300"), tmp_path, 1, NAP="300")
     log = out / "logs" / "rank-0.stdout.log"
     until(lambda: log.exists() and "hello" in log.read_text())
     process.send_signal(signal.SIGTERM)
@@ -218,7 +218,7 @@ def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
         per_device_train_batch_size=4, env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     run = run_of(tmp_path, job)
-    manifest = run.manifest("trainjob", image="x")
+    manifest = run.manifest("trainjob", image="x", env=dict(job.env))
     config, claim = mounted(manifest, tmp_path)
     alone = tmp_path / "alone"
     alone.mkdir()
@@ -228,7 +228,7 @@ def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
     program = Path(__file__).with_name("forkunattended.py")
     out = claim / manifest.name
     argv = [sys.executable, str(program), str(alone), str(config / "spec.json"), str(out)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=500, env={**os.environ, **job.env})
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0, 0]] * 4, done.stderr[-3000:]
     lines = [line for line in (alone / "rank-0" / "stdout.log").read_text().splitlines() if '"kind": "end"' in line]

@@ -20,6 +20,7 @@ _SECRET_NAME = re.compile(
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
 _LEAST = 4  # characters of a value whose name says that it is a secret
 _LEAST_UNNAMED = 8
+_TELLING = re.compile(r"\d.*[A-Za-z]|[A-Za-z].*\d")
 _BETWEEN = re.compile(r"[\s:;@=/?,&\"'{}]+")
 
 _PREFIX = r"(?:\[?[\w.:-]{1,40}\]?:[ ])?"  # pdsh and torch put who speaks before every line
@@ -96,10 +97,14 @@ class Redactor:
             >>> Redactor({"PGPASS": "opensesame"})("login opensesame at https://me:pw@host")
             'login ********** at https://me:**@host'
         """
+        known = text
         for value in self._values:
-            if value in text:
-                text = text.replace(value, _stars(value))
-        return mask_secrets(text)
+            if value in known:
+                known = known.replace(value, _stars(value))
+        looks = mask_secrets(text)  # of the text as it was: what a mask hides may tell what stands beside it
+        if text in (known, looks):
+            return looks if text == known else known
+        return "".join("*" if "*" in pair else pair[0] for pair in zip(known, looks, strict=True))
 
     def blob(self, data: bytes) -> bytes:
         """Return the bytes of a text with its secrets masked."""
@@ -136,7 +141,12 @@ def _stars(text: str) -> str:
 
 def _forms(value: str) -> Iterator[str]:
     """Yield a secret as it may be written: whole, by line, its telling parts, in JSON, in a URL, as UTF-8 bytes."""
-    telling = [part for part in _BETWEEN.split(value) if len(part) >= _LEAST_UNNAMED and not _PLAIN.fullmatch(part)]
+    telling = [part for part in _BETWEEN.split(value) if len(part) >= _LEAST_UNNAMED and _TELLING.search(part)]
     password = re.findall(r"://[^\s/:@]*:([^\s/@]{4,})@", value)
-    for text in (value, *(line for line in value.splitlines() if len(line) >= _LEAST_UNNAMED), *telling, *password):
+    for text in (
+        value,
+        *(line for line in value.splitlines() if len(line) >= _LEAST_UNNAMED and "--" not in line),
+        *telling,
+        *password,
+    ):
         yield from (text, json.dumps(text)[1:-1], quote(text, safe=""), text.encode().decode("latin-1"))
