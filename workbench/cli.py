@@ -46,8 +46,8 @@ def _run(args: argparse.Namespace) -> bool:
 
     spec = RunSpec.load(args.spec)
     prepared = prepare_run(spec, root=args.out, ask_pods=partial(held_checkpoint, Path()))
-    cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
     try:
+        cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
         cluster.start()
     except (ConfigError, DiskFull):
         shutil.rmtree(prepared.paths.root, ignore_errors=True)  # refused: nothing started, so nothing stays

@@ -30,7 +30,7 @@ def test_line_ends_marks_and_blank_lines_do_not_matter(tmp_path: Path, content: 
         (b'{"a": 1}\n{"a": "b', "train.jsonl, line 2 is not JSON.*; the file ends within this line"),
         (b'{"a": 1}\n{"a": "\xe4"}\n', "train.jsonl, line 2 is not UTF-8: byte 7 is 0xe4"),
         (b'{"a": NaN}\n', "train.jsonl, line 1 is not JSON: NaN is not a JSON number"),
-        (b"[" * 100_000 + b"\n", "train.jsonl, line 1 is nested too deeply"),
+        (b"[" * 100_000 + b"\n", "train.jsonl, line 1 is not JSON: it is nested too deeply"),
         (b'"' + b"a" * (17 * 2**20), "train.jsonl, line 1 is longer than 16 MiB"),
     ],
     ids=["empty", "broken", "cut", "latin-1", "nan", "deep", "long"],

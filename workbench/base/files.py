@@ -1,16 +1,42 @@
-"""Files that are replaced whole: a reader sees the old one or the new one, never half of either."""
+"""Files that are replaced whole, so that a reader sees the old one or the new one; and the one reader of records.
+
+A directory may come from somebody else, be cut short, or be meant to harm: records are read out of regular files of a
+bounded size, and no link is followed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from workbench.base.disk import full_disk_named
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.json_values import parse_json
 
-__all__ = ["read_json", "write_bytes", "write_json", "write_text"]
+__all__ = [
+    "LARGEST",
+    "is_folder",
+    "is_there",
+    "load_json",
+    "open_record",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "user_path",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+LARGEST = 16 << 20
+"""Bytes of the largest record that is read."""
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
@@ -40,10 +66,92 @@ def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600, syn
     write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode, sync=sync)
 
 
-def read_json(path: Path) -> dict[str, object]:
+def open_record(path: Path, within: Path | None = None) -> BinaryIO:
+    """Open a file that somebody else may have put there, to read it: a regular file, never a link or a pipe.
+
+    In `within`, by default the file's own folder, no folder on the way may be a link either. Raises OSError.
+    """
+    root = path.parent if within is None else within
+    *folders, name = path.relative_to(root).parts
+    with contextlib.ExitStack() as opened:
+        try:
+            place = _open(root, os.O_DIRECTORY, None, opened)
+            for folder in folders:
+                place = _open(folder, os.O_DIRECTORY | os.O_NOFOLLOW, place, opened)
+            # Without O_NONBLOCK a pipe would be waited on before anyone could see that it is one.
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
+        except ValueError as error:  # a name that holds a NUL
+            raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def _open(name: str | Path, flags: int, at: int | None, opened: contextlib.ExitStack) -> int:
+    handle = os.open(name, flags | os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
+    opened.callback(os.close, handle)
+    return handle
+
+
+def read_bytes(path: Path, within: Path | None = None, limit: int = LARGEST) -> bytes:
+    """Return the content of a file that `open_record` opens. Raises OSError, also for more than `limit` bytes."""
+    with open_record(path, within) as file:
+        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
+        whole = len(data) <= limit and file.seek(0, os.SEEK_END) <= limit
+    if not whole:
+        raise OSError(errno.EFBIG, f"it holds more than {limit >> 20} MiB", str(path))
+    return data
+
+
+def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> str:
+    """Return the text of a file that `open_record` opens; what is not UTF-8 is shown as such."""
+    return read_bytes(path, within, limit).decode("utf-8", errors="replace")
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file at a path, which may be too long or hold what no path may."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises for those)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder at such a path."""
+    return os.path.isdir(path)  # noqa: PTH112 (as above)
+
+
+def user_path(path: str | Path) -> Path:
+    """Return a path as a user writes it, with `~` filled in."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"the path {str(path)!r} begins with a home folder that is not there: {error}") from error
+
+
+def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
+    """Return a JSON object of a run's or a cluster's directory, or raise the RunError that names the file."""
+    try:
+        match parse_json(read_bytes(path, within).decode()):
+            case dict() as record:
+                return record
+        problem = "it is not a JSON object"
+    except OSError as error:
+        problem = _WORDS.get(error.errno or 0, error.strerror or str(error))
+    except ValueError as error:
+        problem = f"it is not JSON ({error})"
+    raise RunError(f"{path} cannot be read: {problem}; put back a whole copy, or remove {path.parent}")
+
+
+def read_json(path: Path, within: Path | None = None) -> dict[str, object]:
     """Return a JSON object; a missing or broken file is an empty one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return load_json(path, within)
+    except RunError:
         return {}
-    return data if isinstance(data, dict) else {}
+
+
+_WORDS = {
+    errno.ELOOP: "it is a link, and no link is followed there",
+    errno.ENOTDIR: "its folder is a link, and no link is followed there",
+    errno.ENOENT: "there is no such file",
+    errno.ENXIO: "it is not a regular file",
+}

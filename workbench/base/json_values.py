@@ -5,13 +5,52 @@ What is not of the kind that is wanted counts as not there.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-__all__ = ["Json", "items", "number", "part", "parts", "text", "whole"]
+__all__ = ["Json", "items", "number", "parse_json", "part", "parts", "problem_in", "text", "whole"]
 
 Json = Mapping[str, object]
+_DEEPEST = 100  # objects and lists within one another
 _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
+
+
+def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
+    """Parse JSON, with hooks of `json.loads`; ValueError also for what is nested too deeply to be walked."""
+    match text:
+        case bytes() | bytearray():
+            text = text.decode()
+    try:
+        value: object = json.loads(text, **hooks)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > _DEEPEST:
+        level = [value]
+        for _ in range(_DEEPEST):
+            level = [inner for each in level for inner in _inside(each)]
+        if level:
+            raise ValueError("it is nested too deeply")
+    return value
+
+
+def problem_in(value: object) -> str:
+    """Return what no file, process or record could take in a value; empty where nothing is."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        for each in level:
+            match each:
+                case str() if "\0" in each:
+                    return "holds a NUL character"
+                case str() if not each.isascii() and each.encode(errors="ignore").decode() != each:
+                    return "holds half of a surrogate pair, which is not a letter"
+                case int() if abs(each) >= _LARGEST:
+                    return "holds a whole number of more than 64 bits"
+        level = [inner for each in level for inner in _inside(each)]
+        if not level:
+            return ""
+    return "is nested too deeply"
 
 
 def part(data: Json, name: str) -> Json:
@@ -68,3 +107,12 @@ def whole(value: object) -> int | None:
         case int() if abs(value) < _LARGEST:
             return value
     return None
+
+
+def _inside(value: object) -> Iterator[object]:
+    match value:
+        case Mapping():
+            yield from value
+            yield from value.values()
+        case [*several]:
+            yield from several

@@ -132,9 +132,9 @@ def is_alive(pid: int, start_time: int | None) -> bool:
     if start_time is None:  # no /proc on this system: the pid alone must do
         try:
             os.kill(pid, 0)
-        except OSError:
+        except (OSError, OverflowError):
             return False
-        return True
+        return pid > 0
     return process_start_time(pid) == start_time
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
+from workbench.base.json_values import parse_json
 
 __all__ = ["ask", "connect", "from_line", "listen", "read_request", "short_path", "to_line"]
 
@@ -24,7 +26,7 @@ def to_line(message: Mapping[str, object]) -> bytes:
 
 def from_line(line: bytes | bytearray | str) -> dict[str, Any]:
     """Read a JSON object from a line; ValueError where it is something else."""
-    match json.loads(line):
+    match parse_json(line):
         case dict() as message:
             return message
     raise ValueError(f"not a JSON object: {line[:80]!r}")
@@ -70,16 +72,21 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
 
 
 def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, object]:
-    """Read one JSON object that ends with a newline."""
+    """Read one JSON object that ends with a newline; the connection's time limit is for all of it."""
     data = bytearray()
+    limit_s = connection.gettimeout()
+    end_s = None if limit_s is None else time.monotonic() + limit_s
     while not data.endswith(b"\n"):
+        if end_s is not None:
+            connection.settimeout(max(0.001, end_s - time.monotonic()))
         block = connection.recv(65536)
         if not block or len(data) > limit:
             raise RunError("a message between notebook and keeper was cut off or too long")
         data += block
+    connection.settimeout(limit_s)
     try:
         return from_line(data)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RunError("a message between notebook and keeper is not a JSON object") from error
 
 

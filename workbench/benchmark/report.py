@@ -5,12 +5,13 @@ What they state is gathered here from rows and run directories; display/ draws i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.errors import ConfigError, RunError
 from workbench.base.shown import as_markdown, as_page
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.finished_rows import kept_rows
@@ -25,6 +26,7 @@ from workbench.rundir.paths import RunPaths
 
 __all__ = ["Report", "gather", "rows_below", "write_report"]
 
+logger = logging.getLogger(__name__)
 HTML_NAME, MD_NAME = "report.html", "report.md"
 
 
@@ -92,7 +94,8 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
                 seen.add(root)
                 try:
                     read.append(row_of(root))
-                except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
+                except Exception as error:  # the border of one run: whatever its files hold, the others are shown
+                    logger.debug("reading %s", root, exc_info=True)
                     broken.append(f"{root} cannot be read: {error}")
         kept = kept_rows(place)
         newest = [row for row in read if not _run_again_since(row, kept)]
@@ -141,7 +144,8 @@ def gather(
             losses[row.path] = read_losses(row.path)
             if with_cards and RunPaths(row.path).result.exists():
                 cards[row.path] = card_of(RunResult.load(row.path), HTML_NAME)
-        except (WorkbenchError, OSError, ValueError, TypeError, KeyError) as error:
+        except Exception as error:  # the border of one run
+            logger.debug("reading %s", row.path, exc_info=True)
             lines.append(f"{row.name} has no card: {error}")
     return Report(
         title=title, rows=tuple(rows), groups=groups(rows), losses=losses, cards=cards, problems=tuple(lines),

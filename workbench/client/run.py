@@ -13,19 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import read_json
 from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
+from workbench.base.words import plain
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.jobs.script import Script
-from workbench.rundir.events import MARK, Event, read_events
+from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.progress import Progress
+from workbench.rundir.output.tail import last_lines
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, message_of, run_at, state_of
+from workbench.rundir.status import cluster_of, id_of, message_of, run_at, state_of, state_or_problem
 from workbench.rundir.totals import RunTotals
 
 if TYPE_CHECKING:
@@ -76,12 +77,12 @@ class Run(ShownLive):
     @property
     def id(self) -> str:
         """The id of the run, unique in its cluster."""
-        return str(read_json(self.paths.info).get("id", self.path.name))
+        return id_of(self.paths)
 
     @property
     def spec(self) -> RunSpec:
         """What was asked, as `spec.json` holds it."""
-        return RunSpec.load(self.paths.spec)
+        return RunSpec.load(self.paths.spec, of_run=True)
 
     @property
     def state(self) -> RunState:
@@ -123,11 +124,12 @@ class Run(ShownLive):
             RunError: There is no such log.
         """
         path = self.paths.rank_log(rank, stream)
-        if not path.exists():
-            raise RunError(f"there is no log of rank {rank}, {stream}; {self.paths.logs} holds what there is")
-        text = path.read_text(encoding="utf-8", errors="replace")
-        lines = [line for line in text.split("\n") if line and not line.startswith(MARK)]
-        return mask_secrets("\n".join(lines if tail is None else lines[-tail:]))
+        try:
+            return mask_secrets("\n".join(last_lines(path, self.path, tail)))
+        except OSError as error:
+            raise RunError(
+                f"there is no log of rank {rank}, {stream} ({error.strerror}); {self.paths.logs} holds what there is"
+            ) from error
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
         """Let the trained model answer rows, greedily and in batches; blocks until it has.
@@ -284,7 +286,8 @@ class Run(ShownLive):
 
     def __repr__(self) -> str:
         """Return the id, the state and where it is."""
-        return f"Run({self.id}, {self.state}, {self.path})"
+        state, problem = state_or_problem(self.paths)
+        return plain(f"Run({self.id}, {problem or state}, {self.path})")
 
     def _ipython_display_(self) -> None:
         reattach(self.paths)

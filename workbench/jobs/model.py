@@ -6,8 +6,9 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
-from workbench.base.files import read_json
+from workbench.base.errors import ConfigError, shortened
+from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.json_values import Json, parse_json, part
 
 __all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "model_family", "model_kind"]
 
@@ -43,8 +44,7 @@ def model_family(model: str) -> Family | None:
     """
     if model in (TINY_T5, TINY_LLAMA):
         return Family.ENCODER_DECODER if model == TINY_T5 else Family.CAUSAL
-    config = read_json(Path(model).expanduser() / "config.json")
-    if config:
+    if config := _config_of(model):
         return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
     words = set(re.split(r"[^a-z0-9]+", model.lower()))
     return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None
@@ -59,14 +59,24 @@ def model_kind(model: str) -> ModelKind:
     """
     if model in (TINY_T5, TINY_LLAMA):
         return ModelKind.BUILTIN
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
+    folder = user_path(model)
+    if is_folder(folder):
+        if not is_there(folder / "config.json"):
             raise ConfigError(f"model folder {model!r} holds no config.json; give a folder made by save_pretrained")
         return ModelKind.FOLDER
-    if _HUB_ID.fullmatch(model) and not folder.exists():
+    if _HUB_ID.fullmatch(model) and not is_there(folder):
         return ModelKind.HUB
     raise ConfigError(
-        f"model {model!r} is neither a folder on this machine nor a hub id; allowed: '{TINY_T5}', '{TINY_LLAMA}', "
-        "a folder made by save_pretrained, or a hub id such as 't5-small' or 'google/flan-t5-small'"
+        f"model {shortened(model)} is neither a folder on this machine nor a hub id; "
+        f"allowed: '{TINY_T5}', '{TINY_LLAMA}', a folder made by save_pretrained, or a hub id such as 't5-small' or "
+        "'google/flan-t5-small'"
     )
+
+
+def _config_of(model: str) -> Json:
+    # Links are followed here: the folders of the hub's cache are made of them.
+    try:
+        text = (Path(model).expanduser() / "config.json").read_text(encoding="utf-8")
+        return part({"config": parse_json(text)}, "config")
+    except (OSError, RuntimeError, ValueError):
+        return {}

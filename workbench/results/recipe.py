@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import shlex
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.child import HOME
-from workbench.base.files import read_json
+from workbench.base.files import open_record, read_bytes, read_json
 from workbench.base.json_values import part, text
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.jobs.choices import Peft, Technique
@@ -32,6 +34,7 @@ from workbench.rundir.spec import hide_values, stored
 __all__ = ["Recipe", "recipe_of"]
 
 _MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
+_MOST_ROWS = 512 << 20  # bytes of rows that are looked at
 _MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _VERSION = re.compile(r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?")
@@ -77,7 +80,7 @@ def _masked(name: str, content: bytes) -> bytes:
 
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
-    resolved = read_json(paths.job)
+    resolved = read_json(paths.job, within=paths.root)
     options = {**part(resolved, "job"), "env": {}}
     beyond = _beyond(options, paths, text(resolved.get("family")))
     if beyond:
@@ -86,8 +89,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
     files = {"train.py": _program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
     differs: list[str] = []
-    if paths.deepspeed.exists():
-        files["deepspeed.json"] = paths.deepspeed.read_bytes()
+    files |= _there(paths, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
     _add_tokenizer(files, differs, paths, str(options.get("model", "")))
     lines = [*_install(result), *fetched, *_environment(paths), *_start(result, ["train.py"], options)]
@@ -121,8 +123,8 @@ def _with_workbench(
         fetched = _add_rows(files, differs, paths, resolved)
         parts = {part: f"{part}.jsonl" for part in ("train", "eval") if resolved.get(part)}
         job["dataset"] = {"kind": "jsonl", **parts}
-    if text(job.get("deepspeed")) and paths.deepspeed.exists():
-        files["deepspeed.json"] = paths.deepspeed.read_bytes()
+    if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
+        files |= own
         job["deepspeed"] = "deepspeed.json"
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
     if Path(str(job.get("model", ""))).is_absolute():
@@ -159,9 +161,9 @@ def _script(result: ResultRecord, paths: RunPaths, job: Mapping[str, object]) ->
 def _script_files(paths: RunPaths, script: str) -> dict[str, bytes]:
     """Return what of a script's folder was sent: all of it where it is small, else the script."""
     try:
-        with zipfile.ZipFile(paths.script) as archive:
+        with open_record(paths.script, within=paths.root) as file, zipfile.ZipFile(file) as archive:
             members = [m for m in archive.infolist() if not m.is_dir() and _is_inside(m.filename)]
-            if sum(m.file_size for m in members) > _MOST_SCRIPT or paths.script.stat().st_size > _MOST_DATA:
+            if sum(m.file_size for m in members) > _MOST_SCRIPT or os.fstat(file.fileno()).st_size > _MOST_DATA:
                 members = [m for m in members if m.filename == script and m.file_size <= _MOST_SCRIPT]
             return {m.filename: archive.read(m) for m in members}
     except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error):
@@ -191,26 +193,31 @@ def _program() -> bytes:
 
 def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
     pins = [f"{name}=={result.versions[name].partition('+')[0]}" for name in _PINNED if name in result.versions]
-    files = {"requirements.txt": "".join(f"{pin}\n" for pin in pins).encode()}
-    if paths.hostfile.exists():
-        files["hostfile"] = paths.hostfile.read_bytes()
-    return files
+    return {"requirements.txt": "".join(f"{pin}\n" for pin in pins).encode(), **_there(paths, paths.hostfile)}
+
+
+def _there(paths: RunPaths, *files: Path) -> dict[str, bytes]:
+    """Return what some files of the run's directory hold, by name; those that are not there, or are links, are not."""
+    contents: dict[str, bytes] = {}
+    for file in files:
+        with suppress(OSError):
+            contents[file.name] = read_bytes(file, within=paths.root, limit=_MOST_ROWS)
+    return contents
 
 
 def _add_rows(
     files: dict[str, bytes], differs: list[str], paths: RunPaths, resolved: Mapping[str, object]
 ) -> Sequence[str]:
     """Carry the rows where they are few; give the lines that fetch them where they are not."""
-    sources = [paths.inputs / f"{name}.jsonl" for name in ("train", "eval")]
-    sources = [source for source in sources if source.exists()]
-    if not sources:
+    rows = _there(paths, *(paths.inputs / f"{name}.jsonl" for name in ("train", "eval")))
+    sources = [paths.inputs / name for name in rows]
+    if not rows:
         hub = json.dumps(resolved.get("hub"))
         differs.append(
             f"the rows came from a hub on the pods ({hub}): write them to train.jsonl and eval.jsonl, a line "
             '{"source": …, "target": …} each, in the order of the hub'
         )
         return []
-    rows = {source.name: source.read_bytes() for source in sources}
     if len(_zipped(rows)) <= _MOST_DATA:
         files |= rows
         return []
@@ -225,8 +232,8 @@ def _add_tokenizer(files: dict[str, bytes], differs: list[str], paths: RunPaths,
         where = "a folder of that machine: copy it to every host" if Path(model).is_absolute() else "the model hub"
         differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
         return
-    kept = [path for name in ("tokenizer.json", "tokenizer_config.json") if (path := paths.model / name).exists()]
-    files |= {f"tokenizer/{path.name}": path.read_bytes() for path in kept}
+    kept = _there(paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json")))
+    files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
         differs.append("the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so")
 

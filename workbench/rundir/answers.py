@@ -115,10 +115,14 @@ def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
     try:
         if path.stat().st_size == 0:
             return []
-        rows = [Fields(data, where) for where, data in read_lines(path)]
-        of_source = _table_ids(tables.with_name("eval.jsonl")) if tables else {}
+        rows = [Fields(data, where) for where, data in read_lines(path, path.parent)]
+        of_source = _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent) if tables else {}
         ids = [row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row)) for row in rows]
-        by_id = {table.id: table for table in read_tables(tables) if table.id in ids} if tables else {}
+        by_id = (
+            {table.id: table for table in read_tables(tables, tables.parent.parent) if table.id in ids}
+            if tables
+            else {}
+        )
         return [
             judge(
                 _source(row),
@@ -137,10 +141,10 @@ def _source(row: Fields) -> str:
     return " ".join([row.text("source"), row.words("input", row.data.get("input", ""))]).strip()
 
 
-def _table_ids(path: Path) -> dict[str, str]:
+def _table_ids(path: Path, run: Path) -> dict[str, str]:
     """Return the table of each question; a question asked of several tables is left out."""
     ids_of: dict[str, set[str]] = {}
-    for where, data in read_lines(path) if path.exists() else ():
+    for where, data in read_lines(path, run) if path.exists() else ():
         row = Fields(data, where)
         if row.data.get("table_id"):
             ids_of.setdefault(row.text("source"), set()).add(row.text("table_id"))

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from workbench.base.json_values import number, text, whole
+from workbench.base.files import open_record
+from workbench.base.json_values import number, parse_json, text, whole
 
 __all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "parse_event", "read_events"]
 
 MARK = "@workbench "
+_LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
 
 
 class EventKind(StrEnum):
@@ -115,21 +117,21 @@ def parse_event(line: str) -> Event | None:
     if not line.startswith(MARK):
         return None
     try:
-        return event_of(json.loads(line[len(MARK) :]))
+        return event_of(parse_json(line[len(MARK) :]))
     except ValueError:
         return None
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Read an `events.jsonl`; a last line still being written is left out, a missing file has no events."""
-    if not path.exists():
+    """Read an `events.jsonl`; a last line still being written is left out, a file that cannot be read has no events."""
+    try:
+        file = open_record(path)
+    except OSError:
         return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.endswith("\n"):
-                return
+    with file:
+        while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
             with suppress(ValueError):
-                if event := event_of(json.loads(line)):
+                if event := event_of(parse_json(line)):
                     yield event
 
 

@@ -15,7 +15,7 @@ from workbench.base.json_values import parts
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
-from workbench.rundir.tolerant import Number, TolerantRecord
+from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 __all__ = [
     "MemoryPeaks",
@@ -51,13 +51,13 @@ class RankError(TolerantRecord):
 class RankStatus(TolerantRecord):
     """What an agent last reported of one rank, with times on this machine's clock."""
 
-    rank: int
+    rank: Whole
     """Its number."""
     pod: Pod
     """Where it ran."""
     phase: str = "waiting"
     """waiting, running or exited."""
-    exit_code: int | None = None
+    exit_code: Whole | None = None
     """Its exit code; negative is a signal."""
     done: bool = False
     """Whether it left its done-record."""
@@ -69,7 +69,7 @@ class RankStatus(TolerantRecord):
     """When it ended."""
     error: RankError | None = None
     """Its error record."""
-    rss_bytes: int = 0
+    rss_bytes: Whole = 0
     """Resident memory of the rank and its children."""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
-from workbench.base.files import read_json
+from workbench.base.files import load_json, read_json
 from workbench.base.json_values import number
 from workbench.base.redact import Redactor
 from workbench.jobs.choices import Peft
@@ -28,7 +29,7 @@ class HostSlots(TolerantRecord):
 
     address: str
     """The pod's address."""
-    slots: int
+    slots: Whole
     """Ranks on it."""
     pod: str = ""
     """The pod's name."""
@@ -42,7 +43,7 @@ class RunFault(TolerantRecord):
     """Address of the pod; empty where no pod is to blame."""
     pod: str = ""
     """Name of the pod."""
-    rank: int | None = None
+    rank: Whole | None = None
     """The rank that failed first; None where no rank is to blame."""
     kind: str = ""
     """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`."""
@@ -102,7 +103,7 @@ class ResultRecord(Measurements):
     """One line on the state, for people."""
     hosts: tuple[HostSlots, ...] = ()
     """The pods that it ran on."""
-    world_size: int = 0
+    world_size: Whole = 0
     """Number of ranks."""
     technique: str = ""
     """The technique that was asked for and ran; `script` for a script."""
@@ -126,11 +127,11 @@ class ResultRecord(Measurements):
     """Rows a second in the training loop, all ranks together."""
     first_eval_loss: Number | None = None
     """Loss on the evaluation rows before the first step."""
-    peak_memory_gib: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_gib: Mapping[str, Number] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, or of reserved CUDA memory on GPUs."""
     memory_kind: str = "resident"
     """What `peak_memory_gib` counts: `resident` or `cuda`."""
-    host_memory_gib: Mapping[str, float] = field(default_factory=dict)
+    host_memory_gib: Mapping[str, Number] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, whatever device trained."""
     profiled_tokens: Whole | None = None
     """Tokens, padding counted in, of the micro-batch that the FLOPS profiler looked at."""
@@ -160,10 +161,10 @@ class ResultRecord(Measurements):
         Raises:
             RunError: There is none: the run has not ended, or it is not a run directory.
         """
-        raw = read_json(RunPaths(path).result)
-        if not raw:
+        file = RunPaths(path).result
+        if not os.path.lexists(file):
             raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")
-        return cls.at(path, Redactor().json(raw))
+        return cls.at(path, Redactor().json(load_json(file)))
 
     @classmethod
     def at(cls, path: Path, raw: Mapping[str, Any]) -> Self:

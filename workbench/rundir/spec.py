@@ -6,7 +6,6 @@ names them, and `${NAME}` stands for the variable of whoever submits it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +15,8 @@ from typing import Annotated, ClassVar, TypeVar
 from pydantic import Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part
+from workbench.base.files import is_there, read_bytes
+from workbench.base.json_values import Json, parse_json, part
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import Job, job_from_dict
@@ -80,10 +80,10 @@ class RunSpec(Record):
         return self.replace(cluster=self.cluster.resolved(), job=resolved(self.job))
 
     @classmethod
-    def load(cls, path: Path) -> RunSpec:
-        """Read a file; relative paths in it are relative to its folder, and `${NAME}` stays what it is."""
+    def load(cls, path: Path, *, of_run: bool = False) -> RunSpec:
+        """Read a file; paths in it are relative to its folder, and `${NAME}` stays. Only a user's own may be a link."""
         try:
-            spec = cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            spec = cls.from_dict(parse_json(read_bytes(path) if of_run else path.read_bytes()))
         except OSError as error:
             raise ConfigError(f"cannot read the spec {path}: {error.strerror}") from error
         except ConfigError as error:
@@ -144,7 +144,7 @@ def _relative_to(job: Job, folder: Path) -> Job:
         match value:
             case [*several]:
                 return [absolute(part) for part in several]
-            case str() if (folder / value).exists():
+            case str() if is_there(folder / value):
                 return str(folder / value)
         return value
 

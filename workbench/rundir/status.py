@@ -12,15 +12,26 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
-from workbench.base.files import read_json
+from workbench.base.files import load_json, read_json
+from workbench.base.json_values import Json, text
 from workbench.base.process import boot_id, is_alive
 from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.tolerant import TolerantRecord
+from workbench.rundir.tolerant import TolerantRecord, Whole
 
-__all__ = ["ClusterStatus", "cluster_of", "cluster_status", "is_keeper_alive", "message_of", "run_at", "state_of"]
+__all__ = [
+    "ClusterStatus",
+    "cluster_of",
+    "cluster_status",
+    "id_of",
+    "is_keeper_alive",
+    "message_of",
+    "run_at",
+    "state_of",
+    "state_or_problem",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,15 +46,15 @@ class ClusterStatus(TolerantRecord):
     """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
     raw_pods: Sequence[Mapping[str, object]] = ()
     """The JSON form of its pods."""
-    pid: int | None = None
+    pid: Whole | None = None
     """The keeper's process; None before there is one."""
-    start_time: int | None = None
+    start_time: Whole | None = None
     """When that started, in clock ticks since boot; None where the system does not tell."""
     boot: str = ""
     """Which start of its machine that was; empty where the system does not tell."""
     host: str = ""
     """The name of its machine."""
-    lock: int | None = None
+    lock: Whole | None = None
     """The inode of the file that it holds locked."""
     last_phase: str = ""
     """The phase as the file has it, also where the keeper has died since."""
@@ -83,18 +94,23 @@ def run_at(path: str | Path) -> RunPaths:
 
 def cluster_of(paths: RunPaths) -> Path:
     """Return the directory of the cluster that a run belongs to."""
-    return Path(str(read_json(paths.info).get("cluster", paths.root)))
+    return Path(text(read_json(paths.info).get("cluster")) or paths.root)
+
+
+def id_of(paths: RunPaths) -> str:
+    """Return the id of a run."""
+    return text(read_json(paths.info).get("id")) or paths.root.name
 
 
 def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
     """Return the state of a run: as its result says, else as its keeper last wrote, and `lost` where that died."""
     if not paths.result.exists():
         if is_alive(cluster_of(paths)):
-            return _state_in(paths.state, RunState.QUEUED)
+            return _state_in(paths.state, {"state": RunState.QUEUED, **read_json(paths.state)})
         # The keeper may have written the result between the two looks.
         if not paths.result.exists():
             return RunState.LOST
-    return _state_in(paths.result)
+    return _state_in(paths.result, load_json(paths.result))
 
 
 def message_of(paths: RunPaths, state: RunState) -> str:
@@ -104,13 +120,22 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
         return f"its keeper died; what it had written is in {paths.root}{why}"
     raw = read_json(paths.state)
-    hint = f" ({raw['hint']})" if raw.get("hint") else ""
-    return mask_secrets(f"{raw.get('message', '')}{hint}")
+    hint = text(raw.get("hint"))
+    return mask_secrets(text(raw.get("message")) + (f" ({hint})" if hint else ""))
 
 
-def _state_in(file: Path, default: RunState | None = None) -> RunState:
-    state = read_json(file).get("state", default)
+def state_or_problem(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> tuple[RunState, str]:
+    """Return the state of a run, and why it cannot be told: one whose files cannot be read is lost, and no error."""
     try:
-        return RunState(str(state))
+        return state_of(paths, is_alive), ""
+    except RunError as error:
+        return RunState.LOST, str(error)
+
+
+def _state_in(file: Path, raw: Json) -> RunState:
+    try:
+        return RunState(text(raw.get("state")))
     except ValueError:
-        raise RunError(f"{file} does not say in which state the run is") from None
+        raise RunError(
+            f"{file} does not say in which state the run is; put back a whole copy, or remove {file.parent}"
+        ) from None

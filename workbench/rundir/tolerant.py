@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Self
 
-from pydantic import Strict, TypeAdapter, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
+from pydantic import (
+    BeforeValidator,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 from pydantic.dataclasses import dataclass
+
+from workbench.base.json_values import number, whole
 
 __all__ = ["Number", "TolerantRecord", "Whole"]
 
 _TOLERANT = "tolerant"
-Number = Annotated[float, Strict()]  # true and "1" are not numbers
-Whole = Annotated[int, Strict()]
+Number = Annotated[float, BeforeValidator(number)]
+Whole = Annotated[int, BeforeValidator(whole)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json
-from workbench.base.json_values import number, whole
+from workbench.base.json_values import number, text, whole
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind
@@ -25,7 +25,7 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, cluster_status, message_of, run_at, state_of
+from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, run_at, state_or_problem
 from workbench.rundir.totals import RunTotals
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
@@ -86,7 +86,7 @@ class RunView:
     def __init__(self, path: str | Path):
         self.paths = run_at(path)
         """Every path in the run directory."""
-        self.id = str(read_json(self.paths.info).get("id", self.paths.root.name))
+        self.id = id_of(self.paths)
         """The id of the run, unique in its cluster."""
         self.state: RunState = RunState.QUEUED
         """Where it is in its life."""
@@ -116,11 +116,11 @@ class RunView:
         """Read what is new; return whether anything is. Logs are read by `log`."""
         if self.result is not None and self.state.is_terminal:
             return self._look_at_cluster()
-        state = state_of(self.paths)  # before the events: a run seen to be over has written them all
+        state, problem = state_or_problem(self.paths)  # before the events: a run seen to be over has written them all
         events = self._events.read()
         for event in events:
             self._take(event)
-        self._read_state(state)
+        self._read_state(state, problem)
         changed = self._look_at_cluster()
         seen = (self.state, self.message, self.hint)
         changed, self._seen = bool(events) or seen != self._seen or changed, seen
@@ -201,16 +201,19 @@ class RunView:
         """Return the name of the pod at an address, or the address where it is not known."""
         return next((host.pod for host in self._hosts if host.address == address and host.pod), address)
 
-    def _read_state(self, state: RunState) -> None:
+    def _read_state(self, state: RunState, problem: str) -> None:
+        if problem:
+            self.state, self.message, self.hint = state, problem, ""
+            return
         if state.is_terminal and self.paths.result.exists():
             self.result = ResultRecord.load(self.paths.root)
             self.state, self.message, self.hint = state, self.result.message, ""
             self._hosts = self.result.hosts or self._hosts
             return
         raw = read_json(self.paths.state)
-        warning = "" if state.is_terminal else str(read_json(self.paths.prediction).get("warning") or "")
-        self.state, self.hint = state, str(raw.get("hint") or warning)
-        self.message = message_of(self.paths, state) if state is RunState.LOST else str(raw.get("message") or "")
+        warning = "" if state.is_terminal else text(read_json(self.paths.prediction).get("warning"))
+        self.state, self.hint = state, text(raw.get("hint")) or warning
+        self.message = message_of(self.paths, state) if state is RunState.LOST else text(raw.get("message"))
 
     def _look_at_cluster(self) -> bool:
         before, cluster = self.cluster_phase, cluster_status(cluster_of(self.paths))
@@ -243,6 +246,6 @@ class RunView:
 
 def _spec(paths: RunPaths) -> RunSpec | None:
     try:
-        return RunSpec.load(paths.spec)
+        return RunSpec.load(paths.spec, of_run=True)
     except WorkbenchError:
         return None

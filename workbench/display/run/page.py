@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.base.errors import RunError
 from workbench.base.table import facts as fact_table
 from workbench.base.table import text_table
+from workbench.base.words import plain
 from workbench.client.run import Run
-from workbench.display.kit.doc import Doc, Raw
+from workbench.display.kit.doc import Doc, Note, Raw
 from workbench.display.kit.logs import FoldedLine, fold, folded_text, ranks_word
 from workbench.display.kit.plots import CURVE_TITLES, curves_svg, memory_svg
 from workbench.display.kit.style import framed
@@ -25,8 +27,11 @@ _RANKS = 8
 
 
 def run_doc(run: Run) -> Doc:
-    """State a run as it is now."""
-    return run_view_doc(RunView(run.path))
+    """State a run as it is now; of one that cannot be read, why."""
+    try:
+        return run_view_doc(RunView(run.path))
+    except RunError as error:
+        return Doc(blocks=[Note(plain(str(error)))])
 
 
 def run_view_doc(view: RunView) -> Doc:

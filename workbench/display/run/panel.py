@@ -21,6 +21,7 @@ from workbench.display.kit.templates import Markup, macro
 from workbench.display.run.buttons import Buttons
 from workbench.display.run.facts import RunFacts, facts_of
 from workbench.display.run.page import log_html, memory_html, part_html, run_doc
+from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def show_run(run: Run, *, buttons: bool = False) -> None:
 
 
 def _maker(run: Run, live: bool | None) -> Callable[[], RunPanel] | None:
-    wanted = has_widgets() and not run.state.is_terminal if live is None else live
+    state, problem = state_or_problem(run.paths)
+    wanted = not problem and (has_widgets() and not state.is_terminal if live is None else live)
     return (lambda: RunPanel(run, ended=lambda: _LIVE.settle(run))) if wanted else None
 
 

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import whole
+from workbench.base.files import open_record
+from workbench.base.json_values import parse_json, whole
 from workbench.jobs.data.sql import Value
 
 __all__ = ["Fields", "read_lines", "short"]
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, object]]:
-    """Read a JSONL file line by line; CRLF, a byte order mark and blank lines are let pass."""
+def read_lines(path: Path, run: Path | None = None) -> Iterator[tuple[str, object]]:
+    """Read a JSONL file, the user's own or a run's; CRLF, a byte order mark and blank lines are let pass."""
     number = 0
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if run is None else open_record(path, within=run) as file:
             while line := file.readline(_MAX_LINE_BYTES):
                 number += 1
                 where = f"{path.name}, line {number}"
@@ -128,11 +129,9 @@ def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
         raise ConfigError(f"{where} is longer than {_MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?")
     cut = "" if line.endswith(b"\n") else "; the file ends within this line: was it copied whole?"
     try:
-        value: object = json.loads(line.decode(), parse_constant=_no_constant)
+        value = parse_json(line.decode(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}{cut}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{where} is nested too deeply for a row") from error
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}{cut}") from error
     yield where, value

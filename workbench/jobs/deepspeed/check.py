@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Mapping
 
-from workbench.base.errors import ConfigError, one_of
+from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.redact import mask_secrets
 from workbench.jobs.choices import Optimizer, Precision, Technique
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL, ZERO
+from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, model_family
 
@@ -17,11 +18,13 @@ __all__ = ["check", "section"]
 
 _MISSING = object()
 _SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
+_SHOWN = 100  # letters of a key that is refused
 
 
 def check(config: Mapping[str, object], job: FineTune, *, source: str, world_size: int | None = None) -> None:
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     _check_keys(config, source)
+    check_kinds(config, TOP_LEVEL, source)
     _check_secrets(config, source)
     _check_zero(section(config, "zero_optimization", source), Technique(job.technique), source)
     _check_precision(config, job, source)
@@ -32,10 +35,11 @@ def check(config: Mapping[str, object], job: FineTune, *, source: str, world_siz
 
 def section(config: Mapping[str, object], key: str, source: str) -> Mapping[str, object]:
     """Return an object of the configuration, an empty one where the key is missing."""
-    value = config.get(key, {})
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{source}: {key} is {value!r}; it must be an object")
-    return value
+    match config.get(key, {}):
+        case Mapping() as value:
+            return value
+        case value:
+            raise ConfigError(f"{source}: {key} is {shortened(value)}; it must be an object")
 
 
 def _check_keys(config: Mapping[str, object], source: str) -> None:
@@ -48,7 +52,7 @@ def _check_keys(config: Mapping[str, object], source: str) -> None:
             if key in removed:
                 raise ConfigError(f"{source}: key '{where}{key}' was removed from DeepSpeed: {removed[key]}")
             if key not in valid:
-                raise one_of(f"{source}: key", f"{where}{key}", sorted(where + k for k in valid))
+                raise one_of(f"{source}: key", f"{where}{key}"[:_SHOWN], sorted(where + k for k in valid))
 
 
 def _check_secrets(config: Mapping[str, object], source: str) -> None:
@@ -91,14 +95,14 @@ def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -
 
 
 def _is_offload(value: object) -> bool:
-    return isinstance(value, Mapping) and value.get("device", "none") not in ("none", None)
+    return section({"offload": value or {}}, "offload", "").get("device", "none") not in ("none", None)
 
 
 def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -> None:
     half = section(config, "fp16", source).get("enabled")
     if half is True and model_family(job.model) is Family.ENCODER_DECODER:
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
-    if isinstance(half, bool) and half != (job.precision == Precision.FP16):
+    if half in (True, False) and half != (job.precision == Precision.FP16):
         raise ConfigError(
             f"{source}: fp16.enabled is {str(half).lower()}, and the job's precision is '{job.precision}'"
         )
@@ -150,9 +154,6 @@ def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, wor
     if profiler.get("enabled") is True:
         step = profiler.get("profile_step", _MISSING)
         _equal(source, "flops_profiler.profile_step", step, "profile_step", job.profile_step)
-    clipping = config.get("gradient_clipping", "auto")
-    if clipping != "auto" and (isinstance(clipping, bool) or not isinstance(clipping, int | float) or clipping < 0):
-        raise ConfigError(f"{source}: gradient_clipping is {clipping!r}; it must be a number, 0 or more, or 'auto'")
 
 
 def _equal(source: str, key: str, got: object, field: str, want: object) -> None:

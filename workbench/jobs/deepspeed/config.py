@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, user_path
+from workbench.base.json_values import parse_json
 from workbench.jobs.choices import Optimizer, Precision, Technique
 from workbench.jobs.deepspeed.check import check
 from workbench.jobs.finetune import FineTune
@@ -64,12 +66,13 @@ def load(job: FineTune) -> tuple[dict[str, Any], str]:
     Raises:
         ConfigError: When there is no such file, or it is not a JSON object.
     """
-    if isinstance(job.deepspeed, Mapping):
-        return copy.deepcopy(dict(job.deepspeed)), "deepspeed"
     name = f"{job.technique}.json"
+    match job.deepspeed:
+        case Mapping() as given:
+            return copy.deepcopy(dict(given)), "deepspeed"
     if job.deepspeed is not None:
-        path = Path(job.deepspeed).expanduser()
-        if path.exists() or path.parent.name != "dsconfig" or path.parent.parent != Path():
+        path = user_path(job.deepspeed)
+        if is_there(path) or path.parent.name != "dsconfig" or path.parent.parent != Path():
             return _parse(_read(path), str(path)), str(path)
         name = path.name
     return _parse(_shipped(name).read_text(encoding="utf-8"), f"dsconfig/{name}"), f"dsconfig/{name}"
@@ -105,19 +108,25 @@ def _read(path: Path) -> str:
 
 def _parse(text: str, source: str) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"{source}: key '{twice}' stands there twice; remove one")
-        return dict(pairs)
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise ConfigError(f"{source}: key '{key}' stands there twice; remove one")
+            seen[key] = value
+        return seen
 
     try:
-        config = json.loads(text, object_pairs_hook=once)
+        config = parse_json(text, object_pairs_hook=once)
+    except ConfigError:
+        raise
     except json.JSONDecodeError as error:
         raise ConfigError(f"{source} line {error.lineno} column {error.colno}: {error.msg}; it must be JSON") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{source} holds {type(config).__name__}; a DeepSpeed configuration is an object")
-    return config
+    except ValueError as error:
+        raise ConfigError(f"{source} cannot be read: {error}; correct it") from error
+    match config:
+        case dict():
+            return config
+    raise ConfigError(f"{source} holds {type(config).__name__}; a DeepSpeed configuration is an object")
 
 
 def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, object]:
@@ -138,7 +147,7 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
     _fill_optimizer(config, job, gpus=gpus)
     if not gpus:
         for offload in ("offload_optimizer", "offload_param"):
-            if isinstance(zero.get(offload), dict):
+            if zero.get(offload):
                 zero[offload]["pin_memory"] = False  # pinning serves copies to a GPU
     return config
 

@@ -73,7 +73,7 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
     for paths in runs:
         if paths.tables.exists() and wanted - tables.keys():
             try:
-                tables = {t.id: t for t in read_tables(paths.tables) if t.id in wanted} | tables
+                tables = {t.id: t for t in read_tables(paths.tables, paths.root) if t.id in wanted} | tables
             except (OSError, ConfigError) as error:
                 raise RunError(f"the tables in {paths.tables} cannot be read: {error}") from error
     return tables
@@ -81,7 +81,7 @@ def tables_of(runs: Iterable[RunPaths], questions: Iterable[Question]) -> dict[s
 
 def job_options(paths: RunPaths) -> Mapping[str, object]:
     """Return the options of a run's job, as they travelled to the pods; empty where that is not known."""
-    return part(read_json(paths.job), "job")
+    return part(read_json(paths.job, within=paths.root), "job")
 
 
 class _OwnRows:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_json
+from workbench.base.files import read_bytes, read_json
 from workbench.base.package import zip_files
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.config import load
@@ -31,6 +31,7 @@ from workbench.rundir.spec import stored
 __all__ = ["config_files"]
 
 _MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
+_MOST_CARRIED = 512 << 20  # bytes of rows or a script that are looked at
 _LEFT_OUT = ("display", "results", "benchmark", "client", "cli.py", "__main__.py")
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
@@ -68,7 +69,7 @@ def _package() -> bytes:
 def _finetune(
     paths: RunPaths, job: FineTune, options: HandoverOptions, inputs: dict[str, bytes]
 ) -> Mapping[str, object]:
-    shipped = read_json(paths.job)
+    shipped = read_json(paths.job, within=paths.root)
     asked: dict[str, object] = job.to_dict()
     if Path(job.model).is_absolute():
         if not options.inputs:
@@ -81,12 +82,19 @@ def _finetune(
     if shipped.get("train") and kind != "wikisql-mini":
         names = [f"{part}.jsonl" for part in ("train", "eval") if shipped.get(part)]
         if not options.inputs:
-            inputs.update({name: (paths.inputs / name).read_bytes() for name in names})
+            inputs.update({name: _content(paths, paths.inputs / name) for name in names})
         folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
         asked["dataset"] = {"kind": "jsonl", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
     if shipped.get("deepspeed") is not None:
         asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
     return asked
+
+
+def _content(paths: RunPaths, file: Path) -> bytes:
+    try:
+        return read_bytes(file, within=paths.root, limit=_MOST_CARRIED)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be carried: {error.strerror}") from error
 
 
 def _shipped(job: FineTune) -> Mapping[str, object]:
@@ -104,7 +112,7 @@ def _script(paths: RunPaths, job: Script, options: HandoverOptions, inputs: dict
     if options.script:
         inputs["script"] = zip_script(Path(options.script).expanduser().absolute())
     elif paths.script.is_file():
-        inputs["script"] = paths.script.read_bytes()
+        inputs["script"] = _content(paths, paths.script)
     else:
         raise ConfigError(
             f"{paths.root} does not hold the script that it ran (a version before this one made it): name it anew, "

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import RunError, one_of
+from workbench.base.files import read_text
 from workbench.base.shown import Shown
 from workbench.base.table import Grid, facts
 from workbench.base.words import count, duration, number, percent, scaled
@@ -120,7 +121,7 @@ class Profile(Shown):
 def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:
     """Read a report."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path)
     except OSError as error:
         raise RunError(f"the profile {path} cannot be read: {error.strerror or error}") from error
     return replace(parse_profile(text, source=str(path)), trainer_samples_per_s=trainer_samples_per_s)

@@ -6,26 +6,29 @@ written, and no list of runs is kept anywhere: the run directories are the store
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import read_json
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, read_text
 from workbench.base.json_values import part
+from workbench.base.words import plain
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.output.tail import EventTail
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
-from workbench.rundir.status import is_keeper_alive, state_of
+from workbench.rundir.status import id_of, is_keeper_alive, state_or_problem
 from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
 __all__ = ["RunRecord", "find_runs", "hosts_in", "record_of"]
 
+logger = logging.getLogger(__name__)
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15
 _RUN_FILE = RunPaths(Path()).info.name
@@ -82,6 +85,16 @@ def _is_worth_it(entry: os.DirEntry[str]) -> bool:
 
 def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunRecord:
     """Read a run's record off its directory, whatever is there of it; of many runs, pass a cache of `is_alive`."""
+    try:
+        return _record(paths, is_alive)
+    except Exception as error:  # the border of one run: whatever its files hold, the others are shown
+        logger.exception("reading %s", paths.root)
+        message = f"{paths.root} cannot be read: {plain(str(error))}"
+        return RunRecord(path=paths.root, state=RunState.LOST, message=message, id=paths.root.name)
+
+
+def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
+    state, problem = state_or_problem(paths, is_alive)
     info, result = read_json(paths.info), read_json(paths.result)
     facts = result or _so_far(paths)
     if not (facts.get("technique") and facts.get("model")):
@@ -90,10 +103,11 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
         paths.root,
         {
             **facts,
-            "state": _state(paths, is_alive),
+            "state": state,
+            **({"message": problem} if problem else {}),
             "hosts": facts.get("hosts") or hosts_in(paths.hostfile),
             **part(info, "benchmark"),
-            "id": str(info.get("id", paths.root.name)),
+            "id": id_of(paths),
             "submitted_s": info.get("submitted_s"),
         },
     )
@@ -102,18 +116,11 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
 def hosts_in(hostfile: Path, pods: Sequence[Mapping[str, object]] = ()) -> list[HostSlots]:
     """Read a run's hostfile, if it is there yet, with the names that the JSON forms of pods give its addresses."""
     try:
-        entries = Hostfile.parse(hostfile.read_text(encoding="utf-8"), source=str(hostfile)).entries
+        entries = Hostfile.parse(read_text(hostfile), source=str(hostfile)).entries
     except (OSError, ValueError, WorkbenchError):
         return []
     names = {str(pod.get("address")): str(pod.get("name", "")) for pod in pods}
     return [HostSlots(address=e.address, slots=e.slots, pod=names.get(e.address, "")) for e in entries]
-
-
-def _state(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunState:
-    try:
-        return state_of(paths, is_alive)
-    except RunError:
-        return RunState.LOST  # a result that nobody can read
 
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:

@@ -61,7 +61,7 @@ def _git(folder: Path, *words: str) -> str:
 
 def _data(paths: RunPaths) -> str:
     files = [path for path in (paths.inputs / "train.jsonl", paths.inputs / "eval.jsonl") if path.is_file()]
-    named = {path.name: file_digest(path) for path in files} or read_json(paths.job).get("hub")
+    named = {path.name: file_digest(path) for path in files} or read_json(paths.job, within=paths.root).get("hub")
     return _fingerprint(named) if named else ""
 
 

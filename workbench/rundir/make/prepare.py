@@ -15,7 +15,7 @@ from pathlib import Path
 
 from workbench.base.disk import check_room, full_disk_named
 from workbench.base.errors import ConfigError
-from workbench.base.files import write_bytes, write_json
+from workbench.base.files import is_folder, user_path, write_bytes, write_json
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
@@ -55,7 +55,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Make the run directory; `ask_pods` says which checkpoint the pods hold of a run to resume."""
     run_id = _new_run_id(spec.job)
-    paths = RunPaths(Path(root or parent / run_id).expanduser().absolute())
+    paths = RunPaths(user_path(root or parent / run_id).absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
@@ -126,8 +126,8 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: A
 def _with_absolute_paths(job: Job) -> Job:
     match job:
         case Script():
-            return job.replace(path=str(Path(job.path).expanduser().absolute()))
+            return job.replace(path=str(user_path(job.path).absolute()))
         case FineTune(resume=str() as resume):
-            job = job.replace(resume=str(Path(resume).expanduser().absolute()))
-    folder = Path(job.model).expanduser()
-    return job.replace(model=str(folder.absolute())) if folder.is_dir() else job
+            job = job.replace(resume=str(user_path(resume).absolute()))
+    folder = user_path(job.model)
+    return job.replace(model=str(folder.absolute())) if is_folder(folder) else job

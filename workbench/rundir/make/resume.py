@@ -35,7 +35,7 @@ def resume_checkpoint(
     """Choose the checkpoint that a job goes on from; every byte of it is read."""
     assert job.resume is not None
     root = Path(job.resume)
-    made = read_json(RunPaths(root).job)
+    made = read_json(RunPaths(root).job, within=root)
     if not part(made, "job"):
         raise ConfigError(
             f"resume is {str(root)!r}, which is not the directory of a FineTune run; give the one to go on from"

@@ -15,6 +15,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import is_there
 from workbench.base.package import zip_files
 from workbench.base.redact import Redactor
 from workbench.base.words import count
@@ -63,10 +64,13 @@ def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
             )
 
 
+_SHOWN = 300  # letters of a path
+
+
 def check_script(script: Path) -> None:
     """Look at a script and its folder before anything starts."""
-    if not script.is_file():
-        raise ConfigError(f"the script {script} does not exist")
+    if not is_there(script) or not script.is_file():
+        raise ConfigError(f"the script {str(script)[:_SHOWN]} does not exist")
     folder = script.parent
     if _spec_of(folder / IGNORE_FILE).match_file(script.name):
         raise ConfigError(

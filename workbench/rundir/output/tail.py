@@ -5,22 +5,26 @@ Each look reads what is new and nothing twice, and keeps a bounded part in memor
 
 from __future__ import annotations
 
-import json
+import os
 from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
+from workbench.base.files import open_record
+from workbench.base.json_values import items, parse_json
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK, Event, event_of
 
-__all__ = ["EventTail", "LogTail"]
+__all__ = ["EventTail", "LogTail", "last_lines"]
 
 _BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 64 << 10  # of a log: what one look reads at most, and how far back the first look goes at first
 _FURTHEST_BYTES = 1 << 20  # where event lines fill the window, the first look goes back as far as this
+_MOST_BYTES = 64 << 20  # how far back the last lines are looked for
 _ENOUGH_LINES = 60
 _KEPT_LINES = 400
 _LONGEST_LINE = 2000
+_LONGEST_EVENT = 1 << 20
 
 
 class EventTail:
@@ -39,16 +43,34 @@ class EventTail:
             size = self._path.stat().st_size
             if size <= self._offset:
                 return events
-            with self._path.open("rb") as file:
+            with open_record(self._path) as file:
                 file.seek(self._offset)
                 rest = b""
                 while block := file.read(_BLOCK_BYTES):
+                    if len(rest) > _LONGEST_EVENT:
+                        break  # not what a keeper writes
                     *lines, rest = (rest + block).split(b"\n")
                     events += _events(lines)
                 self._offset = file.tell() - len(rest)
         except OSError:
             pass  # not there yet, or gone: what was read before stands
         return events
+
+
+def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
+    """Return the last lines of a log of a run's directory, all where `most` is None, without event lines and blanks."""
+    back = None if most is None else _WINDOW_BYTES
+    with open_record(path, within=root) as file:
+        size = file.seek(0, os.SEEK_END)
+        while True:
+            start = 0 if back is None else max(0, size - back)
+            file.seek(start)
+            text = file.read(size - start).decode("utf-8", errors="replace")
+            lines = text.split("\n") if start == 0 else text.split("\n")[1:]  # the first is the end of one
+            lines = [line for line in lines if line and not line.startswith(MARK)]
+            if back is None or start == 0 or len(lines) >= (most or 0) or back >= _MOST_BYTES:
+                return lines if most is None else lines[len(lines) - min(most, len(lines)) :]
+            back *= 4
 
 
 class LogTail:
@@ -74,7 +96,7 @@ class LogTail:
             size = self._path.stat().st_size
             if size == (self._offset or 0):
                 return False
-            with self._path.open("rb") as file:
+            with open_record(self._path, within=self._path.parent.parent) as file:
                 if self._offset is None:
                     self._first_look(file, size)
                 else:
@@ -128,7 +150,7 @@ def _events(lines: list[bytes]) -> list[Event]:
     lines = [line for line in lines if line.strip()]
     try:
         # One call for all is twice as fast as one for each.
-        raws = json.loads(b"[" + b",".join(lines) + b"]")
+        raws = items(parse_json(b"[" + b",".join(lines) + b"]"))
     except ValueError:
         raws = [_object(line) for line in lines]
     return [event for raw in raws if (event := event_of(raw))]
@@ -136,6 +158,6 @@ def _events(lines: list[bytes]) -> list[Event]:
 
 def _object(line: bytes) -> object:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError:
         return None

@@ -22,13 +22,13 @@ from workbench.jobs.data.tables import SqlTable
 __all__ = ["read_tables", "write_files", "write_mini", "write_release"]
 
 
-def read_tables(path: Path) -> Iterator[SqlTable]:
-    """Read a tables file, one table at a time.
+def read_tables(path: Path, run: Path | None = None) -> Iterator[SqlTable]:
+    """Read a tables file, one table at a time; of a run's directory, no link is followed in it.
 
     Raises:
         ConfigError: A line is broken; names it and the field.
     """
-    for where, data in read_lines(path):
+    for where, data in read_lines(path, run):
         yield table_from(data, where)
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import model_validator
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Record, Size, Text, read_kind
 from workbench.jobs.data.sources.convert import write_files, write_mini, write_release
 from workbench.jobs.data.sources.mini import MAX_ROWS
@@ -159,7 +160,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     """
     match value:
         case str():
-            return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(Path(value).expanduser(), value)
+            return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(user_path(value), value)
         case Mapping():
             return _with_files(read_kind("dataset", value, _KINDS))
     raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
@@ -200,13 +201,13 @@ def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepa
 
 
 def _from_path(path: Path, value: str) -> Dataset:
-    if path.is_dir():
+    if is_folder(path):
         evaluation = path / ("eval.jsonl" if (path / "eval.jsonl").exists() else "dev.jsonl")
         tables = sorted({*path.glob("tables.jsonl"), *path.glob("train.tables.jsonl"), *path.glob("dev.tables.jsonl")})
         return _with_files(
             Jsonl(train=str(path / "train.jsonl"), eval=str(evaluation), tables=[str(t) for t in tables] or None)
         )
-    if path.name.endswith(".tar.bz2") and path.is_file():
+    if path.name.endswith(".tar.bz2") and is_there(path) and path.is_file():
         return Release(path=str(path))
     raise one_of(
         "dataset", value, [*_NAMES, "a folder with train.jsonl and eval.jsonl", "a .tar.bz2", "an object with 'kind'"]
@@ -216,6 +217,6 @@ def _from_path(path: Path, value: str) -> Dataset:
 def _with_files(dataset: Dataset) -> Dataset:
     for option, paths in dataset.files.items():
         for path in paths:
-            if not Path(path).is_file():
+            if not is_there(user_path(path)) or not Path(path).is_file():
                 raise ConfigError(f"dataset {option}: there is no file {path}; paths count from {Path.cwd()}")
     return dataset

@@ -1,7 +1,6 @@
 """Records that are read from JSON or made in Python, whose every option is checked and explained in the same words.
 
-A refusal names the option, the value, what is allowed and the nearest option there is. This is the one module of
-`base/` that needs more than the standard library: nothing that the agent imports may import it.
+A refusal names the option, the value, what is allowed and the nearest option there is.
 """
 
 from __future__ import annotations
@@ -10,90 +9,17 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, core_schema
 
 from workbench.base.errors import ConfigError, one_of, shortened
-from workbench.base.json_values import items, parts
+from workbench.base.json_values import items, parts, problem_in
+from workbench.base.record.types import Allowed, Choice, Unit
 
-__all__ = [
-    "Allowed",
-    "Choice",
-    "Count",
-    "Environment",
-    "Option",
-    "PathText",
-    "Positive",
-    "Record",
-    "Size",
-    "Text",
-    "Unit",
-    "nested",
-    "read_kind",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Part of a type: what an option may be, where its type alone does not say it well."""
-
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Part of a type: what a number counts."""
-
-    name: str
-
-
-class Choice:
-    """Part of a type: a text out of a closed set, such as an enum's values."""
-
-    def __init__(self, values: Iterable[str]) -> None:
-        self.values = tuple(str(value) for value in values)
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.literal_schema(list(self.values))
-
-
-_VARIABLES = TypeAdapter(Mapping[str, str], config=ConfigDict(strict=True))
-
-
-def _environment(value: Any) -> object:
-    """Refuse what is not an environment, without showing a value of it."""
-    try:
-        bad = next((name for name in value if not str(name).isidentifier()), None)
-        _VARIABLES.validate_python(value)
-        problem = f"has the name {bad!r}; a name is letters, digits and _, no digit first" if bad is not None else ""
-    except TypeError:
-        problem = "must be an object of strings, NAME: value"
-    except ValidationError as error:
-        place = error.errors(include_input=False)[0]["loc"]
-        problem = f"{place[0]} is not a string; quote it" if place else "must be an object of strings, NAME: value"
-    if problem:
-        raise ConfigError(f"env {problem}")
-    return value
-
-
-def _path_text(value: object) -> object:
-    match value:
-        case PurePath():
-            return str(value)
-    return value
-
-
-Size = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
-PathText = Annotated[str, BeforeValidator(_path_text)]
-Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]
+__all__ = ["Option", "Record", "nested", "read_kind"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +54,9 @@ class Record(BaseModel):
     """Headings for a page or a form, each by the option that it begins with."""
 
     def __init__(self, **options: object) -> None:
+        for name, value in options.items():
+            if unfit := problem_in(value):
+                raise ConfigError(" ".join(part for part in (self.label, name, unfit) if part) + "; correct it")
         problem = None
         try:
             super().__init__(**options)

@@ -1,0 +1,12 @@
+"""Records whose every option is checked and explained in the same words, and the types of their options.
+
+This is the one part of `base/` that needs more than the standard library: nothing that the agent imports may import it.
+"""
+
+from workbench.base.record.record import Option, Record, nested, read_kind
+from workbench.base.record.types import Allowed, Choice, Count, Environment, PathText, Positive, Size, Text, Unit
+
+__all__ = [
+    "Allowed", "Choice", "Count", "Environment", "Option", "PathText", "Positive", "Record", "Size", "Text", "Unit",
+    "nested", "read_kind",
+]  # fmt: skip

@@ -1,0 +1,73 @@
+"""Types of options: a size, a text, an environment, and what may be attached to a type to say what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from workbench.base.errors import ConfigError
+
+__all__ = ["Allowed", "Choice", "Count", "Environment", "PathText", "Positive", "Size", "Text", "Unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Part of a type: what an option may be, where its type alone does not say it well."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Part of a type: what a number counts."""
+
+    name: str
+
+
+class Choice:
+    """Part of a type: a text out of a closed set, such as an enum's values."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        self.values = tuple(str(value) for value in values)
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.literal_schema(list(self.values))
+
+
+_VARIABLES = TypeAdapter(Mapping[str, str], config=ConfigDict(strict=True))
+
+
+def _environment(value: Any) -> object:
+    """Refuse what is not an environment, without showing a value of it."""
+    try:
+        bad = next((name for name in value if not str(name).isidentifier()), None)
+        _VARIABLES.validate_python(value)
+        problem = f"has the name {bad!r}; a name is letters, digits and _, no digit first" if bad is not None else ""
+    except TypeError:
+        problem = "must be an object of strings, NAME: value"
+    except ValidationError as error:
+        place = error.errors(include_input=False)[0]["loc"]
+        problem = f"{place[0]} is not a string; quote it" if place else "must be an object of strings, NAME: value"
+    if problem:
+        raise ConfigError(f"env {problem}")
+    return value
+
+
+def _path_text(value: object) -> object:
+    match value:
+        case PurePath():
+            return str(value)
+    return value
+
+
+Size = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, BeforeValidator(_path_text)]
+Environment = Annotated[Mapping[str, str], BeforeValidator(_environment)]

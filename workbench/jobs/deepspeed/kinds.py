@@ -1,0 +1,126 @@
+"""What a value of a DeepSpeed configuration may be: a flag, a number, a text, a list or an object. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from workbench.base.errors import ConfigError, shortened
+from workbench.base.json_values import items, number
+
+__all__ = [
+    "COUNT",
+    "FLAG",
+    "NUMBER",
+    "NUMBERS",
+    "OBJECT",
+    "POSITIVE",
+    "SHARE",
+    "SIZE",
+    "TEXT",
+    "TEXTS",
+    "WHOLE",
+    "Kind",
+    "Table",
+    "check_kinds",
+    "is_object",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value."""
+
+    words: str
+    fits: Callable[[object], bool]
+    auto: bool = False
+    """Whether it may be 'auto': the Trainer, or DeepSpeed's default, fills it in."""
+    null: bool = False
+
+    def or_auto(self) -> Kind:
+        """Return the kind that takes 'auto' as well."""
+        return replace(self, auto=True)
+
+    def or_null(self) -> Kind:
+        """Return the kind that takes null as well."""
+        return replace(self, null=True)
+
+    def takes(self, value: object) -> bool:
+        """Whether a value is of this kind."""
+        return (self.auto and value == "auto") or (self.null and value is None) or self.fits(value)
+
+    def __str__(self) -> str:
+        return self.words + (", or 'auto'" if self.auto else "") + (", or null" if self.null else "")
+
+
+Table = Mapping[str, "Kind | Table"]
+"""By key, what its value may be; a table for an object whose own keys are known."""
+
+
+def is_object(value: object) -> bool:
+    """Whether a value is an object of JSON."""
+    match value:
+        case Mapping():
+            return True
+    return False
+
+
+def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
+    """Refuse a value that is of another kind than its key asks for; keys that are in no table pass."""
+    for key, value in config.items():
+        match table.get(key):
+            case Kind() as kind if not kind.takes(value):
+                raise _refusal(source, f"{where}{key}", value, str(kind))
+            case Mapping() as inner:
+                match value:
+                    case Mapping():
+                        check_kinds(value, inner, source, f"{where}{key}.")
+                    case None if (where, key) in _MAY_BE_NULL:
+                        pass
+                    case _:
+                        raise _refusal(source, f"{where}{key}", value, OBJECT.words)
+
+
+_MAY_BE_NULL = {("zero_optimization.", name) for name in ("offload_param", "offload_optimizer", "zenflow")}
+
+
+def _refusal(source: str, key: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{source}: {key} is {shortened(value)}; it must be {allowed}")
+
+
+def _is_text(value: object) -> bool:
+    match value:
+        case str():
+            return True
+    return False
+
+
+def _is_whole(value: object) -> bool:
+    # DeepSpeed takes 5e8, which JSON has for a number with a fraction.
+    amount = number(value)
+    return amount is not None and amount.is_integer()
+
+
+def _at_least(least: float, value: object) -> bool:
+    amount = number(value)
+    return amount is not None and amount >= least
+
+
+def _is_list(value: object, fits: Callable[[object], bool]) -> bool:
+    match value:
+        case list() | tuple():
+            return all(map(fits, items(value)))
+    return False
+
+
+FLAG = Kind("true or false", lambda value: value is True or value is False)
+WHOLE = Kind("a whole number", _is_whole)
+COUNT = Kind("a whole number, 0 or more", lambda value: _is_whole(value) and _at_least(0, value))
+SIZE = Kind("a whole number, 1 or more", lambda value: _is_whole(value) and _at_least(1, value))
+NUMBER = Kind("a number", lambda value: number(value) is not None)
+POSITIVE = Kind("a number, 0 or more", lambda value: _at_least(0, value))
+SHARE = Kind("a number from 0 to 1", lambda value: _at_least(0, value) and not _at_least(1.0000001, value))
+TEXT = Kind("text", _is_text)
+TEXTS = Kind("a list of texts", lambda value: _is_list(value, _is_text))
+NUMBERS = Kind("a list of numbers", lambda value: _is_list(value, lambda each: number(each) is not None))
+OBJECT = Kind("an object", is_object)
