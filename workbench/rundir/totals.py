@@ -85,11 +85,11 @@ class RunTotals:
             case EventKind.END:
                 self._end = event.data
             case EventKind.CHECKPOINT:
-                self.saved_step = event.whole("step") or 0
+                self.saved_step = event.whole("step") or self.saved_step
             case EventKind.CHECKPOINT_FAILED:
                 self.failed_saves.append(event)
             case EventKind.STOPPED:
-                self.stopped_step = event.whole("step") or 0
+                self.stopped_step = event.whole("step")
             case EventKind.RESUMED:
                 self._resumed_step = event.whole("step")
             case EventKind.DEVICE if rank is not None:

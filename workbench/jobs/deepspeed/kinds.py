@@ -98,7 +98,7 @@ def _is_text(value: object) -> bool:
 def _is_whole(value: object) -> bool:
     # DeepSpeed takes 5e8, which JSON has for a number with a fraction.
     amount = number(value)
-    return amount is not None and amount.is_integer()
+    return amount is not None and amount.is_integer() and abs(amount) <= 2**63
 
 
 def _at_least(least: float, value: object) -> bool:
