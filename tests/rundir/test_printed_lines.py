@@ -53,6 +53,7 @@ def passed_on(folder: Path, lines: list[str]) -> list[Event]:
         peaks.see_event(event, "127.0.0.2")
         if (news := totals.take(event)) is not None:
             journal.state(*news)
+    journal._close_scalars()
     json.dumps(totals.facts(1.0))
     assert totals.progress(RunState.RUNNING, "").step is None or totals.last_step is not None
     assert run.paths.rank_log(0, "stdout").read_bytes() == data
