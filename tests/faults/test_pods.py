@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from poll import until
 
-from workbench import Cluster, LocalPods, Run
+from workbench import Cluster, LocalPods, Run, Script
 from workbench.base.errors import RunError
 from workbench.pods.pod import Pod
 from workbench.rundir.state import RunState
@@ -178,3 +178,38 @@ def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) ->
             }
         finally:
             os.kill(before["pod-2"], signal.SIGCONT)
+
+
+WHERE = """
+import os, tempfile, neighbour
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print(tempfile.gettempdir(), os.environ["TORCHINDUCTOR_CACHE_DIR"], neighbour.NAME)
+open(os.environ["HERE"] + os.environ["RANK"], "w").close()
+while not os.path.exists(os.environ["HERE"] + "end"):
+    pass
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ssh", pytest.param("openmpi", marks=pytest.mark.long)])
+def test_nothing_of_a_pod_lies_where_other_users_may_have_been(world: World, tmp_path: Path, launcher: str) -> None:
+    """Temporary folders are in the pod's own, and no Python of ours imports from where it is started."""
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "where.py").write_text(WHERE)
+    (tmp_path / "script" / "neighbour.py").write_text("NAME = 'neighbour'")
+    job = Script(path=str(tmp_path / "script" / "where.py"), launcher=launcher, env={"HERE": f"{tmp_path}/"})
+    run = world.cluster.submit(job, pods=2)
+    world.until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120)
+    root = world.cluster.path
+    ours = [p for p in world.processes() if any(str(root) in word for word in [*p.argv, *p.environ.values()])]
+    started = [p.argv for p in ours if "-m" in p.argv and any(word.startswith("workbench.") for word in p.argv)]
+    assert len(started) > 5
+    assert [argv for argv in started if argv[1] != "-P"] == []
+    if launcher == "openmpi":
+        assert list((root / "pods").glob("ompi.*"))
+        assert list((root / "identity").glob("ompi.*"))
+    (tmp_path / "end").touch()
+    world.ended(run).raise_for_status()
+    for rank in range(2):
+        own = f"{root}/pods/pod-{rank}/tmp"
+        assert f"{own} {own}/inductor neighbour" in run.logs(rank, "stdout")

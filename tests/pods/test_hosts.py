@@ -20,6 +20,8 @@ from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.hosts.entry import far_end_script
+from workbench.pods.hosts.far_end import ANSWER
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -243,7 +245,23 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(there: HostsPlace, launch: 
         launch(python=str(bare))
     with pytest.raises(ConfigError, match=r"no folder for the pod below /proc/none: .*; give another root="):
         launch(root="/proc/none")
+    team = tmp_path / "team"
+    team.mkdir()
+    team.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"no folder for the pod below .*/team.* may be written by everybody.*root="):
+        launch(root=str(team / "pods"))
+    assert list(team.iterdir()) == []
     assert list(there.root.glob("*")) == []
+
+
+def test_what_runs_on_a_host_imports_nothing_from_where_a_login_begins(tmp_path: Path) -> None:
+    for name in ("json.py", "contextlib.py", "workbench.py"):
+        (tmp_path / name).write_text("raise SystemExit('taken over')")
+    request = json.dumps({"enter": {"root": str(tmp_path), "folder": "c", "pod": "pod-0", "packages": []}})
+    argv = [sys.executable, "-", request]
+    done = subprocess.run(argv, input=far_end_script(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(ANSWER), done.stderr
+    assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(tmp_path / "c" / "pod-0")
 
 
 def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:

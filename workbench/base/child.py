@@ -31,4 +31,4 @@ def start(
     In `/`, for a file of the user's called torch.py must not be imported.
     """
     env = child_environment() if env is None else env
-    return subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, start_new_session=True, **streams)
+    return subprocess.Popen([sys.executable, "-P", *words], cwd=cwd, env=env, start_new_session=True, **streams)

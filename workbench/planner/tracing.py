@@ -184,7 +184,7 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
 def _ask(request: Request) -> Answer:
     # One thread: fake tensors compute nothing. No GPU: none is touched.
     env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
-    argv = [sys.executable, "-W", "ignore", "-c", _START]
+    argv = [sys.executable, "-P", "-W", "ignore", "-c", _START]
     try:
         done = subprocess.run(
             argv, input=json.dumps(request), capture_output=True, text=True, env=env, timeout=_LIMIT_S

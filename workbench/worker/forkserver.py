@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,6 +152,7 @@ def _take_after(request: Mapping[str, Any], born: Mapping[str, str]) -> None:
     os.environ.clear()
     _mark(born[POD_MARK], env[POD_MARK])
     os.environ.update(env)
+    tempfile.tempdir = None
     become_subreaper()
 
 

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -155,6 +156,7 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     open_output(folder)
     os.environ.clear()
     os.environ.update(request["env"])
+    tempfile.tempdir = None  # the imports looked it up before the pod's own was known
     os.chdir(str(request["cwd"]))
     sys.argv = [str(request["entry"])]
     _write_stacks_on_signal(folder)

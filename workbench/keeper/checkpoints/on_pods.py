@@ -76,7 +76,7 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
         link = by_name.get(pod)
         if link is None:
             return "there is no such pod any more", {}
-        argv = ["env", f"PYTHONPATH={link.package}", link.pod.python, "-c", _JUDGE, str(folder)]
+        argv = ["env", f"PYTHONPATH={link.package}", link.pod.python, "-P", "-c", _JUDGE, str(folder)]
         try:
             ((problem, manifest),) = json.loads(link.run(argv, _READ_S, again=True))
         except (WorkbenchError, ValueError) as error:

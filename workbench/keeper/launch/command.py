@@ -111,7 +111,7 @@ def build_command(plan: LaunchPlan) -> LaunchCommand:
 
 def _rank_client(plan: LaunchPlan, pod: Pod) -> list[str]:
     pods_root = str(PurePosixPath(pod.root).parent)
-    program = [f"PYTHONPATH={plan.package}", pod.python, "-m", entries.AGENT]
+    program = [f"PYTHONPATH={plan.package}", pod.python, "-P", "-m", entries.AGENT]
     return ["env", *program, "rank", pods_root, plan.run_id]
 
 
@@ -136,7 +136,7 @@ def _ssh(plan: LaunchPlan) -> LaunchCommand:
 
 def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
     program = Path(sys.executable).with_name("deepspeed")
-    argv = [str(program)] if program.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
+    argv = [str(program)] if program.exists() else [sys.executable, "-P", "-m", "deepspeed.launcher.runner"]
     argv += ["--hostfile", str(plan.hostfile), "--master_addr", plan.pods[0].address]
     argv += ["--master_port", str(plan.master_port), "--launcher", plan.launcher.value]
     # Without --force_multi a hostfile of one host trains on this machine; DeepSpeed's own ssh check calls plain ssh.
@@ -156,6 +156,9 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
         "plm_rsh_no_tree_spawn": "1",  # pods hold no key for each other
         "btl_tcp_if_include": plan.interface,
         "oob_tcp_if_include": plan.interface,
+        # In /tmp another user may have made the folder that it expects there.
+        "orte_local_tmpdir_base": str(plan.rsh_wrapper.parent),
+        "orte_remote_tmpdir_base": str(PurePosixPath(plan.pods[0].root).parent),
     }
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
     exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]

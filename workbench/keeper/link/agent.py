@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base import entries
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
 _PAUSE_S = 0.5
 _FULL = re.compile("No space left on device|Disk quota exceeded")
+_SHORT = 72  # bytes of a folder in which Python and torch can still make the sockets that DataLoader workers use
 _LOOKS = 3  # at a clock; the quickest answer is the truest
 _T = TypeVar("_T")
 
@@ -63,6 +65,7 @@ class AgentLink(PodFiles):
         """The pod's clock minus this machine's."""
         self._warm = "--warm" if warm else "--no-warm"
         self._package_name, self._package_bytes = package
+        self._own = PurePosixPath(pod.root) / "tmp"  # not /tmp, where another user may have made what torch expects
         self._lock = threading.RLock()
         self._lasts = threading.local()
         self._next_id = 0
@@ -221,15 +224,18 @@ class AgentLink(PodFiles):
     def _agent(self, *args: str) -> list[str]:
         # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
         marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
-        return ["env", *marked, self.pod.python, "-m", entries.AGENT, *args]
+        marked.append(f"TORCHINDUCTOR_CACHE_DIR={self._own / 'inductor'}")
+        if len(os.fsencode(self._own)) <= _SHORT:
+            marked.append(f"TMPDIR={self._own}")
+        return ["env", *marked, self.pod.python, "-P", "-m", entries.AGENT, *args]
 
     def _meet(self) -> None:
         ssh = self._connection()
+        ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store), str(self._own)])
         if self._folders and not self.shared:
             self.shared = seen_by(ssh, self.pod, self._folders)
         if (here := self._shelf()) is not None:
             self.package = str(shelved(here / self._package_name, self._package_bytes))
-            ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store)])
             return
         if not self._holds(ssh, self.package, hashlib.sha256(self._package_bytes).hexdigest()):
             ssh.put_bytes(self._package_bytes, self.package)

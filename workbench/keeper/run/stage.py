@@ -60,7 +60,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
             theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", link.package))
             site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}"}
         case _:
-            program, entry = ["-c", f"from {module} import {function}; {function}()"], entries.TRAINER
+            program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
     return {
@@ -108,7 +108,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     match job:
         case Script():
             archive = link.put(context.paths.script.read_bytes(), ".zip")
-            link.run([link.pod.python, "-m", "zipfile", "-e", archive, str(target.root / "script")])
+            link.run([link.pod.python, "-P", "-m", "zipfile", "-e", archive, str(target.root / "script")])
             return
         case _:
             _send_finetune(link, job, paths, target, context.spec.cluster.pods.gpus)

@@ -209,7 +209,7 @@ class CMLPods(Place):
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
         """Ask for one worker, so that each has a name of ours."""
         file = Path(config.log).with_suffix(".json")
-        argv = [sys.executable, "-m", entries.CML_WORKER, str(file)]
+        argv = [sys.executable, "-P", "-m", entries.CML_WORKER, str(file)]
         asked = {
             "n": 1,
             "cpu": self.cpu if self.cpu is not None else spec.cpus,

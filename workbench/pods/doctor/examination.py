@@ -88,7 +88,7 @@ def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: Po
     here = installed_versions()
 
     def examine(pod: Pod) -> HostReport:
-        command = ["env", f"PYTHONPATH={package}", pod.python, "-m", entries.EXAMINE, pod.address, pod.root]
+        command = ["env", f"PYTHONPATH={package}", pod.python, "-P", "-m", entries.EXAMINE, pod.address, pod.root]
         seen = run_over_openssh(pod, identity, command, timeout_s=_HOST_S)
         return judge_result(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
 

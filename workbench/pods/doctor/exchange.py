@@ -58,7 +58,7 @@ def measure_exchange(
     pods: Sequence[Pod], identity: Identity, package: str, interfaces: Mapping[str, str], env: Mapping[str, str]
 ) -> Exchange:
     """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
-    command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-m", entries.ALLREDUCE]
+    command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-P", "-m", entries.ALLREDUCE]
     processes: list[Popen[str]] = []
     try:
         processes += [start_ssh(pod, identity, [*command[:3], pod.python, *command[4:]]) for pod in pods]

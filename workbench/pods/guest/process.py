@@ -140,7 +140,7 @@ def tail_of(path: Path, lines: int) -> str:
 
 
 def _worker_environment() -> dict[str, str]:
-    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
+    return {**_pick(_WORKER_VARIABLES), "PYTHONPATH": HOME}
 
 
 def _pick(names: Sequence[str]) -> dict[str, str]:

@@ -6,15 +6,18 @@ together. `pods.py` keeps what comes of it.
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from functools import cache
+from pathlib import PurePosixPath
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
+from workbench.base import folders
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.json_values import items
 from workbench.base.versions import PACKAGES, VERSION
@@ -179,14 +182,22 @@ def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], 
     # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
     start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
     argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
-    script = Path(far_end.__file__).read_bytes()
-    done = connection.run(argv, stdin=script, timeout_s=timeout_s)
+    done = connection.run(argv, stdin=far_end_script().encode(), timeout_s=timeout_s)
     for line in done.stdout.splitlines():
         if line.startswith(far_end.ANSWER):
             answer: dict[str, object] = json.loads(line.removeprefix(far_end.ANSWER))
             return answer
     words = (done.stderr or done.stdout).strip()[-500:]
     raise _NoAnswer(words or f"nothing, and ended with exit code {done.exit_code} ({shlex.quote(python)})")
+
+
+@cache
+def far_end_script() -> str:
+    """Return `far_end.py` with what it imports of this package, and without the folder it is run in on its path."""
+    future, own = "from __future__ import annotations\n", "from workbench.base.folders import weakness\n"
+    parts = [inspect.getsource(module) for module in (folders, far_end)]
+    no_cwd = "import sys\nsys.path[:] = [folder for folder in sys.path if folder]\n"
+    return "".join([future, no_cwd, *(part.replace(future, "").replace(own, "") for part in parts)])
 
 
 def _at_once(jumps: Sequence[object]) -> int:

@@ -1,6 +1,7 @@
 """What is run on an existing host when its pod is made and when it goes: sent there as text, run by the host's Python.
 
-Standard library only, and no import of this package: on the host there is none yet. Run as `python - JSON`, where the
+Standard library only: on the host there is no package of ours yet, and what it imports of it, `base/folders.py`, is
+sent along by `entry.far_end_script`. Run as `python - JSON`, where the
 JSON says `enter` or `leave`; answers with one marked line of JSON. Ends only processes that bear the pod's own mark in
 their environment and what they started, and removes only the folder that `enter` made.
 """
@@ -18,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from workbench.base.folders import weakness
 
 __all__ = ["ANSWER", "enter", "leave", "main"]
 
@@ -44,6 +47,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 def enter(root: str, folder: str, pod: str, packages: list[str]) -> dict[str, Any]:
     """Make the pod's folder `root/folder/pod` and say what this host is."""
     own = Path(root).expanduser().resolve() / folder
+    if why := weakness(own.parent):
+        raise ValueError(why)
     own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         own.mkdir(0o700)

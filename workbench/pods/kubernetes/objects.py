@@ -188,7 +188,7 @@ class ClusterObjects:
 
     def _container(self, index: int) -> Manifest:
         options, root = self.options, self.root(index)
-        command = [options.python, "-u", f"{_SECRET_PATH}/start.py"]
+        command = [options.python, "-P", "-u", f"{_SECRET_PATH}/start.py"]
         flags = {
             "--name": f"pod-{index}",
             "--root": root,

@@ -29,7 +29,7 @@ class ForkServer:
         home = pwd.getpwuid(os.geteuid()).pw_dir  # as sshd sets it
         with _listening(self.socket) as listener, open(folder / "fork-server.log", "ab", opener=private) as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", entries.FORK_SERVER, str(listener.fileno()), self.name],
+                [sys.executable, "-P", "-m", entries.FORK_SERVER, str(listener.fileno()), self.name],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.base.disk import check_room, full_disk_named
 from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import read_json, write_json
+from workbench.base.folders import make_private
 from workbench.base.process import is_alive, process_start_time
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
@@ -89,11 +90,11 @@ def _holder(root: Path) -> str:
 def _make(root: Path) -> None:
     try:
         with full_disk_named(root):
-            root.mkdir(parents=True, exist_ok=True)
+            make_private(root)
     except DiskFull:
         raise
     except OSError as error:
-        raise ConfigError(f"cannot make the directory {root}: {error.strerror}") from error
+        raise ConfigError(f"cannot make the directory {root}: {error.strerror or error}") from error
 
 
 def _taken(root: Path, mark: Path) -> str:

@@ -100,7 +100,7 @@ class WarmLink:
                 os.setsid()
                 die_with_parent(agent)
                 os.set_inheritable(theirs.fileno(), True)
-                argv = [sys.executable, "-m", entries.WARM_SERVER, str(theirs.fileno())]
+                argv = [sys.executable, "-P", "-m", entries.WARM_SERVER, str(theirs.fileno())]
                 os.execve(sys.executable, argv, self._env)
             finally:
                 os._exit(127)

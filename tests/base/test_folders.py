@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.base.folders import make_private, weakness
+from workbench.client.cluster import Cluster
+from workbench.jobs.script import Script
+from workbench.pods.local.pods import LocalPods
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import RunSpec
+
+NOBODY = 65534
+
+
+def another_s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have a folder belong to another user than the one who looks."""
+    folder.mkdir(exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    return folder
+
+
+def weak(folder: Path, mode: int = 0o777) -> Path:
+    folder.mkdir()
+    folder.chmod(mode)
+    return folder
+
+
+def test_only_its_user_and_root_may_change_what_lies_in_a_folder(tmp_path: Path) -> None:
+    assert weakness(tmp_path / "no" / "such") == ""
+    assert weakness(weak(tmp_path / "sticky", 0o1777) / "mine") == ""
+    assert weakness(weak(tmp_path / "private group", 0o775)) == ""
+    team = weak(tmp_path / "team")
+    words = weakness(team / "runs" / "mine")
+    assert words.startswith(f"{team} may be written by everybody, who could put other files in the place of yours; ")
+    assert words.endswith(f"; run chmod o-w {team}, or choose another folder")
+    (tmp_path / "link").symlink_to(team)
+    assert "may be written by everybody" in weakness(tmp_path / "link" / "mine")
+
+
+def test_a_group_with_other_members_and_another_owner_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = weakness(another_s(tmp_path / "theirs", monkeypatch) / "mine")
+    assert "is owned by" in words
+    if os.geteuid() == 0:
+        assert "is owned by nobody" in words
+        os.chown(weak(tmp_path / "team", 0o2775), 0, NOBODY)
+        assert " of its group, who " in weakness(tmp_path / "team" / "mine")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_what_is_made_is_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        make_private(tmp_path / "a" / "b")
+        spec = RunSpec(job=Script(path=__file__))
+        run = prepare_run(spec, parent=tmp_path / "runs").paths.root
+        (tmp_path / "given").mkdir()
+        given = prepare_run(spec, root=tmp_path / "given").paths.root
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "a" / "b", run, given):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for parent in (tmp_path / "a", tmp_path / "runs"):
+        assert stat.S_IMODE(parent.stat().st_mode) == 0o755 & ~umask
+
+
+def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = weak(tmp_path / "team")
+    with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
+        Cluster(LocalPods(), path=team / "c").start()
+    with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
+        prepare_run(RunSpec(job=Script(path=__file__)), root=team / "run")
+    assert list(team.iterdir()) == []
+    theirs = another_s(tmp_path / "theirs", monkeypatch)
+    theirs.chmod(0o777)
+    with pytest.raises(ConfigError, match="is owned by"):
+        prepare_run(RunSpec(job=Script(path=__file__)), root=theirs)
+    assert list(theirs.iterdir()) == []

@@ -1,0 +1,70 @@
+"""Whether a folder is its user's own: who may change what lies in it, or put another in its place.
+
+Standard library only, and no import of this package: the text of this file also travels to hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+
+__all__ = ["make_private", "weakness"]
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, or take one that is there, for this user alone under any umask; a PermissionError says why not."""
+    if why := weakness(folder.parent) or weakness(folder.resolve().parent):
+        raise PermissionError(why)
+    for parent in reversed(folder.parents):
+        if not parent.exists():
+            parent.mkdir(0o755, exist_ok=True)
+    folder.mkdir(0o700, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is owned by {_name(folder.stat().st_uid)}; make a folder of your own there")
+    folder.chmod(0o700)
+
+
+def weakness(folder: Path) -> str:
+    """Return who could change what will lie in a folder, and what to do; empty where only its user and root could."""
+    looked: set[Path] = set()
+    for way in (folder.absolute(), folder.resolve()):
+        for part in (way, *way.parents):
+            if part not in looked and os.path.lexists(part):
+                looked.add(part)
+                if why := _weakness_of(part):
+                    return f"{part} {why}"
+    return ""
+
+
+def _weakness_of(part: Path) -> str:
+    harm = "who could put other files in the place of yours"
+    at = part.lstat()
+    if at.st_uid not in (0, os.geteuid()):
+        return f"is owned by {_name(at.st_uid)}, {harm}; choose another folder"
+    if stat.S_ISLNK(at.st_mode) or at.st_mode & stat.S_ISVTX:
+        return ""
+    if at.st_mode & stat.S_IWOTH:
+        return f"may be written by everybody, {harm}; run chmod o-w {part}, or choose another folder"
+    if at.st_mode & stat.S_IWGRP and (others := _others_in(at.st_gid)):
+        group = f"{', '.join(others[:3])} of its group"
+        return f"may be written by {group}, {harm}; run chmod g-w {part}, or choose another folder"
+    return ""
+
+
+def _others_in(group: int) -> list[str]:
+    """Name who else is in a group; empty for a user's private group, which many systems let write."""
+    members = {user.pw_name for user in pwd.getpwall() if user.pw_gid == group and user.pw_uid != os.geteuid()}
+    with contextlib.suppress(KeyError):  # a number without a name has no members that could be named
+        members.update(grp.getgrgid(group).gr_mem)
+    return sorted(members - {"root", _name(os.geteuid())})
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user id {user}"
