@@ -203,7 +203,7 @@ def test_nothing_of_a_pod_lies_where_other_users_may_have_been(world: World, tmp
     root = world.cluster.path
     ours = [p for p in world.processes() if any(str(root) in word for word in [*p.argv, *p.environ.values()])]
     started = [p.argv for p in ours if "-m" in p.argv and any(word.startswith("workbench.") for word in p.argv)]
-    assert len(started) > 5
+    assert len(started) >= 4  # the keeper and three agents
     assert [argv for argv in started if argv[1] != "-P"] == []
     if launcher == "openmpi":
         assert list((root / "pods").glob("ompi.*"))
