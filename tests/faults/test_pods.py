@@ -202,7 +202,8 @@ def test_nothing_of_a_pod_lies_where_other_users_may_have_been(world: World, tmp
     world.until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120)
     root = world.cluster.path
     ours = [p for p in world.processes() if any(str(root) in word for word in [*p.argv, *p.environ.values()])]
-    started = [p.argv for p in ours if "-m" in p.argv and any(word.startswith("workbench.") for word in p.argv)]
+    pythons = [p.argv for p in ours if p.argv and Path(p.argv[0]).name.startswith("python")]
+    started = [argv for argv in pythons if any(word.startswith("workbench.") for word in argv[1:6])]
     assert len(started) >= 4  # the keeper and three agents
     assert [argv for argv in started if argv[1] != "-P"] == []
     if launcher == "openmpi":
