@@ -97,7 +97,7 @@ def server_of(agent) -> Process:
     names = (b"workbench.worker.warm", b"workbench.worker.forkserver")
     below = [p for p in process_table().values() if marks(p.pid).get("WORKBENCH_POD") == str(agent.root)]
     # What it has forked is called as it is, and came later.
-    return min((p for p in below if argv(p).split(b"\0")[2] in names), key=lambda p: (p.start_time, p.pid))
+    return min((p for p in below if {*argv(p).split(b"\0")[:5]} & {*names}), key=lambda p: (p.start_time, p.pid))
 
 
 def argv(process: Process) -> bytes:
