@@ -144,7 +144,7 @@ def test_every_fault_of_the_page_is_held_by_tests_that_are_there() -> None:
     assert [int(number) for number, _ in rows] == list(range(1, 53))
     for number, cell in rows:
         names = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
-        assert names or number == "50", f"row {number} names no test"
+        assert names, f"row {number} names no test"
         for path, name in names:
             tree = ast.parse((ROOT / path).read_text())
             assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"

@@ -125,13 +125,13 @@ class Journal:
             **spec.job.facts,
             "versions": dict(pods[0].versions) if pods else {},
             **RunTotals.of(read_events(self._paths.events)).facts(started_s),
+            "duration_s": round(ended_s - started_s, 3),
             **facts,
             "state": state,
             "message": message,
             "error": fault,
             "hosts": [HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods],
             "world_size": world_size,
-            "duration_s": round(ended_s - started_s, 3),
             "ended_s": ended_s,
         }
         result = self._redact.json(ResultRecord.at(self._paths.root, raw).to_dict())
