@@ -31,6 +31,7 @@ AllowTcpForwarding {forwarding}
 MaxStartups 100
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
+{algorithms}
 """
 
 
@@ -44,6 +45,8 @@ class SSHHost:
     public_key: str
     forwarding: str = "no"
     key_type: str = "ed25519"
+    algorithms: str = ""
+    """Lines of sshd_config that say what it speaks; OpenSSH's own without."""
     prefix: tuple[str, ...] = ()
     """Words before sshd's: what starts it in a network namespace."""
     process: subprocess.Popen[bytes] = field(init=False)

@@ -20,6 +20,7 @@ from tests.pods.sshhosts import HostsPlace, SSHHost
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.guest.addresses import free_port
 from workbench.pods.hosts.entry import far_end_script
 from workbench.pods.hosts.far_end import ANSWER
 from workbench.pods.hosts.pods import SSHPods
@@ -212,6 +213,28 @@ def test_something_else_on_the_port(launch: Launch) -> None:
         with pytest.raises(PodError, match=rf"127.0.0.7 \(127.0.0.7:{port}\) did not complete the SSH handshake"):
             launch(hosts=[f"127.0.0.7:{port}"])
         os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        "Ciphers aes256-cbc",
+        "Ciphers 3des-cbc",
+        "Ciphers aes256-ctr\nMACs hmac-sha1",
+        "Ciphers aes256-ctr\nMACs hmac-md5",
+    ],
+)
+def test_a_host_that_speaks_weak_algorithms_alone_is_refused(
+    there: HostsPlace, launch: Launch, tmp_path: Path, weak: str
+) -> None:
+    port = free_port(["127.0.0.8"])
+    host = SSHHost(tmp_path / "weak", "127.0.0.8", port, there.user.public_key, algorithms=weak).start()
+    try:
+        with pytest.raises(PodError, match=r"127.0.0.8 .* did not complete the SSH handshake: .*no acceptable"):
+            launch(hosts=[f"127.0.0.8:{port}"], trust={"127.0.0.8": host.fingerprint})
+        assert "Accepted publickey" not in host.log
+    finally:
+        host.stop()
 
 
 def test_a_hostfile_is_adopted_with_its_slots(there: HostsPlace, launch: Launch, tmp_path: Path) -> None:

@@ -26,6 +26,14 @@ __all__ = ["Destination", "Transport", "check_host_key", "connect", "handshake",
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0
 _CONNECT_S = 5.0
+# What paramiko would offer last. OpenSSH's own client and daemon have offered none of the ciphers since 2017.
+_WEAK = {
+    "ciphers": ["3des-cbc", "aes128-cbc", "aes192-cbc", "aes256-cbc"],
+    "macs": ["hmac-md5", "hmac-md5-96", "hmac-sha1", "hmac-sha1-96"],
+    "kex": ["diffie-hellman-group1-sha1", "diffie-hellman-group14-sha1", "diffie-hellman-group-exchange-sha1"],
+    "keys": ["ssh-dss", "ssh-rsa"],
+    "pubkeys": ["ssh-dss", "ssh-rsa"],
+}
 
 Wire: TypeAlias = "socket.socket | paramiko.Channel"
 
@@ -104,7 +112,7 @@ def handshake(
     """Agree on keys; the host proves one of its keys here."""
     limit_s = min(timeout_s, _BANNER_S)
     logging.getLogger(_TRANSPORT_LOG).addHandler(logging.NullHandler())
-    transport = Transport(wire)
+    transport = Transport(wire, disabled_algorithms=_WEAK)
     transport.set_log_channel(_TRANSPORT_LOG)
     transport.banner_timeout = transport.auth_timeout = limit_s
     transport.channel_timeout = timeout_s
