@@ -179,7 +179,9 @@ def test_kubernetes_runs_jupyterlab_as_the_image_does() -> None:
     assert container["image"] == compose()["services"]["jupyter"]["image"]
     assert not {"command", "args"} & container.keys()
     assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == "1000:1000"
-    (mount,) = container["volumeMounts"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "notebooks"]
+    assert {"/home/workbench", "/tmp"} <= {each["mountPath"] for each in container["volumeMounts"]}
     assert mount["mountPath"] == target_of(compose()["services"]["jupyter"], "work")
     assert any(mount["mountPath"] in rest for name, rest in stages()["worker"] if name == "RUN")
     assert ("EXPOSE", str(container["ports"][0]["containerPort"])) in stages()["jupyter"]

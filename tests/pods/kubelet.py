@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -38,6 +39,16 @@ _WAITING = {
     "creating": ("ContainerCreating", ""),
 }
 _INSTEAD = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here; exit 3"]}
+
+
+_READ_ONLY = """
+mount --make-rprivate /
+for writable in /tmp "$1"; do mount --bind "$writable" "$writable"; done
+mount -o remount,bind,ro /
+shift
+exec "$@"
+"""
+"""Starts a container whose root file system cannot be written, but for what the manifest mounts there."""
 
 
 @dataclass
@@ -187,8 +198,13 @@ class Kubelet:
         command = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here; exit 3"]}.get(
             behaviour, command
         )
+        program = command[0]
+        if pod.container["securityContext"]["readOnlyRootFilesystem"] and os.geteuid() == 0:
+            command = ["unshare", "--mount", "sh", "-ec", _READ_ONLY, "sh", str(self.folder), *command]
         with pod.log.open("ab") as log:
             try:
+                if shutil.which(program, path=self.environment["PATH"]) is None:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 pod.process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -199,7 +215,7 @@ class Kubelet:
                     start_new_session=True,
                 )
             except OSError as error:
-                message = f'exec: "{command[0]}": {error.strerror}'
+                message = f'exec: "{program}": {error.strerror}'
                 await self._wait_for_ever(pod, "RunContainerError", message)
                 return
         running = {"phase": "Running", "podIP": pod.address, "startTime": _now()}
@@ -246,7 +262,7 @@ class Kubelet:
                     (folder / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
                     (folder / item["path"]).chmod(volume["secret"]["defaultMode"])
         mounts = {mount["mountPath"]: str(folders[mount["name"]]) for mount in pod.container["volumeMounts"]}
-        return {path: folder for path, folder in mounts.items() if path != "/dev/shm"}
+        return {path: folder for path, folder in mounts.items() if path not in ("/dev/shm", "/tmp")}
 
     async def _secret(self, pod: Running, name: str) -> dict[str, str] | None:
         namespace = pod.manifest["metadata"]["namespace"]

@@ -58,7 +58,17 @@ class KubernetesPlace:
         return KubernetesPods(**given)
 
     def left(self, context: LaunchContext) -> list[str]:
+        deadline = time.monotonic() + 10
+        while self._waits_for_collection() and time.monotonic() < deadline:
+            time.sleep(0.01)
         return [f"{item['kind']} {item['metadata']['name']}" for item in self.server.live()]
+
+    def _waits_for_collection(self) -> bool:
+        """Whether something is left whose owner is gone; the collector works in the background."""
+        items = list(self.server.live())
+        alive = {item["metadata"]["uid"] for item in items}
+        owners = {owner["uid"] for item in items for owner in item["metadata"].get("ownerReferences", ())}
+        return not owners <= alive
 
     async def _start(self) -> None:
         import kmock

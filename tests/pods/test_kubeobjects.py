@@ -95,6 +95,43 @@ def test_every_shipped_manifest_is_valid_and_listed() -> None:
     assert images == {image["name"] for image in kustomization["images"]}
 
 
+def may_connect(source: dict[str, str], target: Any, port: str | int) -> bool:
+    """Whether the shipped policies let a pod with these labels connect to a port of another."""
+    policies = [p["spec"] for p in yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text())]
+    labels = target["metadata"]["labels"]
+    own = [p for p in policies if p["podSelector"]["matchLabels"].items() <= labels.items()]
+    rules = [rule for policy in own for rule in policy["ingress"]]
+    named = {p["name"]: p["containerPort"] for c in target["spec"]["containers"] for p in c["ports"]}
+    wanted = named.get(port, port)
+    return not own or any(
+        any(peer["podSelector"]["matchLabels"].items() <= source.items() for peer in rule["from"])
+        and ("ports" not in rule or any(named.get(p["port"], p["port"]) == wanted for p in rule["ports"]))
+        for rule in rules
+    )
+
+
+def test_the_shipped_policies_let_in_the_notebook_and_peers_alone() -> None:
+    documents = yaml.safe_load_all((MANIFESTS / "jupyterlab.yaml").read_text())
+    notebook = next(document for document in documents if document["kind"] == "Deployment")["spec"]["template"]
+    worker: Any = objects(port=2022, labels={"team": "nlp"}).pod(1, OWNER)
+    theirs, ours, stranger = worker["metadata"]["labels"], notebook["metadata"]["labels"], {"app": "stranger"}
+    assert may_connect(theirs, worker, "ssh")
+    assert may_connect(theirs, worker, 29500)  # gloo and NCCL take any port
+    assert may_connect(ours, worker, 2022)
+    assert not may_connect(ours, worker, 29500)
+    for port in ("ssh", 29500):
+        assert not may_connect(stranger, worker, port)
+    for labels in (theirs, stranger):
+        assert not may_connect(labels, notebook, "http")
+
+
+def test_the_shipped_role_reads_and_deletes_no_secret() -> None:
+    documents = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
+    rules = next(document for document in documents if document["kind"] == "Role")["rules"]
+    assert {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]} == {"create"}
+    assert all("*" not in (*rule["verbs"], *rule["resources"]) for rule in rules)
+
+
 def test_all_options_arrive() -> None:
     pod: Any = objects(**EVERYTHING).pod(1, OWNER)
     spec, container = pod["spec"], pod["spec"]["containers"][0]
@@ -129,7 +166,11 @@ def test_pods_keep_to_the_restricted_standard_and_get_no_token() -> None:
         assert spec["volumes"][0]["secret"]["defaultMode"] == mode
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
         assert spec["automountServiceAccountToken"] is False
 
 

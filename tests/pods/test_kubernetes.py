@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -116,7 +117,7 @@ def test_a_server_in_trouble_is_asked_again(place: KubernetesPlace, context: Lau
     fault(place, "create", "pods", 504, after=True, skip=1)
     fault(place, "watch", "pods", 410)
     fault(place, "watch", "events", 500, times=2)
-    fault(place, "delete", "secrets", 500)
+    fault(place, "delete", "pods", 500)
     backend = place.backend()
     began_s = time.monotonic()
     pods = backend.launch(PodSpec(), 2, context)
@@ -152,7 +153,7 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
     words = "not all could be removed from namespace lab: .*etcd is down; .*kubectl -n lab delete pod,service,secret -l"
     with pytest.raises(BackendError, match=words):
         backend.stop()
-    assert [line.split()[0] for line in place.left(context)] == ["Pod"]
+    assert sorted(line.split()[0] for line in place.left(context)) == ["Pod", "Secret", "Service"]
     place.server.faults.clear()
     for _ in range(2):
         remove_left(backend.to_dict(), context.directory)
@@ -311,6 +312,18 @@ def test_inside_a_cluster_pods_are_reached_directly(
     SSHConnection(pods[0], identity).open().close()
     assert ("get", "pods/portforward") not in place.server.calls
     backend.stop()
+
+
+def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
+    with launched.connect() as connection:
+        for path in ("/etc/x", "/usr/bin/x", f"{Path.home()}/x"):
+            refused = connection.run(["touch", path], timeout_s=20)
+            assert "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr, path
+        script = 'import os, pathlib; p = pathlib.Path(os.environ["XDG_CACHE_HOME"], "hub"); p.mkdir(parents=True)'
+        assert connection.run([sys.executable, "-c", f"{script}; print(p)"], timeout_s=20).stdout.startswith(
+            launched.pods[0].root
+        )
+        assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=20).exit_code == 0
 
 
 def test_the_notebooks_own_pod_owns_the_first(

@@ -139,6 +139,30 @@ def test_every_object_is_valid(tmp_path: Path, kind: str, options: dict[str, Any
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pod_gets_a_token_or_may_write_its_image(tmp_path: Path, kind: str) -> None:
+    made = parts(run_of(tmp_path, FineTune(technique="zero1")).manifest(kind, image=IMAGE))
+    job = list(made.values())[-1]
+    pods = [each["spec"] for each in templates(job)]
+    if kind == "trainjob":  # which cannot say it of its pods
+        patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
+        pods = [patch["template"]["spec"]["template"]["spec"]]
+        account = made["ServiceAccount"]
+        assert account["automountServiceAccountToken"] is False
+        assert account["metadata"]["name"] == pods[0]["serviceAccountName"]
+    else:
+        assert [pod["automountServiceAccountToken"] for pod in pods] == [False] * len(pods)
+    for container in (container for pod in pods for container in pod["containers"]):
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert {"/tmp", "/results"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_a_trainjob_of_anothers_account_tells_of_its_token(tmp_path: Path) -> None:
+    manifest = run_of(tmp_path, FineTune()).manifest("trainjob", image=IMAGE, service_account="mine")
+    assert "ServiceAccount" not in parts(manifest)
+    assert "a token of the account mine, unless" in str(manifest)
+
+
 def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:
     run = run_of(tmp_path, FineTune())
     for kind, path in {"trainjob": "trainer", "pytorchjob": "runPolicy", "mpijob": "runPolicy"}.items():

@@ -16,12 +16,14 @@ from workbench.base.process import POD_MARK
 from workbench.pods.guest import pod_main
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.podspec import (
-    CONTAINER_SECURITY,
+    TMP_MOUNT,
+    cache_env,
+    container_security,
     placement,
     pod_security,
     resources,
     secret_env,
-    shm_volume,
+    writable_volumes,
 )
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
@@ -201,6 +203,7 @@ class ClusterObjects:
         mounts: list[Manifest] = [
             {"name": "secret", "mountPath": _SECRET_PATH, "readOnly": True},
             {"name": "work", "mountPath": _WORK_PATH},
+            dict(TMP_MOUNT),
             {"name": "shm", "mountPath": "/dev/shm"},
         ]
         wanted = resources(self.spec, options.gpu_resource)
@@ -212,7 +215,7 @@ class ClusterObjects:
             "env": self._env(root),
             "ports": [{"name": "ssh", "containerPort": options.port}],
             "resources": {"requests": wanted, "limits": wanted},
-            "securityContext": CONTAINER_SECURITY,
+            "securityContext": container_security(options),
             # Only until it has succeeded once: a probe of the port for ever would fill sshd's log.
             "startupProbe": {
                 "exec": {"command": ["test", "-f", f"{root}/sshd/listening"]},
@@ -228,7 +231,7 @@ class ClusterObjects:
             {"name": POD_MARK, "value": root},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ]
-        return [*env, *secret_env(self.options)]
+        return [*env, *cache_env(self.options, f"{root}/cache"), *secret_env(self.options)]
 
     def _volumes(self, index: int) -> list[Manifest]:
         own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
@@ -241,7 +244,7 @@ class ClusterObjects:
         return [
             {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
-            shm_volume(self.options),
+            *writable_volumes(self.options),
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:

@@ -78,6 +78,9 @@ class KubernetesOptions(Place):
     """Secrets with which the image is pulled. Default none."""
     run_as_user: Annotated[Size | None, Allowed("1 or more, as pods never run as root, or None")] = 1000
     """User id of everything in a pod, never 0; it needs a name in the image. None takes the image's. Default 1000."""
+    read_only_root: bool = True
+    """Whether the image's own files cannot be written: caches are then in the pod's folder, and `/tmp` is empty and the
+    pod's own. False for images whose programs write elsewhere. Default true."""
     shm_gib: Annotated[Positive, Unit("GiB")] = 1.0
     """Size of `/dev/shm`, which counts as memory of the pod. Default 1."""
     pvc: Name = ""

@@ -102,7 +102,7 @@ class KubernetesPods(KubernetesOptions):
         return self._session.log(name, tail)
 
     def stop(self) -> None:
-        """Delete the pods, the Service and the Secret, and wait until the pods are gone. Idempotent.
+        """Delete the pods and wait until they are gone; the Service and the Secret go with the first. Idempotent.
 
         Raises:
             BackendError: Something could not be deleted; it ends by itself at the pods' deadline.
@@ -128,7 +128,7 @@ class KubernetesPods(KubernetesOptions):
         from workbench.pods.kubernetes.objects import CLUSTER_LABEL
         from workbench.pods.kubernetes.remove import remove
 
-        remove(KubeApi(self), str(base), f"{CLUSTER_LABEL}={base}")
+        remove(KubeApi(self), f"{CLUSTER_LABEL}={base}")
         (directory / _RECORD).unlink()
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:

@@ -5,13 +5,18 @@ Pure: options in, plain JSON out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["CONTAINER_SECURITY", "placement", "pod_security", "resources", "secret_env", "shm_volume"]
+__all__ = [
+    "TMP_MOUNT", "cache_env", "container_security", "placement", "pod_security", "resources", "secret_env",
+    "writable_volumes",
+]  # fmt: skip
 
-CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-"""What Kubernetes' `restricted` standard asks of a container."""
+TMP_MOUNT: Mapping[str, object] = {"name": "tmp", "mountPath": "/tmp"}
+"""Where a container may write though its root file system is read-only; `writable_volumes` has the volume."""
 
 
 def resources(spec: PodSpec, gpu_resource: str) -> dict[str, str]:
@@ -52,6 +57,21 @@ def pod_security(options: KubernetesOptions) -> dict[str, object]:
     }
 
 
+def container_security(options: KubernetesOptions) -> dict[str, object]:
+    """Return the security context of a container: more than the `restricted` standard asks."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": options.read_only_root,
+    }
+
+
+def cache_env(options: KubernetesOptions, folder: str) -> list[dict[str, object]]:
+    """Return the variables that keep caches out of a home folder that cannot be written."""
+    names = ("XDG_CACHE_HOME", "TRITON_HOME", "MPLCONFIGDIR") if options.read_only_root else ()
+    return [{"name": name, "value": folder} for name in names]
+
+
 def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
     """Return the variables that come from Secrets, by reference."""
     return [
@@ -60,6 +80,7 @@ def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
     ]
 
 
-def shm_volume(options: KubernetesOptions) -> dict[str, object]:
-    """Return the volume `shm`, which takes the place of the small `/dev/shm` that containers have."""
-    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{round(options.shm_gib * 1024)}Mi"}}
+def writable_volumes(options: KubernetesOptions) -> list[dict[str, object]]:
+    """Return the volumes `tmp`, and `shm` in place of the small `/dev/shm` that containers have."""
+    shm = {"medium": "Memory", "sizeLimit": f"{round(options.shm_gib * 1024)}Mi"}
+    return [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]

@@ -1,38 +1,35 @@
-"""Deleting what we made in Kubernetes: one object, or what is left of a cluster whose keeper died."""
+"""Deleting pods that we made in Kubernetes. The Secret and the Service go with the first pod, which owns them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from workbench.base.errors import BackendError
-from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
+from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
 
 __all__ = ["delete", "made_for", "remove"]
 
 _GRACE_S = 2
 
 
-def delete(api: KubeApi, thing: tuple[Kind, str, str]) -> str:
-    """Delete an object; return why that failed, empty if it did not."""
-    kind, name, uid = thing
+def delete(api: KubeApi, pod: tuple[str, str]) -> str:
+    """Delete a pod, by name and unique id; return why that failed, empty if it did not."""
+    name, uid = pod
     try:
-        api.delete(kind, name, uid, grace_s=_GRACE_S if kind == "pod" else None)
+        api.delete("pod", name, uid, grace_s=_GRACE_S)
     except ApiRefusal as error:
         return str(error)
     return ""
 
 
-def made_for(api: KubeApi, base: str, selector: str) -> list[tuple[Kind, str, str]]:
-    """Return all objects of a cluster: kind, name and uid."""
+def made_for(api: KubeApi, selector: str) -> list[tuple[str, str]]:
+    """Return the pods of a cluster: name and unique id."""
     pods, _ = api.list("pod", label_selector=selector)
-    made: list[tuple[Kind, str, str]] = [("secret", base, ""), ("service", base, "")]
-    for pod in pods:
-        metadata: Any = pod["metadata"]
-        made.append(("pod", metadata["name"], metadata["uid"]))
-    return made
+    names: list[Any] = [pod["metadata"] for pod in pods]
+    return [(each["name"], each["uid"]) for each in names]
 
 
-def remove(api: KubeApi, base: str, selector: str) -> None:
-    """Delete all objects of a cluster."""
-    if left := [words for thing in made_for(api, base, selector) if (words := delete(api, thing))]:
+def remove(api: KubeApi, selector: str) -> None:
+    """Delete all pods of a cluster."""
+    if left := [words for pod in made_for(api, selector) if (words := delete(api, pod))]:
         raise BackendError("; ".join(left))

@@ -55,7 +55,7 @@ class Session:
         """Prepare; `open` makes the objects."""
         self._api, self._objects, self._context, self._forward = api, objects, context, forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
-        self._made: list[tuple[Kind, str, str]] = []
+        self._made: list[tuple[str, str]] = []  # the pods, by name and unique id; all else goes with the first
         self._making = threading.Lock()
         self._closed = threading.Event()
         self._changed = threading.Condition()
@@ -82,7 +82,7 @@ class Session:
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods that another session made, and all that belongs to them."""
         selector = self._objects.selector
-        self._made = made_for(self._api, self._objects.base, selector)
+        self._made = made_for(self._api, selector)
         self._watched = watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
         with self._changed:
             self._changed.wait_for(lambda: watched.changes, _REPORT_S)
@@ -129,7 +129,7 @@ class Session:
         if self._watched is not None:
             if made and not left:
                 with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
-                    self._await_gone(self._watched, {name for kind, name, _ in made if kind == "pod"})
+                    self._await_gone(self._watched, {name for name, _ in made})
             self._watched.close()
         self._made = []
         if left:
@@ -141,23 +141,28 @@ class Session:
     def _make_all(self) -> None:
         """Make the first pod, which owns what comes after it: with it, all goes, whoever deletes it."""
         objects, notebook = self._objects, self._api.own_pod()
-        first = self._make("pod", objects.pod(0, notebook))
+        first = self._make_pod(objects.pod(0, notebook))
         metadata: Any = first["metadata"]
         owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
         self._make("secret", objects.secret(self._context.public_key, self._host_keys, owner))
         self._make("service", objects.service(owner))
         for index in range(1, objects.count):
-            self._make("pod", objects.pod(index, owner))
+            self._make_pod(objects.pod(index, owner))
 
-    def _make(self, kind: Kind, manifest: Manifest) -> Manifest:
+    def _make_pod(self, manifest: Manifest) -> Manifest:
         metadata: Any = manifest["metadata"]
         with self._making:
             self._check_open()
-            self._made.append((kind, metadata["name"], ""))
-            made = self._api.create(kind, manifest)
+            self._made.append((metadata["name"], ""))
+            made = self._api.create("pod", manifest)
             uid: Any = made["metadata"]
-            self._made[-1] = (kind, metadata["name"], str(uid.get("uid", "")))
+            self._made[-1] = (metadata["name"], str(uid.get("uid", "")))
             return made
+
+    def _make(self, kind: Kind, manifest: Manifest) -> None:
+        with self._making:
+            self._check_open()
+            self._api.create(kind, manifest)
 
     def _await_all(self) -> list[Pod]:
         deadline = time.monotonic() + self._context.timeout_s

@@ -167,6 +167,11 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
         notes.append(f"The Secret: kubectl{at} create secret generic {secret} --from-literal={key}=…")
     notes.append(f"Start: kubectl{at} create -f FILE   (not apply, which keeps a second copy, of 256 KiB at most)")
     notes.append(f"The results: folder {plan.name} on the claim {plan.claim}, a run directory that Run.load reads.")
+    if plan.kind == "trainjob" and options.service_account:
+        notes.append(
+            f"The pods get a token of the account {options.service_account}, unless the account itself says"
+            " automountServiceAccountToken: false; a TrainJob cannot."
+        )
     if plan.kind == "trainjob" and options.priority_class:
         notes.append(f"The priority class {options.priority_class} must stand in the runtime: a TrainJob has none.")
     if plan.resumes and plan.kind != "trainjob":

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 from workbench.base import entries
 from workbench.pods.kubernetes.podspec import (
-    CONTAINER_SECURITY,
+    TMP_MOUNT,
+    cache_env,
+    container_security,
     placement,
     pod_security,
     resources,
     secret_env,
-    shm_volume,
+    writable_volumes,
 )
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.options import HandoverOptions
@@ -86,13 +88,19 @@ def objects_of(plan: KubeflowPlan) -> list[Object]:
     """Return the objects of a run, the job last."""
     claim = [] if plan.options.pvc else [_claim(plan)]
     job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[plan.kind](plan)
-    return [_config_map(plan), *claim, job]
+    account = [_account(plan)] if plan.kind == "trainjob" and not plan.options.service_account else []
+    return [_config_map(plan), *claim, *account, job]
 
 
 def _config_map(plan: KubeflowPlan) -> Object:
     texts = {name: data.decode() for name, data in plan.files.items() if not name.endswith(".zip")}
     packed = {name: base64.b64encode(data).decode() for name, data in plan.files.items() if name not in texts}
     return {**_head("v1", "ConfigMap", plan, plan.name), "immutable": True, "data": texts, "binaryData": packed}
+
+
+def _account(plan: KubeflowPlan) -> Object:
+    # A TrainJob cannot say that its pods get no token; the account that they run as can.
+    return {**_head("v1", "ServiceAccount", plan, plan.name), "automountServiceAccountToken": False}
 
 
 def _claim(plan: KubeflowPlan) -> Object:
@@ -115,13 +123,14 @@ def _trainjob(plan: KubeflowPlan) -> Object:
         "numProcPerNode": plan.pod.slots,
         "resourcesPerNode": _requests(plan),
     }
-    placed = placement(plan.options)
+    placed = {"serviceAccountName": plan.name, **placement(plan.options)}
     placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
+    node = {"name": "node", "volumeMounts": _mounts(), "securityContext": container_security(plan.options)}
     patch = {
         "volumes": _volumes(plan),
         "securityContext": pod_security(plan.options),
         **placed,
-        "containers": [{"name": "node", "volumeMounts": _mounts(), "securityContext": CONTAINER_SECURITY}],
+        "containers": [node],
     }
     template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": patch}}}}]}}
     spec: Object = {
@@ -238,7 +247,7 @@ def _container(plan: KubeflowPlan, name: str, command: Sequence[str]) -> Object:
         "command": list(command),
         "env": _env(plan),
         "resources": _requests(plan),
-        "securityContext": CONTAINER_SECURITY,
+        "securityContext": container_security(plan.options),
         "volumeMounts": _mounts(),
     }
 
@@ -246,7 +255,7 @@ def _container(plan: KubeflowPlan, name: str, command: Sequence[str]) -> Object:
 def _env(plan: KubeflowPlan) -> list[Object]:
     plain = {"PYTHONPATH": f"{SPEC}/workbench.zip", **plan.options.env}
     own: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
-    return [*own, *secret_env(plan.options)]
+    return [*cache_env(plan.options, "/tmp/cache"), *own, *secret_env(plan.options)]
 
 
 def _requests(plan: KubeflowPlan) -> Object:
@@ -258,6 +267,7 @@ def _mounts() -> list[Object]:
     return [
         {"name": "spec", "mountPath": SPEC, "readOnly": True},
         {"name": "results", "mountPath": RESULTS},
+        dict(TMP_MOUNT),
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
 
@@ -266,7 +276,7 @@ def _volumes(plan: KubeflowPlan) -> list[Object]:
     return [
         {"name": "spec", "configMap": {"name": plan.name}},
         {"name": "results", "persistentVolumeClaim": {"claimName": plan.claim}},
-        shm_volume(plan.options),
+        *writable_volumes(plan.options),
     ]
 
 
