@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,36 @@ def test_a_line_carries_one_object() -> None:
 def test_anything_but_an_object_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         from_line(line)
+
+
+def test_a_false_keeper_that_drips_is_given_up_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "keeper.sock"
+    with listen(path) as server:
+        pid = os.fork()
+        if pid == 0:
+            connection, _ = server.accept()
+            while True:
+                try:
+                    connection.sendall(b" ")
+                except OSError:
+                    os._exit(0)
+                time.sleep(0.2)
+        began = time.monotonic()
+        with pytest.raises(RunError, match="does not answer"):
+            ask(path, {"op": "stacks"}, timeout_s=1.0)
+        assert 0.9 < time.monotonic() - began < 10
+        os.waitpid(pid, 0)
+
+
+def test_an_answer_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keeper.sock"
+    for answer in (b"[" * 100_000 + b"\n", b'{"ok": ' * 900 + b"1" + b"}" * 900 + b"\n", b"5\n", b"\xff\n"):
+        with listen(path) as server:
+            pid = os.fork()
+            if pid == 0:
+                connection, _ = server.accept()
+                connection.sendall(answer)
+                os._exit(0)
+            with pytest.raises(RunError, match="not a JSON object"):
+                ask(path, {})
+            os.waitpid(pid, 0)

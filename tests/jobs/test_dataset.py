@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from wrong import WRONG, places, replaced
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.convert import read_tables
@@ -169,3 +170,25 @@ def test_the_real_rows(tmp_path: Path, shared_data: Path) -> None:
     made = prepare(dataset_from(str(shared_data)), tmp_path / "out")
     assert made.train_rows == 15_927
     assert len(lines(made.train)) == 15_927
+
+
+def test_a_row_with_anything_in_any_place_is_taken_or_refused_in_words(tmp_path: Path) -> None:
+    table = {"id": "1-1", "header": ["a"], "types": ["real"], "rows": [["5"]]}
+    sql = {"sel": 0, "agg": 0, "conds": [[0, 0, "5"]]}
+    bases = ({"source": "q", "target": "a"}, {"question": "who", "table_id": "1-1", "sql": sql}, table)
+    tried = refused = 0
+    for base in bases:
+        for at in places(base):
+            for wrong in WRONG:
+                changed = replaced(base, at, wrong)
+                row, its_table = (bases[1], changed) if base is table else (changed, table)
+                for name, value in (("train", row), ("eval", row), ("tables", its_table)):
+                    (tmp_path / f"{name}.jsonl").write_text(json.dumps(value) + "\n")
+                tried += 1
+                try:
+                    prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+                except ConfigError as error:
+                    assert "line 1" in str(error) or "row" in str(error)
+                    refused += 1
+    assert tried > 300
+    assert refused > tried / 2

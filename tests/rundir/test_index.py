@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -108,3 +109,37 @@ def test_a_broken_index_is_made_again(tmp_path: Path, content: bytes) -> None:
     with RunIndex(tmp_path) as index:
         assert index.refresh().read == 1
         assert [r.id for r in index.query()] == ["run-00001"]
+
+
+def test_a_link_in_place_of_the_index_is_not_followed(tmp_path: Path) -> None:
+    folder, own = tmp_path / "foreign", tmp_path / "own.sqlite"
+    write_run(folder, 1)
+    with RunIndex(folder, own) as index:
+        index.refresh()
+    before = own.read_bytes()
+    for name in (INDEX_FILE, f"{INDEX_FILE}-wal"):
+        (folder / name).symlink_to(own)
+        with pytest.raises(RunError, match="no link is followed there; remove it"):
+            RunIndex(folder)
+        (folder / name).unlink()
+    assert own.read_bytes() == before
+    os.mkfifo(folder / INDEX_FILE)
+    with pytest.raises(RunError, match="not a regular file"):
+        RunIndex(folder)
+
+
+def test_an_index_with_an_overwritten_page_is_made_anew(tmp_path: Path) -> None:
+    for n in range(200):
+        write_run(tmp_path, n)
+    with RunIndex(tmp_path) as index:
+        index.refresh()
+    file = tmp_path / INDEX_FILE
+    for page in range(1, file.stat().st_size // 4096):
+        whole = file.read_bytes()
+        with file.open("r+b") as out:
+            out.seek(page * 4096)
+            out.write(b"\xa5" * 4096)
+        with RunIndex(tmp_path) as index:
+            assert index.refresh().runs == 200
+            assert len(index.query()) == len(index) == 200
+        file.write_bytes(whole)

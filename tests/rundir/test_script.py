@@ -235,3 +235,14 @@ def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     expected = (["train.py", "--token=a $b\n", "not given"], "__main__", ["--token=${TOKEN}", "${OTHER}"])
     assert done.stdout == " ".join(map(str, expected)) + "\n"
+
+
+def test_a_file_whose_name_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
+    script = tmp_path / "work" / "train.py"
+    script.parent.mkdir()
+    script.write_text("print(1)\n")
+    (script.parent / os.fsdecode(b"m\xfcll.txt")).write_text("x")
+    with pytest.raises(ConfigError, match=r"'m\\udcfcll.txt' .* is not UTF-8, and cannot travel so; rename it"):
+        check_script(script)
+    (script.parent / IGNORE_FILE).write_text("m*.txt\n")
+    check_script(script)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
-    "UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "ratio", "scaled", "short_list",
-    "yes_no",
+    "UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "printable", "ratio", "scaled",
+    "short_list", "yes_no",
 ]  # fmt: skip
 
 UNKNOWN = "–"
@@ -126,6 +126,16 @@ def scaled(value: float | None, unit: str = "") -> str:
         if abs(value) >= size:
             return f"{value / size:.4g} {prefix}{unit}"
     return f"{value:.4g} {unit}".rstrip()
+
+
+def printable(text: str) -> str:
+    r"""Make foreign text of several lines fit for a terminal; line ends, tabs and blanks stay.
+
+    Example:
+        >>> printable("one\n  two\x1b[31m")
+        'one\n  two�[31m'
+    """
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)
 
 
 def plain(text: str) -> str:

@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunFailed
 from workbench.base.shown import Shown
+from workbench.base.words import plain, printable
 from workbench.jobs.choices import Peft
 from workbench.results import speed
 from workbench.results.answers.predictions import Predictions, read_predictions
@@ -31,7 +32,7 @@ class RunResult(Shown, ResultRecord):
         """
         if self.state is RunState.SUCCEEDED:
             return self
-        why = str(self.error) if self.error else self.message
+        why = str(self.error) if self.error else printable(self.message)
         raise RunFailed(f"the run {self.state}: {why}\nIts logs are in {RunPaths(self.path).logs}", result=self)
 
     @property
@@ -88,4 +89,4 @@ class RunResult(Shown, ResultRecord):
             "samples_per_s": self.train_samples_per_s,
         }
         measured = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
-        return f"RunResult({self.state}, {self.technique} on {len(self.hosts)} pods{measured})"
+        return plain(f"RunResult({self.state}, {self.technique} on {len(self.hosts)} pods{measured})")

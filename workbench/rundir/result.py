@@ -15,6 +15,7 @@ from workbench.base.errors import RunError
 from workbench.base.files import load_json, read_json
 from workbench.base.json_values import number
 from workbench.base.redact import Redactor
+from workbench.base.words import printable
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
@@ -57,7 +58,7 @@ class RunFault(TolerantRecord):
     def __str__(self) -> str:
         where = f"rank {self.rank} on {self.pod} ({self.host})" if self.rank is not None else self.pod or "the run"
         text = f"{where}: {self.kind}: {self.message}"
-        return "\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part)
+        return printable("\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

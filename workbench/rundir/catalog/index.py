@@ -8,14 +8,17 @@ index up to date at once: each writes in one short transaction, and readers neve
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
@@ -30,8 +33,10 @@ INDEX_FILE = ".runs.sqlite"
 
 _FORM = 2  # of the table; another number makes it anew
 _BUSY_S = 30.0
+_PARTS = ("", "-wal", "-shm", "-journal")  # of the file's name
 _FILTERS = ("state", "model", "technique", "pods", "key")
 _SOUGHT = ("path", *_FILTERS, "submitted_s", "id")  # beside the record itself, in columns of their own
+T = TypeVar("T")
 _RECORD = TypeAdapter(RunRecord)
 _TABLE = f"""
 CREATE TABLE IF NOT EXISTS runs (stamp, record, {", ".join(_SOUGHT)}, PRIMARY KEY (path));
@@ -75,6 +80,9 @@ class RunIndex:
 
     def refresh(self) -> Refreshed:
         """Bring the index up to date with the run directories; costs a look at three files a run."""
+        return self._whole(self._refresh)
+
+    def _refresh(self) -> Refreshed:
         listed = dict(self._db.execute("SELECT path, stamp FROM runs"))
         there = {str(paths.root): (paths, _stamp(paths)) for paths in find_runs(self.folder)}
         is_alive = cache(is_keeper_alive)
@@ -126,11 +134,15 @@ class RunIndex:
         text = "SELECT record FROM runs"
         text += f" WHERE {' AND '.join(where)}" if where else ""
         text += " ORDER BY submitted_s IS NULL, submitted_s DESC, id LIMIT ?"
-        rows = self._db.execute(text, (*values, -1 if limit is None else limit))
-        return [_RECORD.validate_json(record) for (record,) in rows]
+
+        def read() -> list[RunRecord]:
+            rows = self._db.execute(text, (*values, -1 if limit is None else limit))
+            return [_RECORD.validate_json(record) for (record,) in rows]
+
+        return self._whole(read)
 
     def __len__(self) -> int:
-        return int(self._db.execute("SELECT count(*) FROM runs").fetchone()[0])
+        return self._whole(lambda: int(self._db.execute("SELECT count(*) FROM runs").fetchone()[0]))
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -143,6 +155,10 @@ class RunIndex:
         self.close()
 
     def _open(self) -> sqlite3.Connection:
+        for name in _PARTS:
+            path = Path(f"{self._file}{name}")
+            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+                raise RunError(f"the index {path} is not a regular file, and no link is followed there; remove it")
         deadline = time.monotonic() + _BUSY_S
         while True:
             try:
@@ -154,10 +170,25 @@ class RunIndex:
                 time.sleep(0.02)
             except sqlite3.DatabaseError:
                 break
+        return self._made_anew()
+
+    def _made_anew(self) -> sqlite3.Connection:
         # No database, or a broken one: everything in it is in the run directories too.
-        for name in ("", "-wal", "-shm"):
+        for name in _PARTS:
             Path(f"{self._file}{name}").unlink(missing_ok=True)
         return _connect(self._file)
+
+    def _whole(self, look: Callable[[], T]) -> T:
+        """Look into the index; one that proves to be damaged is made anew from the run directories first."""
+        try:
+            return look()
+        except sqlite3.OperationalError as error:
+            raise RunError(f"the index {self._file} cannot be used: {error}") from error
+        except (sqlite3.DatabaseError, ValidationError):
+            self._db.close()
+            self._db = self._made_anew()
+            self._refresh()
+            return look()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

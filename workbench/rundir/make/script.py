@@ -77,6 +77,8 @@ def check_script(script: Path) -> None:
             f"{folder / IGNORE_FILE} leaves out {script.name}, the script itself; add a line !{script.name}"
         )
     files = _with(script)
+    for path in files:
+        _check_name(str(path.relative_to(folder)), folder)
     sizes = {path: path.stat().st_size for path in files}
     if (whole := sum(sizes.values())) > _LARGEST:
         largest = sorted(files, key=lambda path: -sizes[path])[:_NAMED]
@@ -87,6 +89,16 @@ def check_script(script: Path) -> None:
             f"{folder / IGNORE_FILE}, one pattern a line as in a .gitignore; or move the script into a folder of its "
             "own and give data by path or hub id"
         )
+
+
+def _check_name(name: str, folder: Path) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"the file {name!a} in the script's folder {folder} has a name that is not UTF-8, and cannot travel so; "
+            f"rename it, or name it in {folder / IGNORE_FILE}"
+        ) from None
 
 
 def script_files(folder: Path) -> list[Path]:
