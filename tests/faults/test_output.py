@@ -124,6 +124,27 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
         world.ended(world.submit("beat.py", "--lines", "3", cluster=cluster)).raise_for_status()
 
 
+@pytest.mark.parametrize("shared", [None, True], ids=["apart", "shared"])
+def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
+    tmp_path: Path, world: World, shared: bool | None
+) -> None:
+    with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False, shared=shared) as cluster:
+        run = world.submit("overwrite.py", cluster=cluster)
+        result = run.wait(60, progress=False).raise_for_status()
+    mine = b"written by the pod: "
+    taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
+    assert taken == ["files/mine.txt", "predictions.jsonl"]
+    assert "not brought back, as only model/, files/ and the run's own files are: " in result.message
+    assert not (run.path / "files" / "link").exists()
+    assert not (run.path / "card.html").exists()
+
+
+def files_with(folder: Path, text: bytes) -> list[Path]:
+    return [
+        path for path in folder.rglob("*") if path.is_file() and path.suffix != ".zip" and text in path.read_bytes()
+    ]
+
+
 def fill(file: int) -> bool:
     try:
         return os.write(file, bytes(4096)) > 0

@@ -13,6 +13,7 @@ import pytest
 
 from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
+from workbench.keeper.run import stage
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.make.script import IGNORE_FILE, check_script, files_of, left_out, script_files, zip_script
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -220,6 +221,17 @@ def test_an_argument_that_is_a_secret_is_refused_and_leaves_nothing(
         "--seed=12345678",
     ]
     prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job.replace(args=plain)), root=tmp_path / "run")
+
+
+def test_the_run_says_how_much_travels_and_what_stays(folder: Path, tmp_path: Path) -> None:
+    (folder / ".env").write_text("canary")
+    (folder / "out.txt").symlink_to("/etc/passwd")
+    job = Script(path=str(folder / "train.py"))
+    prepared = prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run")
+    (folder / "train.py").unlink()
+    assert stage.travels(prepared.paths) == "the script's folder (7 files, 0.1 KiB), without .env, out.txt,"
+    with zipfile.ZipFile(prepared.paths.script) as archive:
+        assert archive.read("train.py") == b"train.py", "as it was when it was submitted"
 
 
 def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -> None:
