@@ -81,6 +81,8 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
         Cluster(LocalPods(), path=team / "c").start()
     with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
         prepare_run(RunSpec(job=Script(path=__file__)), root=team / "run")
+    with pytest.raises(ConfigError, match=r"may be written by everybody, .*; run chmod"):
+        Cluster.attach(team)
     assert list(team.iterdir()) == []
     theirs = another_s(tmp_path / "theirs", monkeypatch)
     theirs.chmod(0o777)

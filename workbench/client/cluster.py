@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import DiskFull, RunError
+from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import write_json
+from workbench.base.folders import weakness
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
 from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, spawn
@@ -122,9 +123,12 @@ class Cluster(ShownLive):
         environment are its keeper's alone; one that takes over has those that are set here.
 
         Raises:
+            ConfigError: Others may change that directory.
             RunError: No cluster runs there, and its keeper cannot be replaced; the message says why.
         """
         root = Path(path).expanduser().absolute()
+        if why := weakness(root):  # its socket and its ssh configuration would be believed
+            raise ConfigError(why)
         status = cluster_status(root)
         if not (status.alive or status.phase == "lost"):
             raise RunError(f"no cluster runs in {root}: it is {status.phase}; start one with Cluster(…, path=…)")

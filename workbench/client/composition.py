@@ -37,12 +37,10 @@ class FormField:
     """One field of the form."""
 
     name: str
-    """The option that it sets."""
     label: str
     default: str | int | float
     """What it holds before anything is chosen; `""` and 0 stand for an option that is None."""
     choices: Sequence[str] = ()
-    """What it may be; empty where it is typed."""
     proposals: Sequence[str] = ()
     """What is offered to someone who types."""
     hint: str = ""

@@ -54,7 +54,6 @@ class Preview:
     pages: Mapping[str, Page]
     """By title, see `PAGES`; while something is refused only the Python cell."""
     batch: str = ""
-    """The effective global batch, spelled out; empty while something is refused."""
     memory: str = ""
     """What a pod is predicted to need, or how to learn it; empty while something is refused."""
     is_counted: bool = True

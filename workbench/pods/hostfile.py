@@ -188,7 +188,6 @@ def _is_host_name(text: str) -> bool:
 
 
 def _identity_of(address: str) -> object:
-    """Return what two spellings of one address have in common."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

@@ -61,11 +61,13 @@ class Pod:
     ssh_address: str = ""
     """Address that reaches its SSH daemon from this machine, such as that of a port-forward; empty: `address`."""
     user: str = ""
+    """User to log in as."""
     key: str = ""
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
     jump: Jump | None = None
     """The host to go through; None: straight."""
     slots: int = 1
+    """Ranks that it carries."""
     host_key: str = ""
     """Its SSH host key, `ssh-ed25519 AAAA…`; empty until known."""
     root: str = ""
@@ -94,15 +96,11 @@ class LaunchContext:
     """What the keeper hands a backend: where the cluster lives and the key that pods must accept."""
 
     cluster_id: str
-    """Unique id of the cluster; labels what the backend makes."""
     directory: Path
-    """The cluster's directory on this machine, absolute."""
     public_key: str
     """OpenSSH public key line that every pod must accept."""
     lease_s: float = 120.0
-    """Seconds a pod outlives a keeper that fell silent."""
     timeout_s: float = 120.0
-    """Seconds until pods that have not come are given up."""
     report: Callable[[str], None] = lambda _line: None
     """Takes one line of progress for people ("2 of 3 pods are up")."""
     warm: bool = False

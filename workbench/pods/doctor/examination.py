@@ -39,7 +39,6 @@ class HostReport:
     findings: tuple[Finding, ...]
     """One a check, in the order of `CHECKS`; a check that does not apply (memory of no GPU) is left out."""
     interface: str = ""
-    """Network interface of its address; empty where it is not known."""
     gpu_gib: float | None = None
     """GiB of its smallest GPU; None where none was found."""
     memory_limit_gib: float | None = None
@@ -66,7 +65,6 @@ class Diagnosis(Shown):
     note: str = ""
     """Why none was measured."""
     hosts_s: float
-    """Seconds that looking at the hosts took."""
 
     @property
     def ok(self) -> bool:

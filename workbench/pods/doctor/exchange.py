@@ -28,7 +28,6 @@ class Exchange:
     """What was measured between the pods, one process on each."""
 
     pods: int
-    """Number of pods that took part."""
     backend: str = ""
     """nccl or gloo; empty where it did not come to that."""
     latency_s: float | None = None
@@ -36,7 +35,6 @@ class Exchange:
     sizes: tuple[tuple[int, float], ...] = ()
     """Median seconds of an all-reduce by its size in bytes, the sizes growing; none beyond one that took 0.5 s."""
     problem: str = ""
-    """Why something is missing; empty where all went well."""
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
@@ -133,7 +131,6 @@ def _kill(processes: Sequence[Popen[str]]) -> None:
 
 
 def _end(processes: Sequence[Popen[str]]) -> None:
-    """Let the far ends go by closing their stdin, then make sure of the near ones."""
     for process in processes:
         if process.stdin is not None:
             try:

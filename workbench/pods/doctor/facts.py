@@ -38,12 +38,9 @@ class PodFacts(BaseModel):
     time_s: float
     """The pod's clock, in seconds since the epoch."""
     interface: str = ""
-    """Network interface of its address."""
     versions: Mapping[str, str] = {}
-    """Installed versions, by package."""
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
-    """Memory of its smallest GPU."""
     memory_gib: float | None = None
     """Memory that is free."""
     memory_limit_gib: float | None = None

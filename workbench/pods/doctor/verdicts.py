@@ -48,9 +48,7 @@ class Finding:
     """Which; one of `CHECKS`, or `MEMORY_OF_JOB`."""
     verdict: Verdict
     detail: str
-    """What was found, for people."""
     fix: str = ""
-    """What to do; empty where nothing is wrong."""
 
 
 def judge_facts(facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float) -> Iterator[Finding]:

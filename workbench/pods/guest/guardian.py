@@ -61,13 +61,11 @@ class WorkerConfig:
 
     name: str
     address: str
-    """The loopback address that is its own."""
     port: int
     slots: int
     root: str
     """The pod's folder; the worker makes it."""
     log: str
-    """The file that is its stderr and its daemon's."""
     public_key: str
     environment: Mapping[str, str]
     lease_s: float
@@ -172,7 +170,6 @@ def _await_listening(process: subprocess.Popen[bytes], log: Path, seen: int) -> 
 
 
 def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
-    """Reap the pod's orphans until the keeper has been dead for a lease."""
     waker, wakened = socket.socketpair()
     waker.setblocking(False)
     wakened.setblocking(False)

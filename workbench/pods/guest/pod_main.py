@@ -225,7 +225,6 @@ def _await_listening(daemon: subprocess.Popen[bytes], port: int) -> None:
 
 
 def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> int:
-    """Reap until the daemon ends or nobody has been logged in for too long."""
     limit_s, deadline = options.wait_s, time.monotonic() + options.wait_s
     while True:
         code = reap().get(daemon.pid)

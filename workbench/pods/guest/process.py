@@ -84,7 +84,6 @@ class LocalWorker:
     process: subprocess.Popen[bytes] | AdoptedProcess
     """The process; its stdin stays open for as long as the keeper lives."""
     started_s: float
-    """When it was started, on the monotonic clock."""
 
     @classmethod
     def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:

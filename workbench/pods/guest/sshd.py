@@ -40,12 +40,10 @@ class Daemon:
     folder: Path
     """Its own folder, absolute, made by `prepare`."""
     address: str
-    """The address that it listens on, and no other."""
     port: int
     user: str
     public_key: str
     environment: Mapping[str, str]
-    """Variables of every session, at least one."""
     allowed_from: str = "127.0.0.0/8"
     """The addresses that may log in: one, or a network."""
 

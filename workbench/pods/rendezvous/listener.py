@@ -131,7 +131,6 @@ class Rendezvous:
             self._refuse(pending, "cut short")
 
     def _judge(self, pending: _WorkerConnection, line: bytes, report: Callable[[str], None]) -> None:
-        """Check the proof, then the report; answer with a proof of our own and part."""
         try:
             message = from_line(line)
             text, nonce, given = str(message["report"]), str(message["nonce"]), str(message["proof"])
