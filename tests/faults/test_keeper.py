@@ -35,7 +35,7 @@ def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(world: World, 
     result = third.wait(10, progress=False)
     world.measured("-", "cancel of a queued run -> result", time.monotonic() - asked, 1)
     assert (result.state, result.message) == (RunState.CANCELLED, "cancelled before it started")
-    assert first.state is RunState.STARTING
+    assert first.state is RunState.RUNNING
     (tmp_path / "end").touch()
     for run in (first, second, fourth):
         world.ended(run).raise_for_status()

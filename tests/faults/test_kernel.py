@@ -90,7 +90,7 @@ def test_a_kernel_may_be_interrupted_and_killed(world: World, tmp_path: Path, ke
         assert reply["ename"] in ("Detached", "KeyboardInterrupt") if times > 1 else reply["ename"] == "Detached"
         assert "the run goes on" in reply["output"] or times > 1
         assert "run.py" not in reply["output"], "a storm of tracebacks:\n" + reply["output"]
-        assert run.state is RunState.STARTING
+        assert run.state is RunState.RUNNING
     kernel.manager.signal_kernel(9)
     seen = len(world.log(run, 1))
     world.until(lambda: len(world.log(run, 1)) > seen, 120)

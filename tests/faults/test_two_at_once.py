@@ -51,7 +51,7 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(world: World,
         with Cluster.attach(root) as third:
             assert third.spec.count == 2
             queued = third.submit(Script(path=BEAT, args=["--lines", "3"]), pods=1)
-        assert (first.phase, run.state, queued.state) == ("ready", RunState.STARTING, RunState.QUEUED)
+        assert (first.phase, run.state, queued.state) == ("ready", RunState.RUNNING, RunState.QUEUED)
         end.touch()
         world.ended(run).raise_for_status()
         world.ended(queued).raise_for_status()

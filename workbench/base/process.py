@@ -23,6 +23,7 @@ __all__ = [
     "RANK_MARK",
     "RUN_MARK",
     "Process",
+    "activity",
     "ancestors",
     "become_subreaper",
     "boot_id",
@@ -53,6 +54,7 @@ OUTPUT_PIPE = ".{}.pipe"
 """The name of the pipe in a rank's folder that somebody empties into the log of the same stream."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -233,6 +235,16 @@ def memory(pid: int) -> tuple[int, int]:
         at = status.find(b"VmHWM:")
         peak = int(status[at:].split(None, 2)[1]) * 1024 if at >= 0 else now
     return now, max(now, peak)
+
+
+def activity(pid: int) -> tuple[float, bool]:
+    """Return the CPU seconds of a process and of its children that have ended, and whether a signal has stopped it."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return 0.0, False
+    fields = text[text.rfind(b")") + 2 :].split()
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S, fields[0] in (b"T", b"t")
 
 
 def die_with_parent(parent: int) -> None:

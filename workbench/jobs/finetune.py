@@ -138,6 +138,9 @@ class FineTune(Record):
     """Evaluation rows that the trained model answers at the end, for the exact match; 0 for none."""
     seed: Count = 0
     """Seed of initial weights, order of rows and dropout."""
+    stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
+    """Seconds without a step, or before the first one without output and CPU time, or with a rank stopped by a signal,
+    after which the run is ended as failed, with kind `stall`. Default None: it is told, and goes on."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed."""
 

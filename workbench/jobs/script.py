@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from workbench.base.record import Allowed, Choice, Environment, Record, Text
+from workbench.base.record import Allowed, Choice, Environment, Positive, Record, Text, Unit
 from workbench.jobs.choices import Launcher
 
 __all__ = ["Script"]
@@ -44,6 +44,9 @@ class Script(Record):
     `ps` does not show it. One that looks like a secret is refused."""
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
+    stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
+    """Seconds without output, CPU time and steps, or with a rank stopped by a signal, after which the run is ended as
+    failed, with kind `stall`. Default None: it is told, and goes on."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down; `${NAME}` in one is filled in
     from the environment of whoever submits the job."""

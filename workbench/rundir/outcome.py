@@ -71,6 +71,10 @@ class RankStatus(TolerantRecord):
     """Its error record."""
     rss_bytes: Whole = 0
     """Resident memory of the rank and its children."""
+    cpu_s: Number = 0.0
+    """CPU time of the rank and its children, seconds."""
+    halted: bool = False
+    """Whether a signal (SIGSTOP) has stopped it."""
 
     @property
     def failed(self) -> bool:

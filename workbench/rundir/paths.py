@@ -102,6 +102,8 @@ class RunPaths:
         """Return the log of a rank; `stream` is stdout or stderr."""
         return self.logs / f"rank-{rank}.{stream}.log"
 
+    stacks = _Below("logs/stacks.txt")
+    """Where every rank was when the run last stood still; absent where it never did."""
     launcher_log = _Below("logs/launcher.log")
     """What pdsh or mpirun and DeepSpeed's runner printed."""
     tensorboard = _Below("tensorboard")

@@ -47,7 +47,7 @@ class RunFault(TolerantRecord):
     rank: Whole | None = None
     """The rank that failed first; None where no rank is to blame."""
     kind: str = ""
-    """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`."""
+    """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`, `stall`."""
     message: str = ""
     """What happened, in one line."""
     traceback: str = ""

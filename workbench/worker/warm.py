@@ -27,6 +27,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
+from workbench.worker.agent.ranks import stacks
 from workbench.worker.imports import chosen_modules, import_for_forks, is_ours
 
 __all__ = ["import_ours", "import_third_party", "main", "serve_forked"]
@@ -159,7 +160,8 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     tempfile.tempdir = None  # the imports looked it up before the pod's own was known
     os.chdir(str(request["cwd"]))
     sys.argv = [str(request["entry"])]
-    _write_stacks_on_signal(folder)
+    faulthandler.enable()
+    stacks.write_on_signal(folder)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(int(str(request["threads"])))
 
@@ -172,20 +174,6 @@ def _end() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _write_stacks_on_signal(folder: Path) -> None:
-    faulthandler.enable()
-    part = folder / ".stacks.txt"
-    file = part.open("w", encoding="utf-8")
-    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
-    _kept.append(file)
-    # The agent sends the signal only where it sees the file.
-    part.rename(folder / "stacks.txt")
-
-
-_kept: list[object] = []
-"""Open for as long as the process lives: faulthandler knows only the descriptor."""
 
 
 if __name__ == "__main__":

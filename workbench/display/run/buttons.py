@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AskOnce", "Buttons", "stacks_html"]
 
 _SURE_S = 6.0
-_STUCK = "no step for"
+_STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
 
 
 class AskOnce:

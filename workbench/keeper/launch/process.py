@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.process import POD_MARK, RUN_MARK, Process, marks, process_table, with_mark
+from workbench.base.process import POD_MARK, RUN_MARK, Process, activity, marks, process_table, with_mark
 from workbench.keeper.launch.command import LaunchCommand
 
 __all__ = ["LauncherProcess"]
@@ -58,6 +58,12 @@ class LauncherProcess:
                 return None if self._process.is_alive() else 0
             case _:
                 return self._process.poll()
+
+    @property
+    def halted(self) -> bool:
+        """Whether a signal has stopped it, or a process that it started."""
+        session = (p.pid for p in process_table().values() if p.session == self._process.pid)
+        return any(activity(pid)[1] for pid in session)
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of its output."""

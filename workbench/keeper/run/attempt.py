@@ -17,6 +17,7 @@ from typing import TypeVar
 from workbench.base.disk import full_disk_named
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.jobs.choices import Launcher
+from workbench.jobs.script import Script
 from workbench.keeper.launch.command import LaunchCommand, build_command
 from workbench.keeper.launch.process import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
@@ -32,6 +33,7 @@ from workbench.keeper.run.stage import (
     send_inputs,
     travels,
 )
+from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
@@ -53,8 +55,6 @@ _LAUNCHER_S = 2.0  # for ranks to end after their launcher did
 _UNANSWERED_S = 1.0  # a pod that answers does so several times a second
 _SWEEP_S = 15.0
 _GIVEN_UP_S = 12.0  # a pod that has been silent for so long is not waited for when ranks are stopped
-_SILENCE_SHOWN_S = 15.0
-_STUCK_SHOWN_S = 30.0
 
 
 class Attempt:
@@ -75,6 +75,7 @@ class Attempt:
         self._reports: queue.Queue[PodReport] = queue.Queue()
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
+        self._stalls = StallGuard(context, self.stacks)
         self._begun = self._prepared = False
         self._rejoins = rejoin
         self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
@@ -188,6 +189,7 @@ class Attempt:
     def _launch(self) -> None:
         check_hostfile(self._context)
         self._journal.state(RunState.STARTING, "starting ranks")
+        self._stalls.watch.begin()
         if self._context.spec.job.launcher == Launcher.SSH:
             run_id = self._context.run_id
             self._context.everywhere(partial(self._lasting, lambda link: link.call("start", run=run_id)))
@@ -212,7 +214,9 @@ class Attempt:
                 fault = self._launcher_ended(code)
                 if fault is not None:
                     return fault
-            self._say_what_is_silent()
+            if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
+                return fault
+            self._journal.hint(self.ledger.remark(self._stalls.remark, stopping=self._wishes.stop.is_set()))
 
     def _take(self, timeout_s: float = 0.2) -> None:
         try:
@@ -221,7 +225,11 @@ class Attempt:
             return
         for note in report.notes:
             logger.warning("%s", note)
+        started = self.ledger.started
         self.ledger.see(report)
+        self._stalls.watch.see(report)
+        if self.ledger.started and not started and self._context.spec.job.kind == Script.kind:
+            self._journal.state(RunState.RUNNING, "running")
         self._peaks.see(report.ranks)
         if (sample := self._sampler.see(report)) is not None:
             self._journal.event(sample)
@@ -231,6 +239,7 @@ class Attempt:
     def _take_event(self, event: Event, address: str) -> None:
         self._journal.event(event)
         self._peaks.see_event(event, address)
+        self._stalls.watch.see_event(event)
         if (news := self.ledger.see_event(event)) is not None:
             self._journal.state(*news)
 
@@ -278,24 +287,6 @@ class Attempt:
         name = self._context.spec.job.launcher
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its ranks did"
         return RunFault(kind="launcher", message=f"the launcher {name} {how}", traceback=self._launcher.tail())
-
-    def _say_what_is_silent(self) -> None:
-        silent = self.ledger.silent(_SILENCE_SHOWN_S)
-        alone = [rank for rank, seconds in self.ledger.ended_alone.items() if seconds >= _STUCK_SHOWN_S]
-        if silent:
-            pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
-            hint = f"no sign from {pods}; training goes on there until its lease ends"
-        elif alone:
-            hint = f"ranks {sorted(alone)} have ended; the others run on"
-        elif self.ledger.stuck_s >= _STUCK_SHOWN_S:
-            hint = f"no step for {self.ledger.stuck_s:.0f} s"
-        elif self._wishes.stop.is_set():
-            hint = "stopping after a checkpoint"
-        elif self.ledger.cut:
-            hint = "the disk is full: logs here are incomplete"
-        else:
-            hint = "; ".join(self.ledger.warnings[:1])
-        self._journal.hint(hint)
 
     def _end_ranks(self) -> None:
         if not self.ledger.over or self.ledger.lost:

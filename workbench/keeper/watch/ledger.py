@@ -17,6 +17,8 @@ from workbench.rundir.totals import RunTotals
 
 __all__ = ["RunLedger"]
 
+_SILENCE_SHOWN_S = 15.0
+_ALONE_SHOWN_S = 30.0
 _UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
 
 
@@ -42,10 +44,9 @@ class RunLedger:
     _heard_at: dict[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     _begun_at: float = field(init=False)
-    _progress_at: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._begun_at = self._progress_at = self.clock()
+        self._begun_at = self.clock()
 
     def see(self, report: PodReport) -> None:
         """Take in a report; one of a pod that did not answer keeps what was known of its ranks."""
@@ -62,7 +63,6 @@ class RunLedger:
 
     def see_event(self, event: Event) -> tuple[RunState, str] | None:
         """Take in an event; return the state and the words for it where the run comes to something new."""
-        self._progress_at = self.clock()
         return self.totals.take(event)
 
     @property
@@ -131,9 +131,27 @@ class RunLedger:
         return {r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None}
 
     @property
-    def stuck_s(self) -> float:
-        """Seconds since a rank last said anything, once training; 0 before."""
-        return self.clock() - self._progress_at if self.training else 0.0
+    def started(self) -> bool:
+        """Whether a rank has started."""
+        return self._any_in("running", "exited")
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
+        return self.training and self.totals.phases.get(0, "training") == "training"
+
+    def remark(self, stall: str, *, stopping: bool) -> str:
+        """Return what a person should read of it now; empty where all is well."""
+        silent = self.silent(_SILENCE_SHOWN_S)
+        alone = sorted(rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S)
+        if silent:
+            pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
+            return f"no sign from {pods}; training goes on there until its lease ends"
+        if alone:
+            return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")
+        if stall or stopping:
+            return stall or "stopping after a checkpoint"
+        return "the disk is full: logs here are incomplete" if self.cut else "; ".join(self.warnings[:1])
 
     def _any_in(self, *phases: str) -> bool:
         return any(rank.phase in phases for rank in self.ranks.values())

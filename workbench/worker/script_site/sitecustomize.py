@@ -1,12 +1,15 @@
-"""What Python imports first of all in a rank of a script: it binds torch's store to one address (`rank/store.py`).
+"""What Python imports first of all in a rank of a script: `rank/store.py` and `agent/ranks/stacks.py` begin here.
 
 The folder stands on the PYTHONPATH of the rank. Nothing of this package stays where the script could meet it, and a
 `sitecustomize` that the pod or the job has is then imported as if this one were not there.
 """
 
+import os
 import sys
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
+from pathlib import Path
 from types import ModuleType
 
 
@@ -18,8 +21,12 @@ def _executed(spec: ModuleSpec) -> ModuleType:
 
 
 _here = __file__.rpartition("/")[0]
-if _store := PathFinder.find_spec("store", [f"{_here.rpartition('/')[0]}/rank"]):
+_worker = _here.rpartition("/")[0]
+if _store := PathFinder.find_spec("store", [f"{_worker}/rank"]):
     _executed(_store).install()
+if _stacks := PathFinder.find_spec("stacks", [f"{_worker}/agent/ranks"]):
+    with suppress(OSError, KeyError):
+        _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))
 sys.path = [path for path in sys.path if path != _here]
 if _theirs := PathFinder.find_spec("sitecustomize"):
     sys.modules["sitecustomize"] = _executed(_theirs)

@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
 from workbench.worker.rank import store
 from workbench.worker.standalone import prepare, training_options
@@ -121,6 +122,7 @@ def prepare_process(work: Assignment) -> None:
     if work.technique.uses_deepspeed:
         _clear_stale_locks()
     store.install()
+    stacks.write_on_signal(work.rank_folder)
     prepare(single=single, gpus=bool(work.gpus), with_deepspeed=work.technique.uses_deepspeed)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.base.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
+from workbench.worker.agent.ranks import stacks
 from workbench.worker.agent.ranks.chunks import read_chunks
 from workbench.worker.agent.ranks.output import OutputPump
 from workbench.worker.agent.ranks.rank import Rank
@@ -189,7 +190,7 @@ class PodRun:
             # Without the file there is no handler, and the signal would end the process.
             with contextlib.suppress(OSError):
                 size = (rank.folder / "stacks.txt").stat().st_size
-                if rank.phase == "running" and rank.process and rank.process.send(signal.SIGUSR2):
+                if rank.phase == "running" and rank.process and rank.process.send(stacks.SIGNAL):
                     sizes[number] = size
         return sizes
 

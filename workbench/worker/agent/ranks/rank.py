@@ -14,6 +14,7 @@ from pathlib import Path
 
 from workbench.base.process import (
     Process,
+    activity,
     descendants,
     die_with_parent,
     look_up,
@@ -48,6 +49,8 @@ class Rank:
     error: dict[str, object] | None = None
     rss_bytes: int = 0
     peak_rss_bytes: int = 0
+    cpu_s: float = 0.0
+    halted: bool = False
     group: Path | None = None
     sweep_at: float | None = None
     swept: bool = False
@@ -122,9 +125,11 @@ class Rank:
         return members
 
     def sample(self, members: set[int]) -> None:
-        """Measure the resident memory of its processes."""
+        """Measure the resident memory of its processes, and what CPU time they have taken."""
         sizes = {pid: memory(pid) for pid in members}
         self.rss_bytes = sum(now for now, _ in sizes.values())
+        self.cpu_s = max(self.cpu_s, sum(activity(pid)[0] for pid in members))
+        self.halted = self.process is not None and activity(self.process.pid)[1]
         own_peak = sizes.get(self.process.pid, (0, 0))[1] if self.process else 0
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
 
@@ -147,6 +152,8 @@ class Rank:
             "error": self.error,
             "rss_bytes": self.rss_bytes,
             "peak_rss_bytes": self.peak_rss_bytes,
+            "cpu_s": round(self.cpu_s, 2),
+            "halted": self.halted,
             "stopped": self.stopped,
             "forced": self.forced,
         }

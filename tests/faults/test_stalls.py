@@ -1,0 +1,125 @@
+"""Row 4: a run that stands still is told, with who holds it up and where all are, and ended where that is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from poll import until
+
+from workbench import FineTune, Run, Script
+from workbench.base.files import read_json
+from workbench.rundir.events import read_events
+from workbench.rundir.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+
+ASLEEP = """
+import os, time
+import torch.distributed as dist
+
+def dawdle():
+    time.sleep(600)
+
+dist.init_process_group("gloo")
+dist.barrier()
+print("together", flush=True)
+if os.environ["RANK"] == "2":
+    dawdle()
+dist.barrier()
+"""
+
+
+def hint(run: Run) -> str:
+    return str(read_json(run.paths.state).get("hint", ""))
+
+
+def rank_of(world: World, run: Run, rank: int) -> int:
+    """The pid of a rank: the oldest process that has its number."""
+    return min(p.pid for p in world.of(run) if p.environ.get("RANK") == str(rank))
+
+
+def test_a_stopped_rank_is_named_at_once_and_a_script_that_runs_says_so(world: World) -> None:
+    run = world.beating()
+    assert (run.state, run.message) == (RunState.RUNNING, "running")
+    pid = rank_of(world, run, 1)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        told_s = until(lambda: "rank 1 on pod-1 is stopped by a signal" in hint(run), 60, why=lambda: hint(run))
+        world.measured("4", "a stopped rank is named after", told_s, 5)
+        stacks = run.paths.stacks.read_text()
+        assert (
+            "rank 0 on pod-0\n" in stacks and "beat.py" in stacks and "rank 1 on pod-1\nstopped by a signal" in stacks
+        )
+        assert run.state is RunState.RUNNING
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not hint(run), 60, why=lambda: hint(run))
+    run.cancel()
+    assert world.ended(run).state is RunState.CANCELLED
+
+
+def test_a_script_whose_rank_sleeps_is_ended_with_where_it_was(world: World, tmp_path: Path) -> None:
+    script = tmp_path / "asleep.py"
+    script.write_text(ASLEEP)
+    run = world.cluster.submit(Script(path=str(script), stall_timeout_s=8), pods=3)
+    error = world.ended(run, 120).error
+    assert error is not None
+    assert (error.kind, error.rank, error.pod) == ("stall", 2, "pod-2"), error
+    assert (
+        "no output and no CPU for" in error.message and "rank 2 on pod-2 is at asleep.py:6 in dawdle" in error.message
+    )
+    assert "stall_timeout_s=8" in error.message and "in dawdle" in error.traceback
+    stacks = run.paths.stacks.read_text()
+    assert all(f"rank {rank} on pod-{rank}\n" in stacks for rank in range(3)) and stacks.count("barrier") >= 2
+
+
+def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: World) -> None:
+    rows = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
+    job = FineTune(dataset=rows, technique="ddp", max_steps=5000, predict_rows=0, stall_timeout_s=6)
+    run = world.cluster.submit(job, pods=2)
+    until(lambda: any(e.kind == "step" for e in read_events(run.paths.events)), 120)
+    os.kill(rank_of(world, run, 1), signal.SIGSTOP)
+    error = world.ended(run, 120).error
+    assert error is not None
+    assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
+    assert error.message.startswith("the last step was ") and "rank 1 on pod-1 is stopped by a signal" in error.message
+
+
+def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path) -> None:
+    """A rank that never reaches the process group: the others wait for it, with no step that could fail to come."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\nif os.environ.get('RANK') == '1':\n    time.sleep(600)\n"
+    )
+    job = Script(
+        path=str(Path(__file__).parent.parent / "scripts" / "ring.py"),
+        env={"PYTHONPATH": str(tmp_path)},
+        stall_timeout_s=8,
+    )
+    run = world.cluster.submit(job, pods=2)
+    error = world.ended(run, 120).error
+    assert error is not None
+    assert (error.kind, error.rank) == ("stall", 1), error
+    assert "rank 1 on pod-1 is at sitecustomize.py:3 in <module>" in error.message, error
+
+
+def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None:
+    run = world.submit("beat.py", launcher="pdsh", stall_timeout_s=5)
+    runner = [p for p in world.of(run) if p.runs("deepspeed")]
+
+    def started() -> bool:
+        runner[:] = [p for p in world.processes() if p.runs("deepspeed") and any(run.id in word for word in p.argv)]
+        return bool(runner)
+
+    until(started, 60, why=lambda: hint(run))
+    os.kill(runner[0].pid, signal.SIGSTOP)
+    error = world.ended(run, 120).error
+    assert error is not None
+    assert (error.kind, error.rank) == ("stall", None), error
+    assert "no rank has started: the launcher pdsh is stopped by a signal (SIGSTOP)" in error.message

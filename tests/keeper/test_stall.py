@@ -1,0 +1,120 @@
+"""When a run counts as standing still, by a clock that the test sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from workbench.keeper.watch.pod import PodReport
+from workbench.keeper.watch.stall import Stall, StallWatch, culprits
+from workbench.pods.pod import Pod
+from workbench.rundir.events import Event
+from workbench.rundir.outcome import RankStatus
+
+POD = Pod(name="pod-0", address="127.0.0.2")
+BARRIER = 'Current thread 0x1 (most recent call first):\n  File "/x/torch/distributed/c10d.py", line 9 in barrier\n'
+LOOP = 'Current thread 0x1 (most recent call first):\n  File "/job/train.py", line 5 in wait\n'
+
+
+@dataclass
+class Story:
+    """A run of two ranks that is told second by second."""
+
+    now: float = 1000.0
+    cpu_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    halted: list[bool] = field(default_factory=lambda: [False, False])
+    phase: str = "running"
+
+    def __post_init__(self) -> None:
+        self.watch = StallWatch(clock=lambda: self.now)
+
+    def ranks(self) -> dict[int, RankStatus]:
+        return {
+            rank: RankStatus(rank=rank, pod=POD, phase=self.phase, cpu_s=self.cpu_s[rank], halted=self.halted[rank])
+            for rank in (0, 1)
+        }
+
+    def passes(self, seconds: int, *, busy: tuple[float, float] = (0, 0), printing: bool = False) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.cpu_s = [used + share for used, share in zip(self.cpu_s, busy, strict=True)]
+            self.watch.see(PodReport(pod=POD, ranks=list(self.ranks().values()), drained=not printing))
+
+    def step(self, number: int) -> None:
+        self.watch.see_event(Event(time_s=self.now, rank=0, kind="step", data={"step": number}))
+
+    def stall(self, *, training: bool = False, least_s: float | None = None) -> Stall | None:
+        return self.watch.stall(self.ranks(), training=training, least_s=least_s)
+
+    def suspects(self, *, training: bool = False) -> list[int]:
+        stall = self.stall(training=training)
+        return [rank.rank for rank in stall.suspects] if stall else []
+
+
+def test_silence_without_cpu_is_a_stall_after_thirty_seconds() -> None:
+    story = Story()
+    story.passes(29)
+    assert story.stall() is None
+    story.passes(2, busy=(0.01, 0.01))  # housekeeping
+    stall = story.stall()
+    assert stall is not None and stall.what == "no output and no CPU for 31 s"
+    assert story.suspects() == [0, 1]
+    story.passes(1, printing=True)
+    assert story.stall() is None
+
+
+def test_whoever_computes_is_not_suspected() -> None:
+    story = Story()
+    story.passes(40, busy=(1.0, 0.0))
+    assert story.suspects() == [1]
+    story.passes(40, busy=(1.0, 0.5))
+    assert story.stall() is None
+
+
+def test_in_training_silence_is_enough_and_its_measure_is_the_median_step() -> None:
+    story = Story()
+    for number in range(1, 12):
+        story.passes(10 if number != 3 else 200, busy=(1, 1))
+        story.step(number)
+    assert story.watch.patience_s == pytest.approx(50)
+    story.passes(49, busy=(1, 1))
+    assert story.stall(training=True) is None
+    story.passes(2, busy=(1, 1))
+    stall = story.stall(training=True)
+    assert stall is not None and stall.what == "no step for 51 s, the last step was 11"
+    assert story.stall() is None, "an evaluation computes for as long as it takes"
+
+
+def test_a_stopped_rank_needs_no_patience_and_a_shorter_one_can_be_asked_for() -> None:
+    story = Story()
+    story.passes(5)
+    assert story.stall(least_s=6) is None
+    story.passes(2)
+    assert story.stall(least_s=6) is not None
+    story.halted[1] = True
+    story.passes(1, printing=True)
+    stall = story.stall()
+    assert stall is not None and stall.halted and [rank.rank for rank in stall.suspects] == [1]
+    story.passes(3, printing=True)
+    assert (story.stall() or stall).seconds == 3
+    story.halted[1] = False
+    story.passes(1, printing=True)
+    assert story.stall() is None
+
+
+def test_ranks_that_do_not_start_are_told_and_ranks_that_have_ended_are_not() -> None:
+    story = Story(phase="waiting")
+    story.passes(31)
+    stall = story.stall()
+    assert stall is not None and stall.what == "no rank has started for 31 s"
+    story.phase = "exited"
+    assert story.stall() is None
+
+
+def test_stacks_tell_who_waits_and_who_is_waited_for() -> None:
+    ranks = list(Story().ranks().values())
+    assert [rank.rank for rank in culprits(ranks, {0: BARRIER, 1: LOOP})] == [1]
+    assert [rank.rank for rank in culprits(ranks, {0: BARRIER, 1: ""})] == [1]
+    assert culprits(ranks, {0: BARRIER, 1: BARRIER}) == []
+    assert culprits(ranks, {0: LOOP, 1: LOOP}) == ()

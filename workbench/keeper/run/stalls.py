@@ -1,0 +1,99 @@
+"""What is done about a run that stands still: say who holds it up, keep everybody's stacks, end it where that is asked.
+
+When a run stands still is judged in `watch/stall.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+
+from workbench.keeper.launch.process import LauncherProcess
+from workbench.keeper.link.context import RunContext
+from workbench.keeper.watch.ledger import RunLedger
+from workbench.keeper.watch.stall import Stall, StallWatch, culprits, innermost
+from workbench.rundir.outcome import RankStatus
+from workbench.rundir.result import RunFault
+
+__all__ = ["StallGuard"]
+
+logger = logging.getLogger(__name__)
+_FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+) in (\S+)')
+_NAMED = 3  # ranks that a remark names; the file has all
+
+
+class StallGuard:
+    """Look after one attempt at a run."""
+
+    def __init__(self, context: RunContext, ask_stacks: Callable[[], Mapping[int, str]]):
+        self.watch = StallWatch()
+        self.remark = ""
+        """What a person should read now; empty while the run goes on."""
+        self._context = context
+        self._ask_stacks = ask_stacks
+        self._limit_s = context.spec.job.stall_timeout_s
+        self._stacks: Mapping[int, str] = {}
+        self._launcher_halted_at: float | None = None
+
+    def look(self, ledger: RunLedger, launcher: LauncherProcess | None) -> RunFault | None:
+        """Judge the run as it is now; return the fault that ends it."""
+        stall = self._launcher_stall(ledger, launcher) or self.watch.stall(
+            ledger.ranks, training=ledger.in_steps, least_s=self._limit_s
+        )
+        if stall is None:
+            self.remark, self._stacks = "", {}
+            return None
+        if not self._stacks and ledger.started:
+            self._stacks = self._keep_stacks(ledger.ranks)
+        blamed = stall.suspects if stall.halted else culprits(stall.suspects, self._stacks)
+        parts = [stall.what, *map(self._words, blamed[:_NAMED])]
+        parts += [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"] if self._stacks else []
+        self.remark = "; ".join(filter(None, parts))
+        if self._limit_s is None or stall.seconds < self._limit_s:
+            return None
+        return self._fault(blamed[0] if blamed else None)
+
+    def _launcher_stall(self, ledger: RunLedger, launcher: LauncherProcess | None) -> Stall | None:
+        if launcher is None or ledger.started or not launcher.halted:
+            self._launcher_halted_at = None
+            return None
+        self._launcher_halted_at = self._launcher_halted_at or time.monotonic()
+        name = self._context.spec.job.launcher
+        what = f"no rank has started: the launcher {name} is stopped by a signal (SIGSTOP)"
+        return Stall(time.monotonic() - self._launcher_halted_at, what)
+
+    def _words(self, rank: RankStatus) -> str:
+        where = f"rank {rank.rank} on {rank.pod.name}"
+        if rank.halted:
+            return f"{where} is stopped by a signal (SIGSTOP)"
+        at = _FRAME.search(innermost(self._stacks.get(rank.rank, "")))
+        return f"{where} is at {at[1]}:{at[2]} in {at[3]}" if at else f"{where} does not say where it is"
+
+    def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
+        stacks = self._ask_stacks()
+        lines: list[str] = []
+        for number, text in sorted(stacks.items()):
+            status = ranks.get(number)
+            silent = "stopped by a signal" if status is not None and status.halted else "it does not say where it is"
+            pod = f" on {status.pod.name}" if status is not None else ""
+            lines.append(f"rank {number}{pod}\n{self._context.redact(text) or silent}\n")
+        try:
+            self._context.paths.stacks.write_text("\n".join(lines), encoding="utf-8")
+        except OSError as error:
+            logger.warning("cannot keep the stacks: %s", error)
+        return stacks
+
+    def _fault(self, rank: RankStatus | None) -> RunFault:
+        message = f"{self.remark}; ended as stall_timeout_s={self._limit_s:g} asks"
+        if rank is None:
+            return RunFault(kind="stall", message=message)
+        return RunFault(
+            kind="stall",
+            message=message,
+            rank=rank.rank,
+            pod=rank.pod.name,
+            host=rank.pod.address,
+            traceback=self._context.redact(self._stacks.get(rank.rank, "")),
+        )
