@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup quickstart lab test test-all test-images lint types doctests bench chaos notebooks docs docs-check clean
+.PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests bench chaos notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,13 +24,39 @@ system:
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer is here; install one, or name it: make PYTHON=…" >&2; exit 1; }
 	@PYTHON=$(PYTHON) .ci/system-packages
 
-$(READY): requirements.txt pyproject.toml | system
+# Each package but torch by the hash of its file. Which build of torch is right depends on the machine, so it comes by its
+# version from whichever index is set, and on GPUs the CUDA packages that it pins with it.
+$(READY): requirements.lock requirements.txt pyproject.toml | system
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing Python packages into .venv (a minute or two, once) …"
-	@$(PIP) pip==26.3 # Python 3.11's own looks through a large index twice as long
-	@$(PIP) -r requirements.txt
+	@sed -n '/^pip==/,/[^\\]$$/p' requirements.lock > .venv/pip.txt # Python 3.11's own looks through an index twice as long
+	@$(PIP) --require-hashes -r .venv/pip.txt
+	@$(PIP) --no-deps --require-hashes -r requirements.lock
+	@$(PIP) -c requirements.txt torch
 	@$(PIP) --no-deps -e .
 	@touch $@
+
+# uv asks an index for all files of a version at once; nothing else here needs it. The same of cyclonedx-bom.
+TOOLS = build/tools
+LOCK_TOOL = uv==0.13.9
+SBOM_TOOL = cyclonedx-bom==7.5.0
+
+requirements: ## Write the hash of every file of every pinned version into requirements.lock
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade --target $(TOOLS) $(LOCK_TOOL)
+	@grep -v '^torch==' requirements.txt | $(TOOLS)/bin/uv pip compile -q --no-deps --universal --generate-hashes \
+		--no-annotate --python-version 3.11 --custom-compile-command "make requirements" -o requirements.lock -
+
+sbom: setup ## Write what is installed, with versions and licences, as build/sbom.json (CycloneDX)
+	@mkdir -p build
+	@$(PYTHON) -m venv --clear $(TOOLS)-sbom
+	@$(TOOLS)-sbom/bin/python -m pip install -qq --disable-pip-version-check $(SBOM_TOOL)
+	@$(TOOLS)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml -o build/sbom.json $(BIN)/python
+	@echo build/sbom.json
+
+images: ## Build the images for use by others; BASE_IMAGE must name its base by digest
+	@.ci/base-image "$(BASE_IMAGE)"
+	@for target in worker jupyter; do docker build -f docker/Dockerfile --build-arg BASE_IMAGE="$(BASE_IMAGE)" \
+		--target $$target -t deepspeed-workbench/$$target . || exit 1; done
 
 quickstart: setup ## Train on three local pods from notebooks/00_quickstart.ipynb and print what came out
 	@$(BIN)/python .ci/quickstart.py

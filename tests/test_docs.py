@@ -7,6 +7,8 @@ import inspect
 import json
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import metadata, version
 from pathlib import Path
@@ -225,6 +227,30 @@ def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
     pins = dict(line.split("==") for line in PINS)
     needs = [Requirement(n) for n in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
     assert [str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))] == []
+
+
+def test_every_pin_but_torch_is_locked_by_hashes() -> None:
+    """Whoever raises a version and forgets `make requirements` is told here, and by pip in `make setup`."""
+    text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    locked = {pin: hashes for pin, *hashes in lines}
+    assert locked.keys() == {pin for pin in PINS if not pin.startswith("torch==")}
+    for pin, hashes in locked.items():
+        assert hashes and all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", each) for each in hashes), pin
+
+
+def test_setup_installs_by_hash_and_pip_refuses_another_file(tmp_path: Path) -> None:
+    recipe = (ROOT / "Makefile").read_text().partition("\n$(READY):")[2].partition("\n\n")[0]
+    assert "--no-deps --require-hashes -r requirements.lock" in recipe
+    wheel = tmp_path / "idna-3.0-py3-none-any.whl"
+    wheel.write_bytes(b"not what was locked")
+    (tmp_path / "lock").write_text(f"idna @ {wheel.as_uri()} --hash=sha256:{'0' * 64}\n")
+    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--require-hashes", "--no-index", "--target"]
+    done = subprocess.run(
+        [*argv, tmp_path / "there", "-r", tmp_path / "lock"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def test_ci_runs_every_check() -> None:

@@ -129,10 +129,27 @@ def test_the_images_hold_all_that_the_package_needs() -> None:
     assert "jupyterlab" in notebook
 
 
-@pytest.mark.parametrize("script", ["docker/entrypoint", ".ci/run", ".ci/system-packages"])
+@pytest.mark.parametrize("script", ["docker/entrypoint", ".ci/base-image", ".ci/run", ".ci/system-packages"])
 def test_shell_scripts_are_clean(script: str) -> None:
     done = subprocess.run([SHELLCHECK, REPOSITORY / script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "base", ["", "ubuntu:24.04", "ubuntu@sha256:abc", "ubuntu:24.04@sha256:" + "g" * 64, "u@sha256:" + "a" * 64 + " -x"]
+)
+def test_images_for_others_are_not_built_on_a_tag(base: str) -> None:
+    done = subprocess.run(
+        ["make", "images", f"BASE_IMAGE={base}"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "is not named by digest" in done.stderr
+    assert "imagetools inspect" in done.stderr
+
+
+def test_a_base_by_digest_is_taken() -> None:
+    base = f"nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:{'0a' * 32}"
+    assert subprocess.run([REPOSITORY / ".ci" / "base-image", base], timeout=60).returncode == 0
 
 
 def test_compose_gives_each_worker_a_name_and_the_notebook_alone_the_key() -> None:
