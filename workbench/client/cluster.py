@@ -182,12 +182,18 @@ class Cluster(ShownLive):
     @property
     def phase(self) -> str:
         """Where the cluster is in its life: starting, ready, closing, closed, failed; `lost` if its keeper died."""
-        return cluster_status(self.path).phase
+        return "lost" if self._is_gone else cluster_status(self.path).phase
 
     @property
     def message(self) -> str:
         """One line on the phase, for people."""
+        if self._is_gone:
+            return f"{self.path} is gone or damaged; close() ends what still runs of the cluster"
         return cluster_status(self.path).message
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._held and not self._paths.state.exists()
 
     @property
     def pods(self) -> Sequence[Pod]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from contextlib import suppress
 
 from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
+from workbench.base.process import Process
 from workbench.base.wire import ask
 from workbench.client.takeover import obstacle, take_over, unfinished_runs
 from workbench.keeper.spawn import Leash, spawn_keeper, start_error
@@ -18,7 +20,7 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.make.folder import claimed
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import cluster_status
+from workbench.rundir.status import cluster_status, keeper_process
 
 __all__ = ["await_ready", "await_successor", "close_cluster", "is_left", "keep_from_idling", "spawn"]
 
@@ -95,6 +97,10 @@ def keep_from_idling(paths: ClusterPaths) -> None:
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     """Have its keeper end runs and pods, and remove what a dead one left; see `Cluster.close`."""
     keeper = cluster_status(paths.root)
+    if keeper.pid is None and (process := keeper_process(paths.root)) is not None:
+        _end_process(paths, process)
+        remove_left(spec.backend, paths.root)
+        return
     if not keeper.alive and unfinished_runs(paths.root) and not obstacle(paths.root):
         with suppress(WorkbenchError):  # its runs end with a result, and what they left comes back
             take_over(paths.root, spec)
@@ -114,6 +120,17 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
             raise PodError(f"the keeper (pid {keeper.pid}) does not end: {message}; see {paths.keeper_log}")
         time.sleep(_LOOK_S)
     remove_left(spec.backend, paths.root)
+
+
+def _end_process(paths: ClusterPaths, keeper: Process) -> None:
+    """End the keeper of a directory that is gone or damaged; its pods go before it does."""
+    if not _ask_to_close(paths):
+        keeper.send(signal.SIGTERM)
+    deadline = time.monotonic() + _CLOSE_S
+    while keeper.is_alive():
+        if time.monotonic() > deadline:
+            raise PodError(f"the keeper (pid {keeper.pid}) of {paths.root}, which is gone or damaged, does not end")
+        time.sleep(_LOOK_S)
 
 
 def _ask_to_close(paths: ClusterPaths) -> bool:

@@ -7,8 +7,9 @@ the keeper.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
+from workbench.client.home import RunHome
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.jobs.script import Script
@@ -24,6 +26,7 @@ from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import last_lines
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.result import result_file
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, id_of, message_of, run_at, state_of, state_or_problem
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Detached", "Run"]
 
 _LOOK_S = 0.2
+_ASK_S = 2.0
 _SUCCESSORS = 3  # of a keeper that died, while somebody waits
 
 
@@ -55,6 +59,8 @@ class Run(ShownLive):
 
     path: Path
     """The run directory, absolute."""
+    _home: RunHome = field(default=RunHome(Path(), ""), repr=False, compare=False)
+    """Its keeper, who knows it also when its own directory is gone."""
 
     @classmethod
     def load(cls, path: str | Path) -> Run:
@@ -67,7 +73,7 @@ class Run(ShownLive):
         """
         paths = run_at(path)
         reattach(paths)
-        return cls(paths.root)
+        return cls(paths.root, RunHome.of(paths))
 
     @property
     def paths(self) -> RunPaths:
@@ -77,7 +83,7 @@ class Run(ShownLive):
     @property
     def id(self) -> str:
         """The id of the run, unique in its cluster."""
-        return id_of(self.paths)
+        return self._home.id if self._is_gone and self._home.id else id_of(self.paths)
 
     @property
     def spec(self) -> RunSpec:
@@ -87,12 +93,12 @@ class Run(ShownLive):
     @property
     def state(self) -> RunState:
         """Where it is in its life; `lost` where its keeper died before it ended and no other has taken over."""
-        return state_of(self.paths)
+        return (self._home.state() if self._is_gone else None) or state_of(self.paths)
 
     @property
     def message(self) -> str:
         """One line on the state, for people."""
-        return message_of(self.paths, self.state)
+        return self._home.words(self.path) if self._is_gone else message_of(self.paths, self.state)
 
     @property
     def result(self) -> RunResult:
@@ -200,14 +206,22 @@ class Run(ShownLive):
             Detached: An interrupt came; the run goes on.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        successors = _SUCCESSORS
+        successors, asked_s, warned = _SUCCESSORS, time.monotonic(), False
         try:
             with follow(self if progress else None) as draw:
                 while not (state := self.state).is_terminal or (
                     state is RunState.LOST and successors and reattach(self.paths)
                 ):
                     successors -= state is RunState.LOST
-                    draw()
+                    if not self._is_gone:
+                        draw()
+                    elif not warned:
+                        warnings.warn(self.message, RuntimeWarning, stacklevel=2)
+                        warned = True
+                    if time.monotonic() > asked_s + _ASK_S:  # what no file could take, the keeper has in memory
+                        if result := self._home.result(self.path):
+                            return result
+                        asked_s = time.monotonic()
                     if deadline is not None and time.monotonic() > deadline:
                         raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
                     time.sleep(_LOOK_S)
@@ -219,9 +233,16 @@ class Run(ShownLive):
         return self._ended()
 
     def _ended(self) -> RunResult:
-        if self.paths.result.exists():
+        if result_file(self.paths).exists():
             return self.result
+        if result := self._home.result(self.path):
+            return result
         return RunResult(path=self.path, state=RunState.LOST, message=self.message)
+
+    @property
+    def _is_gone(self) -> bool:
+        """Whether its directory does not say any more which run it is."""
+        return not self.paths.info.exists()
 
     def cancel(self) -> None:
         """Ask the run to stop; it ends as cancelled within seconds. Returns at once; a run that has ended stays so.
@@ -282,7 +303,7 @@ class Run(ShownLive):
 
     @property
     def _cluster(self) -> ClusterPaths:
-        return ClusterPaths(cluster_of(self.paths))
+        return ClusterPaths(self._home.cluster if self._is_gone else cluster_of(self.paths))
 
     def __repr__(self) -> str:
         """Return the id, the state and where it is."""

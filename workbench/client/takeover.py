@@ -22,6 +22,7 @@ from workbench.keeper.spawn import spawn_successor
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import read_queue
+from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, cluster_of, cluster_status
 
@@ -57,7 +58,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     For its checkpoints, also where it died after that and they are on the pods.
     """
     cluster = cluster_of(run)
-    over = run.result.exists() and not (for_checkpoints and run.held.exists())
+    over = result_file(run).exists() and not (for_checkpoints and run.held.exists())
     if over or not cluster.is_dir():
         return False
     try:
@@ -77,13 +78,13 @@ def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None) -> C
 
     Where its keeper died, another one looks at what the pods have.
     """
-    home, ended = cluster_of(run), run.result.exists()
+    home, ended = cluster_of(run), result_file(run).exists()
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
         deadline = time.monotonic() + stored_spec(home).start_timeout_s
         while cluster_status(home).phase == "starting" and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         deadline = time.monotonic() + _SETTLE_S
-        while not ended and not run.result.exists():
+        while not ended and not result_file(run).exists():
             if time.monotonic() > deadline:
                 raise ConfigError(
                     f"the run in {run.root} goes on: its keeper had died, and another has taken over; wait for its end "
@@ -107,7 +108,7 @@ def obstacle(cluster: Path) -> str:
 
 def unfinished_runs(cluster: Path) -> bool:
     """Whether a keeper that died left runs without a result."""
-    return any(not RunPaths(run.path).result.exists() for run in read_queue(ClusterPaths(cluster).queue))
+    return any(not result_file(RunPaths(run.path)).exists() for run in read_queue(ClusterPaths(cluster).queue))
 
 
 def stored_spec(cluster: Path) -> ClusterSpec:

@@ -38,7 +38,8 @@ class Fleet:
         """The pods as they were last seen."""
         self.owned = False
         """Whether pods are there, or are on their way, that this keeper is to take down."""
-        self._paths = paths
+        self.paths = paths
+        """The cluster's directory."""
         self._spec = spec
         self._report = report
         self._backend: PodBackend = backend_from_dict(spec.backend)
@@ -66,7 +67,7 @@ class Fleet:
     def launch(self) -> None:
         """Start the pods and an agent on each."""
         self.owned = True
-        identity = self._identity = Identity.create(self._paths.identity)
+        identity = self._identity = Identity.create(self.paths.identity)
         self._check_wanted()
         self.pods = self._backend.launch(self._spec.pods, self._spec.count, self._context(identity))
         self._check_wanted()
@@ -77,7 +78,7 @@ class Fleet:
 
     def adopt(self) -> None:
         """Take over the pods of a keeper that died; whoever uses one that does not answer yet tries again."""
-        identity = Identity(self._paths.identity)
+        identity = Identity(self.paths.identity)
         if not identity.key.exists():
             raise PodError(f"the key to its pods, {identity.key}, is gone; nobody can reach them any more")
         self._identity = identity
@@ -89,8 +90,8 @@ class Fleet:
 
     def _context(self, identity: Identity) -> LaunchContext:
         return LaunchContext(
-            cluster_id=self._paths.root.name,
-            directory=self._paths.root,
+            cluster_id=self.paths.root.name,
+            directory=self.paths.root,
             public_key=identity.public_key,
             lease_s=self._spec.lease_s,
             timeout_s=self._spec.start_timeout_s,
@@ -101,8 +102,8 @@ class Fleet:
     def _connect(self, identity: Identity) -> None:
         """Trust the pods, and make the lines to them."""
         identity.pin(self.pods)
-        self._paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
-        spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self._paths.root)
+        self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
+        spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self.paths.root)
         self._links = [
             AgentLink(pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
             for pod in self.pods

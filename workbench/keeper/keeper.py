@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
-import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_json
-from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
-from workbench.base.wire import listen
 from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
@@ -32,9 +28,10 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.lock import TAKEN, take_lock
 from workbench.keeper.log import log_to
-from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, Status, Submit, answer_requests
+from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Request, RequestServer, Status, Submit
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.spawn import STAY
+from workbench.keeper.statefile import StateFile
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.paths import ClusterPaths
@@ -46,6 +43,7 @@ __all__ = ["Keeper", "main"]
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
+_MEND_S = 2.0
 _BROKEN_OFF = "closed: its start was broken off"
 
 
@@ -70,14 +68,14 @@ class Keeper:
         self._running: Runner | None = None
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._before = before
+        self._state = StateFile(paths.state, redact, lock)
         self._fleet.pods = before.pods if before is not None else ()
-        self._place = {"boot": boot_id(), "host": socket.gethostname(), "lock": lock}
 
     def serve(self) -> None:
         """Launch the pods, answer requests until closed or idle, and leave nothing behind."""
         self._say("starting", "starting pods" if self._before is None else "taking over from a keeper that died")
-        server = listen(self._paths.socket)
-        threading.Thread(target=answer_requests, args=(server, self._do, self._redact), daemon=True).start()
+        server = RequestServer(self._paths.socket, self._do, self._redact)
+        threading.Thread(target=self._mend, args=(server,), daemon=True).start()
         last = ("closed", "closed")
         try:
             if self._before is not None:
@@ -103,8 +101,14 @@ class Keeper:
                 self._bring_held()
                 self._fleet.take_down()
         server.close()
-        self._paths.socket.unlink(missing_ok=True)
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
+
+    def _mend(self, server: RequestServer) -> None:
+        """Have the files back by which others see and reach this keeper, where somebody removed or changed them."""
+        while not self._closing.wait(_MEND_S):
+            with suppress(OSError, WorkbenchError):  # the directory itself may be gone
+                self._state.mend()
+                server.mend()
 
     def _take_over(self) -> None:
         self._fleet.adopt()
@@ -215,6 +219,8 @@ class Keeper:
             case "bring":
                 returned = runner.bring()
                 return {"steps": returned.steps, "notes": returned.notes}
+            case "outcome":
+                return runner.outcome
             case "stacks":
                 if runner is not self._running:
                     raise RunError(f"run {request.run} is not running")
@@ -268,21 +274,15 @@ class Keeper:
         self._write_state()
 
     def _write_state(self) -> None:
-        state = {
-            "phase": self._phase,
-            "message": self._message,
-            "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
-            "error": self._error,
-            "pid": os.getpid(),
-            "start_time": process_start_time(os.getpid()),
-            **self._place,
-            "pods": [pod.to_dict() for pod in self._fleet.pods],
-            "time_s": time.time(),
-        }
-        try:
-            write_json(self._paths.state, self._redact.json(state))
-        except OSError as error:
-            logger.warning("cannot write the state: %s", error)
+        self._state.write(
+            {
+                "phase": self._phase,
+                "message": self._message,
+                "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
+                "error": self._error,
+                "pods": [pod.to_dict() for pod in self._fleet.pods],
+            }
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.redact import Redactor
-from workbench.base.wire import read_request, to_line
+from workbench.base.wire import listen, read_request, to_line
 
-__all__ = ["Close", "NewestCheckpoint", "OfRun", "Request", "Status", "Submit", "answer_requests", "request_from"]
+__all__ = ["Close", "NewestCheckpoint", "OfRun", "Request", "RequestServer", "Status", "Submit", "request_from"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Submit(BaseModel):
 class OfRun(BaseModel):
     """Something that a run is asked, by its id."""
 
-    op: Literal["cancel", "stop", "bring", "stacks"]
+    op: Literal["cancel", "stop", "bring", "stacks", "outcome"]
     run: str
 
 
@@ -74,14 +74,37 @@ def request_from(message: Mapping[str, object]) -> Request:
         raise RunError(f"the request {message.get('op')!r} cannot be read: {'; '.join(problems)}") from error
 
 
-def answer_requests(server: socket.socket, do: _Do, redact: Redactor) -> None:
-    """Answer each connection in a thread of its own, until the server is closed."""
-    while True:
-        try:
-            connection, _ = server.accept()
-        except OSError:
-            return
-        threading.Thread(target=_answer, args=(connection, do, redact), daemon=True).start()
+class RequestServer:
+    """The socket of a keeper: each connection is answered in a thread of its own."""
+
+    def __init__(self, path: Path, do: _Do, redact: Redactor):
+        self._path, self._do, self._redact = path, do, redact
+        self._open()
+
+    def mend(self) -> None:
+        """Listen again where somebody removed the socket's file."""
+        if not self._path.exists():
+            with suppress(OSError):
+                self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            self._server.close()
+            self._open()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.close()
+        self._path.unlink(missing_ok=True)
+
+    def _open(self) -> None:
+        self._server = listen(self._path)
+        threading.Thread(target=self._accept, args=(self._server,), name="requests", daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=_answer, args=(connection, self._do, self._redact), daemon=True).start()
 
 
 def _answer(connection: socket.socket, do: _Do, redact: Redactor) -> None:

@@ -18,6 +18,7 @@ from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import QueuedRun, read_queue
+from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
 
@@ -56,6 +57,7 @@ def run_context(
         hostfile_sha256=hostfile.sha256,
         look=fleet.look,
         redact=redact,
+        spare=fleet.paths.results / f"{run.id}.json",
         left=left,
         unstartable=unstartable,
     )
@@ -72,7 +74,7 @@ def left_runners(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: R
             runners[run.id] = _left_runner(paths, spec, fleet, run, redact)
         except Exception as error:  # run boundary: the runs after it go on
             logger.exception("run %s", run.id)
-            if not RunPaths(run.path).result.exists():
+            if not result_file(RunPaths(run.path)).exists():
                 message = f"its keeper died, and another cannot go on with it: {error}"
                 write_json(RunPaths(run.path).result, {"state": RunState.FAILED, "message": message})
     return runners

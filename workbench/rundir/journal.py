@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
@@ -47,7 +48,11 @@ class Recovered(TolerantRecord):
 class Journal:
     """The writing side of one run directory."""
 
-    def __init__(self, paths: RunPaths, redact: Redactor | None = None):
+    def __init__(self, paths: RunPaths, redact: Redactor | None = None, spare: Path | None = None):
+        """Make the folders of logs and curves; `spare` is where a result goes that the directory cannot take."""
+        self.result: Mapping[str, object] = {}
+        """The result, from `finish` on."""
+        self._spare = spare
         self._paths, self._redact = paths, redact or Redactor()
         self._scalars = ScalarWriter(paths.tensorboard)
         self._state = RunState.QUEUED
@@ -90,9 +95,14 @@ class Journal:
         self._state, self._message = state, message
         self._write_state()
 
+    @property
+    def standing(self) -> tuple[RunState, str]:
+        """The state, and the line on it."""
+        return self._state, f"{self._message} ({self._hint})" if self._hint else self._message
+
     def hint(self, message: str) -> None:
         """Add a passing remark to the state; an empty one takes it away."""
-        if message != self._hint:
+        if message != self._hint or not self._paths.state.exists():  # somebody may have removed it
             self._hint = message
             self._write_state()
 
@@ -134,14 +144,26 @@ class Journal:
             "world_size": world_size,
             "ended_s": ended_s,
         }
-        result = self._redact.json(ResultRecord.at(self._paths.root, raw).to_dict())
-        self._paths.reserve.unlink(missing_ok=True)
+        self.result = self._redact.json(ResultRecord.at(self._paths.root, raw).to_dict())
         try:
-            write_json(self._paths.result, result)
+            self._paths.reserve.unlink(missing_ok=True)
+            write_json(self._paths.result, self.result)
         except OSError as error:
-            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, result)
+            logger.error("cannot write the result of %s: %s; it is %s", self._paths.root, error, self.result)
+            self._keep_elsewhere(error)
         self._hint = self._wish = ""
         self.state(state, message)
+
+    def _keep_elsewhere(self, error: OSError) -> None:
+        """Write the result into the cluster's folder; where that fails too, whoever asks the keeper is told it."""
+        why = f"{self._paths.root} could not take the result ({error.strerror or error})"
+        self.result = {**self.result, "message": f"{self.result['message']}; {why}", "of": str(self._paths.root)}
+        if self._spare is not None:
+            try:
+                self._spare.parent.mkdir(mode=0o700, exist_ok=True)
+                write_json(self._spare, self.result)
+            except OSError as again:
+                logger.error("cannot write it to %s either: %s", self._spare, again)
 
     def amend(self, remark: str) -> None:
         """Add to the message of the result of a run that has ended."""

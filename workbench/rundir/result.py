@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -17,11 +17,22 @@ from workbench.base.json_values import number
 from workbench.base.redact import Redactor
 from workbench.base.words import printable
 from workbench.jobs.choices import Peft
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 __all__ = ["HostSlots", "Measurements", "ResultRecord", "RunFault"]
+
+
+def result_file(paths: RunPaths) -> Path:
+    """Return where a run's result is, or will be: its own directory, or its cluster's where that could not take it."""
+    if not paths.result.exists():
+        match read_json(paths.info):
+            case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
+                spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
+                if read_json(spare).get("of") == str(paths.root):  # a directory of another run cannot claim it
+                    return spare
+    return paths.result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +173,7 @@ class ResultRecord(Measurements):
         Raises:
             RunError: There is none: the run has not ended, or it is not a run directory.
         """
-        file = RunPaths(path).result
+        file = result_file(RunPaths(path))
         if not os.path.lexists(file):
             raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")
         return cls.at(path, Redactor().json(load_json(file)))

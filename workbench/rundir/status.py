@@ -5,19 +5,23 @@ Small files are read, and nothing is written. Their readers see a whole old file
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
+from workbench.base import entries
 from workbench.base.errors import RunError
 from workbench.base.files import load_json, read_json
 from workbench.base.json_values import Json, text
-from workbench.base.process import boot_id, is_alive
+from workbench.base.process import Process, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.result import result_file
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import TolerantRecord, Whole
 
@@ -27,6 +31,7 @@ __all__ = [
     "cluster_status",
     "id_of",
     "is_keeper_alive",
+    "keeper_process",
     "message_of",
     "run_at",
     "state_of",
@@ -79,6 +84,17 @@ def cluster_status(root: Path) -> ClusterStatus:
     return status if over else replace(status, phase="lost")
 
 
+def keeper_process(root: Path) -> Process | None:
+    """Find the keeper of a directory that does not say any more who it is; None where there is none."""
+    words = [b"-m", entries.KEEPER.encode(), os.fsencode(root)]
+    for process in process_table().values():
+        with suppress(OSError):
+            proc = Path(f"/proc/{process.pid}")
+            if proc.stat().st_uid == os.getuid() and (proc / "cmdline").read_bytes().split(b"\0")[1:4] == words:
+                return process
+    return None
+
+
 def is_keeper_alive(cluster: Path) -> bool:
     """Whether the keeper of a cluster lives."""
     return cluster_status(cluster).alive
@@ -104,13 +120,13 @@ def id_of(paths: RunPaths) -> str:
 
 def state_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_alive) -> RunState:
     """Return the state of a run: as its result says, else as its keeper last wrote, and `lost` where that died."""
-    if not paths.result.exists():
+    if not (file := result_file(paths)).exists():
         if is_alive(cluster_of(paths)):
             return _state_in(paths.state, {"state": RunState.QUEUED, **read_json(paths.state)})
         # The keeper may have written the result between the two looks.
-        if not paths.result.exists():
+        if not (file := result_file(paths)).exists():
             return RunState.LOST
-    return _state_in(paths.result, load_json(paths.result))
+    return _state_in(file, load_json(file))
 
 
 def message_of(paths: RunPaths, state: RunState) -> str:

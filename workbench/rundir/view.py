@@ -22,7 +22,7 @@ from workbench.rundir.figures.memory import HostMemory, MemoryBook
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import EventTail, LogTail
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, ResultRecord
+from workbench.rundir.result import HostSlots, ResultRecord, result_file
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, run_at, state_or_problem
@@ -205,7 +205,7 @@ class RunView:
         if problem:
             self.state, self.message, self.hint = state, problem, ""
             return
-        if state.is_terminal and self.paths.result.exists():
+        if state.is_terminal and result_file(self.paths).exists():
             self.result = ResultRecord.load(self.paths.root)
             self.state, self.message, self.hint = state, self.result.message, ""
             self._hosts = self.result.hosts or self._hosts

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from workbench.base.errors import WorkbenchError
@@ -44,6 +45,8 @@ class RunContext:
     redact: Redactor = field(default_factory=Redactor)
     """Masks the secrets of the run in what is written down of it."""
 
+    spare: Path | None = None
+    """Where its result goes if its directory cannot take it."""
     left: bool = False
     """Whether a keeper that died had the run before."""
     unstartable: str = ""

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import read_json
 from workbench.base.words import short_list
 from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
@@ -25,7 +24,7 @@ from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.stage import clear, fetch, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
-from workbench.rundir.result import RunFault
+from workbench.rundir.result import RunFault, result_file
 from workbench.rundir.state import RunState
 
 __all__ = ["Runner"]
@@ -40,7 +39,7 @@ class Runner:
 
     def __init__(self, context: RunContext):
         self._context = context
-        self._journal = Journal(context.paths, context.redact)
+        self._journal = Journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
         self._wishes = Wishes()
         self._returned = Returned()
@@ -61,7 +60,13 @@ class Runner:
     @property
     def ended(self) -> bool:
         """Whether its result is on disk."""
-        return self._context.paths.result.exists()
+        return result_file(self._context.paths).exists()
+
+    @property
+    def outcome(self) -> dict[str, object]:
+        """How it stands, and its result once it has ended: also where no file could take them."""
+        state, message = self._journal.standing
+        return {"state": state, "message": message, "result": self._journal.result}
 
     def enqueue(self) -> None:
         """Write down that it waits for its turn, and keep room on the disk for its result."""
@@ -137,7 +142,7 @@ class Runner:
     @property
     def failed(self) -> bool:
         """Whether it has ended, and not well."""
-        return read_json(self._context.paths.result).get("state") in (RunState.FAILED, RunState.CANCELLED)
+        return self._journal.standing[0] in (RunState.FAILED, RunState.CANCELLED)
 
     def bring(self) -> Returned:
         """Bring its last checkpoint back from its pods, and say so in its result; blocks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -197,7 +198,8 @@ def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> list[str]:
             digest = _fetch_one(link, source, target, digest)
         manifest[str(relative)] = str(digest)
     shutil.rmtree(paths.arrivals, ignore_errors=True)
-    write_json(paths.manifest, manifest)
+    with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
+        write_json(paths.manifest, manifest)
     return strange
 
 

@@ -1,0 +1,114 @@
+"""What cannot be written, and what somebody removes: a run still ends, its result is told, and a cluster closes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workbench import Cluster, LocalPods, PodSpec, Run, history
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.state import RunState
+
+if TYPE_CHECKING:
+    from .conftest import World
+
+pytestmark = pytest.mark.slow
+SOON_S = 5.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False) as cluster:
+        yield cluster
+
+
+def beating(world: World, cluster: Cluster, end: Path, into: Path | None = None) -> Run:
+    run = world.submit("beat.py", "--until", str(end), cluster=cluster, into=into)
+    world.beats(run, 2)
+    return run
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder that is being written to."""
+    shutil.rmtree(folder.rename(folder.with_name("removed")))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_result_that_cannot_be_written_is_told_all_the_same(
+    world: World, cluster: Cluster, tmp_path: Path, both: bool
+) -> None:
+    """Row 39: the run's file system is read-only at its end; and with it the cluster's folder of such results."""
+    disk, end = tmp_path / "disk", tmp_path / "end"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "faults", str(disk)], check=True)
+    try:
+        run = beating(world, cluster, end, disk / "run")
+        if both:
+            ClusterPaths(cluster.path).results.write_text("no folder can be here")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        end.touch()
+        result = run.wait(30, progress=False)
+        assert result.state is RunState.SUCCEEDED
+        assert "could not take the result (Read-only file system)" in result.message
+        assert not run.paths.result.exists()
+        again = world.submit("beat.py", "--lines", "3", cluster=cluster)
+        again.wait(30, progress=False).raise_for_status()
+        if not both:
+            cluster.close()
+            assert run.state is RunState.SUCCEEDED, "it is known when the keeper has gone"
+            assert Run.load(run.path).result.message == result.message
+            assert [record.state for record in history(disk)] == [RunState.SUCCEEDED]
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = beating(world, cluster, tmp_path / "never")
+    remove(run.path)
+    assert run.state in (RunState.STARTING, RunState.RUNNING)
+    assert "is gone or damaged; its keeper says: " in run.message
+    run.cancel()
+    with pytest.warns(RuntimeWarning, match="is gone or damaged"):
+        result = run.wait(30, progress=False)
+    assert result.state is RunState.CANCELLED
+    world.nothing_left(run)
+    after = world.submit("beat.py", "--lines", "3", cluster=cluster)
+    world.ended(after).raise_for_status()
+
+
+def test_a_state_or_socket_that_is_removed_comes_back(world: World, cluster: Cluster, tmp_path: Path) -> None:
+    run = beating(world, cluster, tmp_path / "end")
+    paths = ClusterPaths(cluster.path)
+    paths.state.unlink()
+    paths.socket.unlink()
+    run.paths.state.write_text("{")
+    began = time.monotonic()
+    world.until(lambda: cluster.phase == "ready" and paths.socket.exists(), SOON_S)
+    paths.state.write_text("nonsense")
+    world.until(lambda: cluster.phase == "ready", SOON_S)
+    world.measured("-", "removed files of a keeper are back", time.monotonic() - began, 2 * SOON_S)
+    assert len(run.stacks()) == 2
+    (tmp_path / "end").touch()
+    world.ended(run).raise_for_status()
+
+
+def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(world: World, tmp_path: Path) -> None:
+    cluster = Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False).start()
+    beating(world, cluster, tmp_path / "never")
+    here = str(cluster.path)
+    remove(cluster.path)
+    world.until(lambda: cluster.phase == "lost", SOON_S)
+    assert "is gone or damaged; close() ends what still runs" in cluster.message
+    cluster.close()
+    left = [p for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])]
+    assert left == []

@@ -1,0 +1,51 @@
+"""The file that says how a cluster stands and who its keeper is; written by the keeper alone, and mended by it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.base.files import write_json
+from workbench.base.process import boot_id, process_start_time
+from workbench.base.redact import Redactor
+
+__all__ = ["StateFile"]
+
+logger = logging.getLogger(__name__)
+
+
+class StateFile:
+    """One `state.json` of a cluster."""
+
+    def __init__(self, path: Path, redact: Redactor, lock: int):
+        pid = os.getpid()
+        self._path, self._redact = path, redact
+        self._keeper = {"pid": pid, "start_time": process_start_time(pid), "boot": boot_id()}
+        self._keeper |= {"host": socket.gethostname(), "lock": lock}
+        self._state: Mapping[str, object] = {}
+        self._stamp: tuple[int, int] | None = None
+
+    def write(self, state: Mapping[str, object]) -> None:
+        """Replace the file; a full disk is logged, and stops nothing."""
+        self._state = state
+        try:
+            write_json(self._path, self._redact.json({**state, **self._keeper, "time_s": time.time()}))
+            self._stamp = self._look()
+        except OSError as error:
+            logger.warning("cannot write the state: %s", error)
+
+    def mend(self) -> None:
+        """Write it again where somebody removed or changed it."""
+        if self._look() != self._stamp:
+            self.write(self._state)
+
+    def _look(self) -> tuple[int, int] | None:
+        try:
+            facts = self._path.stat()
+        except OSError:
+            return None
+        return facts.st_ino, facts.st_mtime_ns
