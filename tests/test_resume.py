@@ -67,10 +67,10 @@ def submit(cluster: Cluster, **options: object) -> Run:
 
 
 def pid_of(rank: Path) -> int:
-    """Find a rank by its output file; one that a warm server forked has the environment of that."""
+    """Find a rank by where its output goes; one that a warm server forked has the environment of that."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if (folder / "fd" / "1").readlink() == rank / "stdout.log":
+            if (folder / "fd" / "1").readlink().parent == rank:
                 return int(folder.name)
         except OSError:
             continue
