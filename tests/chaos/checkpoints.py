@@ -50,9 +50,9 @@ def checkpoint(site: Site, trial: Trial) -> Outcome:
         named = trial.victim == "keeper" or pod.name in f"{result.error}"
         outcome.cause = "named" if named else "missing" if result.error is None else "wrong"
     outcome.orphans += left_of_run(run.id, 20)
+    if trial.victim in ("worker", "keeper"):  # a new keeper has no fork server
+        outcome.orphans += site.give_up()
     if result.state is not RunState.SUCCEEDED:
-        if trial.victim in ("worker", "keeper"):
-            outcome.orphans += site.give_up()
         _go_on(site, trial, run, keep, outcome)
     return outcome
 

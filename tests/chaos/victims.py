@@ -92,7 +92,7 @@ def launchers(run: Run, cluster: Path) -> list[Process]:
     """Return the launcher's processes: below the keeper, with the launcher's program among their words."""
     owner = keeper(cluster)
     below_keeper = [] if owner is None else live_descendants(owner.pid)
-    return [p for p in below_keeper if _LAUNCHERS & {Path(word).name for word in words_of(p.pid)[:2]}]
+    return [p for p in below_keeper if _LAUNCHERS & {Path(word).name for word in words_of(p.pid)[:4]}]
 
 
 def warm(pod: Pod) -> list[Process]:

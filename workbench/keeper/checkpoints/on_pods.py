@@ -26,6 +26,7 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 __all__ = ["PodCheckpoints", "PodPart", "held_checkpoint", "look", "part_reader"]
 
 logger = logging.getLogger(__name__)
+_PING_S = 2.0
 _READ_S = 3600.0  # the parts of a large model are read whole, on their pods
 # Runs on a pod, with this package on its path: says what is wrong with each part, and what its manifest says it is.
 _JUDGE = (
@@ -56,10 +57,13 @@ class PodCheckpoints:
 
 
 def look(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoints:
-    """Ask the pods of a run, but lost ones, which parts of checkpoints they have."""
-    answers = context.everywhere(
-        lambda link: None if link.pod.name in lost else _parts_on(link, context.on_pod(link).checkpoints)
-    )
+    """Ask the pods of a run which parts of checkpoints they have; of lost ones, those that have but another agent."""
+
+    def one(link: AgentLink) -> list[tuple[int, int, PurePosixPath]] | None:
+        asked = link.pod.name not in lost or _answers(link)
+        return _parts_on(link, context.on_pod(link).checkpoints) if asked else None
+
+    answers = context.everywhere(one)
     steps: dict[int, list[PodPart]] = {}
     for link, parts in zip(context.links, answers, strict=True):
         for step, rank, folder in parts or ():
@@ -106,6 +110,14 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Ch
             f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
         ) from error
     return Checkpoint.from_dict(checkpoint)
+
+
+def _answers(link: AgentLink) -> bool:
+    try:
+        link.call("ping", timeout_s=_PING_S)
+    except WorkbenchError:
+        return False
+    return True
 
 
 def _parts_on(link: AgentLink, checkpoints: PurePosixPath) -> list[tuple[int, int, PurePosixPath]] | None:
