@@ -253,6 +253,18 @@ def test_setup_installs_by_hash_and_pip_refuses_another_file(tmp_path: Path) -> 
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
+def test_every_promise_of_security_names_a_test_that_is_there() -> None:
+    rows = re.findall(r"^\| (.+) \| (`tests/.+`) \|$", (ROOT / "SECURITY.md").read_text(), flags=re.MULTILINE)
+    assert len(rows) > 10
+    for promise, held in rows:
+        file = ""
+        for named in re.findall(r"`([^`]+)`", held):
+            path, _, test = named.partition("::")
+            file = file if path == "…" else path
+            assert (ROOT / file).is_file(), promise
+            assert f"def {test}" in (ROOT / file).read_text(), promise
+
+
 def test_ci_runs_every_check() -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
