@@ -12,8 +12,9 @@ from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.run import Run
+from workbench.display.kit.buttons import AskOnce
 from workbench.display.run import panel as panels
-from workbench.display.run.buttons import AskOnce, stacks_html
+from workbench.display.run.buttons import stacks_html
 from workbench.display.run.panel import RunPanel, run_bundle
 
 

@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workbench.base.errors import WorkbenchError
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import keep_from_idling
 from workbench.display.cluster.view import cluster_doc, look_at
+from workbench.display.kit.buttons import AskOnce, act_in_thread
 from workbench.display.kit.doc import Note, blocks_html, to_fragment
 from workbench.display.kit.live import Live, has_widgets
 from workbench.display.kit.style import framed, styled
-from workbench.display.run.buttons import AskOnce
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.view import RunView
 
@@ -111,11 +110,11 @@ class ClusterPanel:
             self._ended()
 
     def _close(self) -> None:
-        threading.Thread(target=self._carry_out, name="cluster-stop", daemon=True).start()
+        act_in_thread(self._close_cluster, self._show, "cluster-stop")
 
-    def _carry_out(self) -> None:
-        try:
-            self._cluster.close()
-            self._note.value = ""
-        except (WorkbenchError, OSError) as error:
-            self._note.value = framed(blocks_html([Note(str(error), "hint")]))
+    def _close_cluster(self) -> None:
+        self._cluster.close()
+        self._note.value = ""
+
+    def _show(self, words: str) -> None:
+        self._note.value = framed(blocks_html([Note(words, "hint")]))

@@ -5,16 +5,15 @@ Where there are no widgets it shows the same facts as text and HTML, and the Pyt
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.errors import WorkbenchError
 from workbench.client.cluster import Cluster
 from workbench.client.composition import FIELDS, Composition, FormField
 from workbench.client.preview import PAGES, Page, Preview, count_memory, preview_of
+from workbench.display.kit.buttons import AskOnce, act_in_thread
 from workbench.display.kit.doc import Code, Doc, Note, blocks_html, to_html, to_text
 from workbench.display.kit.live import WIDGET, heard_at_once
 from workbench.display.kit.templates import render
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Form", "compose"]
 
-logger = logging.getLogger(__name__)
 _MESSAGE_S = 0.25
 
 
@@ -131,14 +129,16 @@ class _FormView:
         self._pages = {title: w.HTML() for title in PAGES}
         hidden = {"display": "none", "width": "auto"}
         self._button = w.Button(description="Start", button_style="primary", icon="play")
-        self._stop = w.Button(description="Stop the pods", icon="stop", layout=w.Layout(**hidden))
+        self._close_button = AskOnce(
+            "Stop the pods", "Stop, really?", self._on_stop, icon="stop", layout=w.Layout(**hidden)
+        )
+        self._stop = self._close_button.widget
         self._again = w.Button(description="Show the form", icon="edit", layout=w.Layout(**hidden))
         self._panel, self._fields = w.Output(), w.HBox(layout=w.Layout(flex_flow="row wrap"))
         self.root = self._laid_out()
         for widget in self._inputs.values():
             widget.observe(self._on_choice, names="value")
         self._button.on_click(lambda _button: self._on_start())
-        self._stop.on_click(lambda _button: self._on_stop())
         self._again.on_click(lambda _button: self._fold(False))
         self._draw(form.preview)
 
@@ -175,7 +175,7 @@ class _FormView:
             widget.value = _drawn(Code(page.text), Note(note))
         self._button.disabled = bool(preview.problems)
         if preview.memory and not preview.is_counted and self._counting.acquire(blocking=False):
-            _in_thread(self._count, "count")
+            self._in_thread(self._count, "count")
 
     def _draw_memory(self, preview: Preview) -> None:
         self._memory.value = _drawn(Note(preview.memory, "plain"))
@@ -194,28 +194,21 @@ class _FormView:
     def _on_start(self) -> None:
         self._button.disabled = True
         self._lock(True)
-        _in_thread(self._start, "start")
+        self._in_thread(self._start, "start")
 
     def _start(self) -> None:
         done = threading.Event()
-        _in_thread(lambda: self._show_progress(done), "progress")
+        self._in_thread(lambda: self._show_progress(done), "progress")
         try:
             run = self._form.start()
-        except WorkbenchError as error:
+        finally:
             done.set()
-            self._show_status(str(error), "bad")
-        except Exception as error:  # thread boundary: what is raised here would be seen by nobody
-            logger.exception("starting what was composed")
-            done.set()
-            self._show_status(f"{type(error).__name__}: {error}", "bad")
-        else:
-            done.set()
-            self._show_status("")
-            self._panel.outputs = ({"output_type": "display_data", "data": run._repr_mimebundle_(), "metadata": {}},)
-            self._stop.layout.display = ""
-            self._fold(True)
-        self._lock(False)
-        self._button.disabled = bool(self._form.preview.problems)
+            self._lock(False)
+            self._button.disabled = bool(self._form.preview.problems)
+        self._show_status("")
+        self._panel.outputs = ({"output_type": "display_data", "data": run._repr_mimebundle_(), "metadata": {}},)
+        self._stop.layout.display = ""
+        self._fold(True)
 
     def _show_progress(self, done: threading.Event) -> None:
         while not done.wait(_MESSAGE_S):
@@ -223,24 +216,18 @@ class _FormView:
             self._show_status((cluster.message if cluster else "") or "starting")
 
     def _on_stop(self) -> None:
-        cluster = self._form.cluster
-        if self._stop.description == "Stop the pods":
-            self._stop.description, self._stop.button_style = "Stop, really?", "danger"
-            return
-        self._stop.description, self._stop.button_style = "Stop the pods", ""
-        if cluster is not None:
-            _in_thread(lambda: self._close(cluster), "close")
+        if (cluster := self._form.cluster) is not None:
+            self._in_thread(lambda: self._close(cluster), "close")
 
     def _close(self, cluster: Cluster) -> None:
         started = time.monotonic()
-        try:
-            cluster.close()
-        except WorkbenchError as error:
-            self._show_status(str(error), "bad")
-            return
+        cluster.close()
         self._stop.layout.display = "none"
         seconds = time.monotonic() - started
         self._show_status(f"The pods are gone ({seconds:.1f} s); the run directory stays.")
+
+    def _in_thread(self, work: Callable[[], None], name: str) -> None:
+        act_in_thread(work, lambda words: self._show_status(words, "bad"), f"workbench-compose-{name}")
 
     def _fold(self, folded: bool) -> None:
         """Make way for the run's panel, or bring the fields back."""
@@ -254,10 +241,6 @@ class _FormView:
 
     def _show_status(self, text: str, kind: str = "plain") -> None:
         self._status.value = _drawn(Note(text, kind))
-
-
-def _in_thread(work: Callable[[], None], name: str) -> None:
-    threading.Thread(target=work, name=f"workbench-compose-{name}", daemon=True).start()
 
 
 def _input(field: FormField, value: object) -> Any:

@@ -5,13 +5,11 @@ Each calls one method of the `Run` in a thread of its own, so that the notebook 
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from workbench.base.errors import WorkbenchError
 from workbench.base.shown import as_html
+from workbench.display.kit.buttons import AskOnce, act_in_thread
 from workbench.display.kit.doc import Code, Fold, Note, blocks_html
 from workbench.display.kit.logs import clean, ranks_word
 from workbench.display.kit.style import framed
@@ -20,39 +18,9 @@ from workbench.display.run.facts import RunFacts
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
-__all__ = ["AskOnce", "Buttons", "stacks_html"]
+__all__ = ["Buttons", "stacks_html"]
 
-_SURE_S = 6.0
 _STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
-
-
-class AskOnce:
-    """A button that asks once before it acts: the second click within some seconds is the one that counts."""
-
-    def __init__(self, text: str, sure: str, act: Callable[[], None], **options: Any):
-        import ipywidgets as w
-
-        self.widget = w.Button(description=text, **options)
-        """The button."""
-        self._text, self._sure, self._act = text, sure, act
-        self._style = str(options.get("button_style", ""))
-        self._asked_at: float | None = None
-        self.widget.on_click(lambda _: self.click())
-
-    def click(self) -> None:
-        """Do what a click does."""
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-            self.widget.description, self.widget.button_style = self._sure, "danger"
-        else:
-            self.calm(now=True)
-            self._act()
-
-    def calm(self, *, now: bool = False) -> None:
-        """Take the question back when it has stood for long, or now."""
-        if self._asked_at is not None and (now or time.monotonic() - self._asked_at > _SURE_S):
-            self._asked_at = None
-            self.widget.description, self.widget.button_style = self._text, self._style
 
 
 class Buttons:
@@ -111,15 +79,7 @@ class Buttons:
 
     def _do(self, text: str, action: Callable[[], object]) -> None:
         self._say(text)
-        threading.Thread(target=self._carry_out, args=(action,), name="panel-button", daemon=True).start()
-
-    def _carry_out(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except (WorkbenchError, OSError) as error:
-            self._say(str(error), bad=True)
-        except Exception as error:  # thread boundary: the user must see it
-            self._say(f"{type(error).__name__}: {error}", bad=True)
+        act_in_thread(action, lambda words: self._say(words, bad=True), "panel-button")
 
     def _show_stacks(self) -> None:
         self._say("asking every rank …")
