@@ -175,3 +175,17 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
             agent.close()
     limit.remove()
     assert not limit.folder.exists()
+
+
+def test_pods_with_folders_of_their_own_share_one_import(make_agent, tmp_path, env):
+    """Each pod has a TMPDIR of its own: the fork takes it over, and what was found before it is forgotten."""
+    toy = f"import tempfile; before = tempfile.gettempdir()\n{TOY}{MORE}"
+    (tmp_path / "toy_job.py").write_text(f"{toy}def where(): done(before=before, now=tempfile.gettempdir())\n")
+    own = tmp_path / "own"
+    own.mkdir()
+    agent = make_agent()
+    with fork_server(tmp_path, env) as socket:
+        agent.serve("--warm", env={**env, FORK_SERVER: socket, "TMPDIR": str(own), "TORCHINDUCTOR_CACHE_DIR": str(own)})
+        start(agent, "where")
+        assert agent.until_exited("r")["ranks"][0]["how"] == "warm" and is_forked(agent), log(agent)
+    assert record(agent)["now"] == str(own) != record(agent)["before"]

@@ -36,7 +36,7 @@ _REQUEST_S = 10.0
 # What imports do not read, or what is meant to differ. All else must be as it was when this process imported.
 _MAY_DIFFER = {
     *(POD_MARK, "PYTHONPATH", "PWD", "OLDPWD", "SHLVL", "_", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"),
-    *("SSH_CLIENT", "SSH_CONNECTION"),
+    *("SSH_CLIENT", "SSH_CONNECTION", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
 }
 _MUST_AGREE = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
 
