@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import write_json
+from workbench.base.files import read_text, write_json
 from workbench.base.folders import weakness
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
@@ -209,7 +209,11 @@ class Cluster(ShownLive):
         """
         if not self._paths.hostfile.exists():
             raise RunError(f"the cluster is {self.phase}; its hostfile is there once the pods are ready")
-        return Hostfile.parse(self._paths.hostfile.read_text(encoding="utf-8"), source=str(self._paths.hostfile))
+        try:
+            content = read_text(self._paths.hostfile)
+        except OSError as error:
+            raise RunError(f"{self._paths.hostfile} cannot be read: {error.strerror}") from error
+        return Hostfile.parse(content, source=str(self._paths.hostfile))
 
     @property
     def runs(self) -> list[Run]:

@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
 from workbench.base.errors import RunError
-from workbench.base.files import load_json, read_json
+from workbench.base.files import is_there, load_json, read_json, user_path
 from workbench.base.json_values import Json, text
 from workbench.base.process import Process, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
@@ -23,7 +24,7 @@ from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import result_file
 from workbench.rundir.state import RunState
-from workbench.rundir.tolerant import TolerantRecord, Whole
+from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 __all__ = [
     "ClusterStatus",
@@ -39,6 +40,9 @@ __all__ = [
 ]
 
 
+_POD = TypeAdapter(Pod)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterStatus(TolerantRecord):
     """What a cluster's state file holds."""
@@ -47,7 +51,7 @@ class ClusterStatus(TolerantRecord):
     """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
     message: str = ""
     """One line on the phase, for people."""
-    idle_end_s: float | None = None
+    idle_end_s: Number | None = None
     """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
     raw_pods: Sequence[Mapping[str, object]] = ()
     """The JSON form of its pods."""
@@ -66,8 +70,12 @@ class ClusterStatus(TolerantRecord):
 
     @property
     def pods(self) -> Sequence[Pod]:
-        """The pods as the keeper last saw them, in rank order."""
-        return [Pod.from_dict(pod) for pod in self.raw_pods]
+        """The pods as the keeper last saw them, in rank order; what is no pod counts as not there."""
+        pods = []
+        for raw in self.raw_pods:
+            with suppress(ValidationError):
+                pods.append(_POD.validate_python(raw))
+        return pods
 
     @property
     def alive(self) -> bool:
@@ -102,8 +110,8 @@ def is_keeper_alive(cluster: Path) -> bool:
 
 def run_at(path: str | Path) -> RunPaths:
     """Return the paths of the run in a directory, or raise RunError where there is none."""
-    paths = RunPaths(Path(path).expanduser().resolve())
-    if not paths.info.exists():
+    paths = RunPaths(user_path(path).resolve())
+    if not is_there(paths.info):
         raise RunError(f"not a run directory: {paths.root} holds no run.json")
     return paths
 
