@@ -72,6 +72,7 @@ def test_an_answer_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
             pid = os.fork()
             if pid == 0:
                 connection, _ = server.accept()
+                read_request(connection)
                 connection.sendall(answer)
                 os._exit(0)
             with pytest.raises(RunError, match="not a JSON object"):

@@ -28,7 +28,7 @@ from workbench.display.run.page import run_text
 from workbench.results.profile.compare import compare
 from workbench.rundir.catalog.index import RunIndex
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.status import cluster_status
+from workbench.rundir.status import cluster_status, run_at
 from workbench.rundir.view import RunView
 
 CANARY = "canary-of-the-reader"
@@ -161,7 +161,7 @@ DAMAGES = st.lists(
 def looks(paths: RunPaths, folder: Path) -> Iterator[Callable[[], object]]:
     """All that may end in our one error, and in no other."""
     run = Run(paths.root)
-    yield lambda: repr(Run.load(paths.root))
+    yield lambda: repr(run_at(paths.root))  # Run.load would have another keeper take over
     for name in ("id", "spec", "state", "message", "progress"):
         yield lambda name=name: repr(getattr(run, name))  # type: ignore[misc]
     yield lambda: list(run.events())

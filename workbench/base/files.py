@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from workbench.base.disk import full_disk_named
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.json_values import parse_json
+from workbench.base.json_values import parse_record
 
 __all__ = [
     "LARGEST",
@@ -130,7 +130,7 @@ def user_path(path: str | Path) -> Path:
 def load_json(path: Path, within: Path | None = None) -> dict[str, object]:
     """Return a JSON object of a run's or a cluster's directory, or raise the RunError that names the file."""
     try:
-        match parse_json(read_bytes(path, within).decode()):
+        match parse_record(read_bytes(path, within).decode()):
             case dict() as record:
                 return record
         problem = "it is not a JSON object"

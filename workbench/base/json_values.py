@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Json", "items", "number", "parse_json", "part", "parts", "problem_in", "text", "whole"]
+__all__ = ["Json", "items", "number", "parse_json", "parse_record", "part", "parts", "problem_in", "text", "whole"]
 
 Json = Mapping[str, object]
 _DEEPEST = 100  # objects and lists within one another
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
 
 
@@ -32,6 +34,20 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
             level = [inner for each in level for inner in _inside(each)]
         if level:
             raise ValueError("it is nested too deeply")
+    return value
+
+
+def parse_record(text: str | bytes | bytearray) -> object:
+    """Parse JSON that will be shown and written again; ValueError also for text that no file can hold."""
+    match text:
+        case bytes() | bytearray():
+            text = text.decode()
+    value = parse_json(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a surrogate pair") from None
     return value
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import read_json
+from workbench.base.files import is_folder, read_json
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.lock import TAKEN
 from workbench.keeper.spawn import spawn_successor
@@ -59,7 +59,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     """
     cluster = cluster_of(run)
     over = result_file(run).exists() and not (for_checkpoints and run.held.exists())
-    if over or not cluster.is_dir():
+    if over or not is_folder(cluster):
         return False
     try:
         if cluster_status(cluster).alive:

@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.files import open_record
-from workbench.base.json_values import number, parse_json, text, whole
+from workbench.base.json_values import number, parse_record, text, whole
 
 __all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "parse_event", "read_events"]
 
@@ -117,7 +117,7 @@ def parse_event(line: str) -> Event | None:
     if not line.startswith(MARK):
         return None
     try:
-        return event_of(parse_json(line[len(MARK) :]))
+        return event_of(parse_record(line[len(MARK) :]))
     except ValueError:
         return None
 
@@ -131,7 +131,7 @@ def read_events(path: Path) -> Iterator[Event]:
     with file:
         while (line := file.readline(_LONGEST_LINE)).endswith(b"\n"):
             with suppress(ValueError):
-                if event := event_of(parse_json(line)):
+                if event := event_of(parse_record(line)):
                     yield event
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from workbench.base.files import open_record
-from workbench.base.json_values import items, parse_json
+from workbench.base.json_values import items, parse_record
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK, Event, event_of
 
@@ -150,7 +150,7 @@ def _events(lines: list[bytes]) -> list[Event]:
     lines = [line for line in lines if line.strip()]
     try:
         # One call for all is twice as fast as one for each.
-        raws = items(parse_json(b"[" + b",".join(lines) + b"]"))
+        raws = items(parse_record(b"[" + b",".join(lines) + b"]"))
     except ValueError:
         raws = [_object(line) for line in lines]
     return [event for raw in raws if (event := event_of(raw))]
@@ -158,6 +158,6 @@ def _events(lines: list[bytes]) -> list[Event]:
 
 def _object(line: bytes) -> object:
     try:
-        return parse_json(line)
+        return parse_record(line)
     except ValueError:
         return None
