@@ -94,11 +94,11 @@ def cluster_status(root: Path) -> ClusterStatus:
 
 def keeper_process(root: Path) -> Process | None:
     """Find the keeper of a directory that does not say any more who it is; None where there is none."""
-    words = [b"-m", entries.KEEPER.encode(), os.fsencode(root)]
+    words = b"\0".join([b"-m", entries.KEEPER.encode(), os.fsencode(root), b""])
     for process in process_table().values():
         with suppress(OSError):
             proc = Path(f"/proc/{process.pid}")
-            if proc.stat().st_uid == os.getuid() and (proc / "cmdline").read_bytes().split(b"\0")[1:4] == words:
+            if proc.stat().st_uid == os.getuid() and words in (proc / "cmdline").read_bytes():
                 return process
     return None
 
