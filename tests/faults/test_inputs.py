@@ -61,6 +61,8 @@ def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Pa
         assert result.error is not None
         assert (result.error.kind, result.error.pod, result.error.host) == ("pod", pod.name, pod.address)
         assert "SIGKILL" in result.error.message
+        assert list((tmp_path / "c" / "pods" / "store").iterdir()) != []
+    assert [path.name for path in (tmp_path / "c" / "pods").iterdir() if path.is_dir()] == [], "with what they shared"
 
 
 def test_a_run_is_cancelled_while_a_pod_is_silent_and_inputs_travel(world: World, tmp_path: Path) -> None:

@@ -94,6 +94,42 @@ def test_a_network_that_stays_silent_ends_the_ranks_on_both_sides(
             until(lambda: not with_mark("WORKBENCH_RUN", [run.id]), 60)
 
 
+@pytest.mark.long
+def test_all_pods_silent_at_once_is_said_so_and_blamed_on_none(
+    world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
+) -> None:
+    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=24) as cluster:
+        run = world.beating(pods=2, cluster=cluster)
+        with networks[0].silent(), networks[1].silent():
+            until(lambda: "no sign from any pod: this machine was cut off" in run.message, 60)
+            result = run.wait(120, progress=False)
+        assert result.state is RunState.FAILED
+        assert result.error is not None
+        assert (result.error.kind, result.error.pod, result.error.host) == ("network", "", "")
+        assert "no sign from any pod: this machine was cut off" in result.error.message
+
+
+@pytest.mark.long
+def test_two_minutes_without_a_network_are_outlived_with_the_default_lease(
+    world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
+) -> None:
+    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
+        run = world.beating("--until", str(tmp_path / "end"), "--pause-s", "0.1", pods=2, cluster=cluster)
+        with networks[0].silent(), networks[1].silent():
+            silent = time.monotonic()
+            until(lambda: time.monotonic() - silent > 125, 140)
+            assert not run.state.is_terminal
+            before = [len(world.log(run, rank)) for rank in range(2)]
+        heard_s = until(lambda: all(len(world.log(run, rank)) > before[rank] for rank in range(2)), 120)
+        world.measured("24", "network back after two minutes -> lines", heard_s, 15)
+        (tmp_path / "end").touch()
+        run.wait(60, progress=False).raise_for_status()
+        for rank in range(2):
+            lines = world.log(run, rank).splitlines()
+            assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
+            assert len(lines) > 1000, "those printed meanwhile are there"
+
+
 def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(world: World, tmp_path: Path) -> None:
     """Row 25: 100 ms each way, and all connections cut every three seconds."""
     with HostsPlace(tmp_path / "hosts") as place, ExitStack() as undo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import runpy
 import subprocess
@@ -143,6 +144,35 @@ def files_with(folder: Path, text: bytes) -> list[Path]:
     return [
         path for path in folder.rglob("*") if path.is_file() and path.suffix != ".zip" and text in path.read_bytes()
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+@pytest.mark.parametrize("size", [3_000_000, 12_000_000])
+def test_what_found_no_room_here_at_the_end_is_fetched_later(world: World, tmp_path: Path, size: int) -> None:
+    disk, end = tmp_path / "disk", tmp_path / "end"
+    with small_disk(disk, "24m"):
+        run = world.submit("leave.py", "--bytes", str(size), "--until", str(end), into=disk / "run")
+        world.until(lambda: "at work" in world.log(run, 0), 60)
+        with pytest.raises(RunError, match="has not ended"):
+            run.fetch()
+        with (disk / "ballast").open("wb", buffering=0) as ballast:
+            while fill(ballast.fileno()):
+                pass
+        end.touch()
+        result = world.ended(run)
+        assert result.state is RunState.FAILED
+        words = (
+            rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) does it"
+        )
+        assert re.search(words, result.message), result.message
+        with pytest.raises(RunError, match="the disk of this machine is full"):
+            run.fetch()
+        (disk / "ballast").unlink()
+        assert run.fetch() == []
+        assert run.state is RunState.SUCCEEDED
+        assert run.result.raise_for_status().message == "every rank is done; its results came back later"
+        assert (run.path / "files" / "big.bin").read_bytes() == random.Random(11).randbytes(size)
+        assert [world.log(run, rank) for rank in range(3)] == ["at work\n"] * 3
 
 
 def fill(file: int) -> bool:

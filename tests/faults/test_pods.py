@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,19 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
     assert "lost the agent of pod-1" in result.error.message
     if script == "mesh.py":
         assert "lost their peer" in result.error.others or "lost its peer" in result.error.others
+
+
+def test_an_agent_that_hangs_is_named(world: World) -> None:
+    run = world.beating()
+    pod = world.cluster.pods[2]
+    hung = time.monotonic()
+    os.kill(json.loads((Path(pod.root) / "agent.json").read_text())["pid"], signal.SIGSTOP)
+    result = world.ended(run)
+    world.measured("12", "agent stopped -> result", time.monotonic() - hung, 10)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert (result.error.kind, result.error.pod, result.error.host) == ("pod", pod.name, pod.address)
+    assert "lost the agent of pod-2" in result.error.message
 
 
 def test_the_cluster_lives_on_after_lost_agents(world: World) -> None:
@@ -177,7 +191,8 @@ def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) ->
                 name: before[name] for name in ("pod-0", "pod-1")
             }
         finally:
-            os.kill(before["pod-2"], signal.SIGCONT)
+            with suppress(ProcessLookupError):  # the keeper may have ended it, and started another
+                os.kill(before["pod-2"], signal.SIGCONT)
 
 
 WHERE = """

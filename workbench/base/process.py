@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = [
+    "LEASE_S",
     "OUTPUT_PIPE",
     "POD_MARK",
     "RANK_MARK",
@@ -50,6 +51,8 @@ RUN_MARK = "WORKBENCH_RUN"
 """The variable, in every process of a run, that holds the run's id."""
 RANK_MARK = "WORKBENCH_RANK_DIR"
 """The variable, in every process of a rank, that holds the rank's folder."""
+LEASE_S = 300.0
+"""Seconds that what runs on pods outlives a keeper that fell silent: breaks of two minutes, with room to come back."""
 OUTPUT_PIPE = ".{}.pipe"
 """The name of the pipe in a rank's folder that somebody empties into the log of the same stream."""
 

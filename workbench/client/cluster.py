@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import read_text, write_json
 from workbench.base.folders import weakness
+from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask
 from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, spawn
@@ -64,7 +65,7 @@ class Cluster(ShownLive):
         count: int = 1,
         idle_timeout_s: float | None = 600.0,
         path: str | Path | None = None,
-        lease_s: float = 120.0,
+        lease_s: float = LEASE_S,
         start_timeout_s: float = 120.0,
         warm: bool = True,
         shared: bool | str | None = None,

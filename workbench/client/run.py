@@ -280,6 +280,21 @@ class Run(ShownLive):
         stacks = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60)["stacks"]
         return {int(rank): str(text) for rank, text in stacks.items()}
 
+    def fetch(self) -> list[str]:
+        """Bring back what stayed on the pods because this machine's disk was full, or the network away, at the end.
+
+        Its model, predictions, files, checkpoints and logs; its result is corrected. Blocks; may be called again.
+
+        Returns:
+            What still stays on the pods, and why, one line each.
+
+        Raises:
+            RunError: The run has not ended, its cluster is closed, or something is in the way still; `DiskFull` for a
+                disk without room.
+        """
+        answer = ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)
+        return [str(note) for note in answer["notes"]]
+
     def _ask_to_end(self, how: str) -> None:
         if self.state.is_terminal:
             return

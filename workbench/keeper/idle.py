@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from workbench.base.clock import now_s
+
 __all__ = ["IdleTime"]
 
 _SHIFT_S = 10.0  # of the announced end, that is worth writing down
@@ -34,7 +36,7 @@ class IdleTime:
         if self._limit_s is None:
             return False
         left_s = self._used + self._limit_s - time.monotonic()
-        if left_s > 0 and abs(time.time() + left_s - (self.end_s or 0)) > min(_SHIFT_S, self._limit_s / 10):
-            self.end_s = time.time() + left_s
+        if left_s > 0 and abs(now_s() + left_s - (self.end_s or 0)) > min(_SHIFT_S, self._limit_s / 10):
+            self.end_s = now_s() + left_s
             self._announce()
         return left_s <= 0

@@ -212,10 +212,10 @@ class Keeper:
             raise RunError(f"this keeper has no run {request.run}")
         runner = self._runners[request.run]
         match request.op:
-            case "cancel":
-                self._end(runner, runner.cancel)
-            case "stop":
-                self._end(runner, runner.stop)
+            case "cancel" | "stop":
+                self._end(runner, runner.cancel if request.op == "cancel" else runner.stop)
+            case "fetch":
+                return {"notes": runner.fetch()}
             case "bring":
                 returned = runner.bring()
                 return {"steps": returned.steps, "notes": returned.notes}

@@ -40,7 +40,7 @@ class Submit(BaseModel):
 class OfRun(BaseModel):
     """Something that a run is asked, by its id."""
 
-    op: Literal["cancel", "stop", "bring", "stacks", "outcome"]
+    op: Literal["cancel", "stop", "bring", "fetch", "stacks", "outcome"]
     run: str
 
 

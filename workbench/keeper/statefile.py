@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.files import write_json
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
@@ -33,7 +33,7 @@ class StateFile:
         """Replace the file; a full disk is logged, and stops nothing."""
         self._state = state
         try:
-            write_json(self._path, self._redact.json({**state, **self._keeper, "time_s": time.time()}))
+            write_json(self._path, self._redact.json({**state, **self._keeper, "time_s": now_s()}))
             self._stamp = self._look()
         except OSError as error:
             logger.warning("cannot write the state: %s", error)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from workbench.pods.pod_spec import PodSpec
 
+from workbench.base.process import LEASE_S
+
 __all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend"]
 
 
@@ -99,7 +101,7 @@ class LaunchContext:
     directory: Path
     public_key: str
     """OpenSSH public key line that every pod must accept."""
-    lease_s: float = 120.0
+    lease_s: float = LEASE_S
     timeout_s: float = 120.0
     report: Callable[[str], None] = lambda _line: None
     """Takes one line of progress for people ("2 of 3 pods are up")."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.files import open_record
 from workbench.base.json_values import number, parse_record, text, whole
 
@@ -94,7 +94,7 @@ class Event:
 
 def format_event(kind: str, *, rank: int | None, **data: object) -> str:
     """Make the line for an event that happens now, without the newline."""
-    return MARK + Event(time_s=time.time(), rank=rank, kind=kind, data=data).to_json()
+    return MARK + Event(time_s=now_s(), rank=rank, kind=kind, data=data).to_json()
 
 
 def emit(kind: str, **data: object) -> None:

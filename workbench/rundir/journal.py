@@ -6,13 +6,13 @@ Only the keeper writes; whoever watches reads the files.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
+from workbench.base.clock import now_s
 from workbench.base.files import read_json, write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
@@ -20,7 +20,7 @@ from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.scalars import ScalarWriter
 from workbench.rundir.output.recover import mend_events
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import HostSlots, ResultRecord, RunFault
+from workbench.rundir.result import HostSlots, ResultRecord, RunFault, result_file
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import TolerantRecord
@@ -130,12 +130,12 @@ class Journal:
     ) -> None:
         """Write the result, then the last state; where even the room kept for it is taken, the keeper's log has it."""
         self._close_scalars()
-        started_s, ended_s = float(str(facts.get("started_s", time.time()))), time.time()
+        started_s, ended_s = float(str(facts.get("started_s", now_s()))), now_s()
         raw = {
             **spec.job.facts,
             "versions": dict(pods[0].versions) if pods else {},
             **RunTotals.of(read_events(self._paths.events)).facts(started_s),
-            "duration_s": round(ended_s - started_s, 3),
+            "duration_s": round(max(0.0, ended_s - started_s), 3),
             **facts,
             "state": state,
             "message": message,
@@ -173,6 +173,12 @@ class Journal:
             write_json(self._paths.result, {**result, "message": message})
             write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
 
+    def mend(self, message: str) -> None:
+        """Let a run have succeeded whose results alone were missing."""
+        mended = {"state": RunState.SUCCEEDED, "message": message}
+        write_json(self._paths.result, {**read_json(result_file(self._paths)), **mended, "error": None})
+        write_json(self._paths.state, {**read_json(self._paths.state), **mended})
+
     def _close_scalars(self) -> None:
         try:
             self._scalars.close()
@@ -190,7 +196,7 @@ class Journal:
                         "hint": self._hint,
                         "wish": self._wish,
                         "started_s": self._started_s,
-                        "time_s": time.time(),
+                        "time_s": now_s(),
                     }
                 ),
             )
@@ -204,7 +210,7 @@ def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
         RunState.FAILED,
         message=f"it did not start: {error}",
         fault=RunFault(kind=type(error).__name__, message=str(error)),
-        facts={"started_s": time.time()},
+        facts={"started_s": now_s()},
         spec=spec,
         pods=(),
         world_size=0,

@@ -17,6 +17,7 @@ from pydantic import Field
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_bytes
 from workbench.base.json_values import Json, parse_json, part
+from workbench.base.process import LEASE_S
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import Job, job_from_dict
@@ -43,7 +44,7 @@ class ClusterSpec(Record):
     """Number of pods."""
     idle_timeout_s: Seconds | None = 600.0
     """Seconds without a run or a word from a notebook after which the pods are stopped; None for never."""
-    lease_s: Seconds = 120.0
+    lease_s: Seconds = LEASE_S
     """Seconds that ranks outlive a keeper that fell silent."""
     start_timeout_s: Seconds = 120.0
     """Seconds until pods that have not come are given up."""

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base import entries
+from workbench.base.clock import now_s
 from workbench.base.disk import disk_full
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
 from workbench.base.wire import from_line, to_line
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["AgentLink", "PodGone"]
 
 logger = logging.getLogger(__name__)
-_ANSWER_S = 12.0  # a live agent answers in milliseconds; then the network is silent, or the agent dead
+_ANSWER_S = 8.0  # a live agent answers in milliseconds, a busy one in three seconds; then it hangs, or the network
 _PAUSE_S = 0.5
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _SHORT = 72  # bytes of a folder in which Python and torch can still make the sockets that DataLoader workers use
@@ -100,9 +101,9 @@ class AgentLink(PodFiles):
         self.interface = str(hello.get("interface") or "lo")
 
     def _look_at_its_clock(self) -> tuple[float, float]:
-        before = time.time()
+        before = now_s()
         there = float(self.call("hello")["time_s"])
-        after = time.time()
+        after = now_s()
         return after - before, there - (before + after) / 2
 
     def ensure(self) -> None:
@@ -200,8 +201,10 @@ class AgentLink(PodFiles):
     def _check_hope(
         self, error: Exception, ssh: SSHConnection | None, until: float, unwanted: Callable[[], bool]
     ) -> None:
-        if self._stands(ssh) or unwanted():
+        if self._stands(ssh):
             raise error
+        if unwanted():
+            raise RemoteError(str(error), host=self.pod.address) from error
         if why := self.why_gone():
             raise PodGone(why, host=self.pod.address) from error
         if time.monotonic() > until:

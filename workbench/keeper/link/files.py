@@ -79,9 +79,13 @@ class PodFiles:
         """Send a file of any size to a path on the pod, 0600."""
         self._send(local, path)
 
+    def size(self, remote: str) -> int:
+        """Return the bytes of a file on the pod."""
+        return self.lasting(lambda ssh: ssh.size(remote))
+
     def get(self, remote: str, local: Path) -> str:
         """Fetch a file of any size from the pod."""
-        if self.lasting(lambda ssh: ssh.size(remote)) < LARGE:
+        if self.size(remote) < LARGE:
             self.lasting(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
         return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))

@@ -34,7 +34,7 @@ from workbench.keeper.run.stage import (
     travels,
 )
 from workbench.keeper.run.stalls import StallGuard
-from workbench.keeper.watch.ledger import RunLedger
+from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
 from workbench.rundir.events import Event
@@ -124,7 +124,6 @@ class Attempt:
             self.prepare()
 
     def _rejoin(self) -> bool:
-        """Find the ranks that a keeper which died had started; False where it had started none."""
         self._journal.hint("another keeper takes over from one that died, and looks for the ranks")
         if (left := ranks_left(self._context)) is None:
             return False
@@ -139,8 +138,7 @@ class Attempt:
         c = self._context
         c.everywhere(partial(self._lasting, AgentLink.ensure))
         address = c.links[0].pod.address
-        free_port = self._lasting(lambda link: link.call("free_port", address=address), c.links[0])
-        self.master_port = int(free_port["port"])
+        self.master_port = self._lasting(lambda link: int(link.call("free_port", address=address)["port"]), c.links[0])
 
         def one(link: AgentLink) -> None:
             send_inputs(c, link)
@@ -191,14 +189,13 @@ class Attempt:
         self._journal.state(RunState.STARTING, "starting ranks")
         self._stalls.watch.begin()
         if self._context.spec.job.launcher == Launcher.SSH:
-            run_id = self._context.run_id
-            self._context.everywhere(partial(self._lasting, lambda link: link.call("start", run=run_id)))
+            start = partial(AgentLink.call, op="start", run=self._context.run_id)
+            self._context.everywhere(partial(self._lasting, start))
         elif self.command is not None:
             c = self._context
             self._launcher = LauncherProcess.start(self.command, c.run_id, c.paths.launcher_log)
 
     def _follow(self) -> RunFault | None:
-        """Take in reports until the ranks are over or something is wrong; return the fault."""
         while True:
             self._take()
             if first_cause(self.ledger.ranks.values()) is not None:
@@ -244,7 +241,7 @@ class Attempt:
             self._journal.state(*news)
 
     def _settle(self) -> None:
-        """Wait for the record of whoever failed first; longer while that may be a pod that does not answer."""
+        # Longer while it may be a pod that does not answer.
         began = time.monotonic()
         while (waited_s := time.monotonic() - began) < _SETTLE_S or (waited_s < _PATIENCE_S and self._unexplained()):
             self._take(timeout_s=0.05)
@@ -261,6 +258,8 @@ class Attempt:
 
     def _lost_pod(self) -> RunFault:
         name, why = next(iter(self.ledger.lost.items()))
+        if len(self.ledger.pods) > 1 and not self.ledger.heard_within(self._context.spec.cluster.lease_s / 2):
+            return RunFault(kind="network", message=f"no sign from any pod: {CUT_OFF}; {why}")
         fault = RunFault(pod=name, host=self._address(name), kind="pod", message=why)
         return replace(fault, others=fold_failures(self.ledger.ranks.values()))
 
@@ -275,7 +274,6 @@ class Attempt:
         return next(link.pod.address for link in self._context.links if link.pod.name == name)
 
     def _launcher_ended(self, code: int) -> RunFault | None:
-        """Judge a launcher that ended: fine once every rank ended too, a fault while ranks wait or run."""
         began = time.monotonic()
         while (waited_s := time.monotonic() - began) < _LAUNCHER_S or (
             waited_s < _PATIENCE_S and self.ledger.silent(_UNANSWERED_S)

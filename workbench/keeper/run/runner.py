@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from workbench.base.errors import WorkbenchError
+from workbench.base.clock import now_s
+from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.words import short_list
 from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
@@ -21,7 +22,7 @@ from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.prediction import PredictionInquiry
-from workbench.keeper.run.stage import clear, fetch, resumed_from
+from workbench.keeper.run.stage import clear, fetch, fetch_logs, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault, result_file
@@ -45,7 +46,8 @@ class Runner:
         self._returned = Returned()
         self._strange: Sequence[str] = ()
         self._attempt = self._new_attempt(rejoin=context.left)
-        self._started_s, self._began = time.time(), time.monotonic()
+        self._started_s = now_s()
+        self._ended = self._cleared = self._unbrought = False
 
     @property
     def links(self) -> Sequence[AgentLink]:
@@ -91,7 +93,7 @@ class Runner:
 
     def run(self) -> RunState:
         """Do all of it."""
-        self._started_s, self._began = time.time(), time.monotonic()
+        self._started_s = now_s()
         if self._context.left:
             self._recover()
         self._journal.begin(self._started_s)
@@ -110,13 +112,13 @@ class Runner:
         state, message = self._verdict(fault)
         inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
+        self._ended = True
         return state
 
     def _recover(self) -> None:
         """Go on with what the journal says of the run, and with what it was asked."""
         recovered = self._journal.recover()
         self._started_s = recovered.started_s or self._started_s
-        self._began -= max(0.0, time.time() - self._started_s)  # another keeper's time: the wall clock must do
         addresses = {place.rank: self._address(place.pod) for place in self._context.places}
         self._peaks.recall(recovered.events, addresses)
         for event in recovered.events:
@@ -153,6 +155,25 @@ class Runner:
         self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
 
+    def fetch(self) -> list[str]:
+        """Bring back what stayed on its pods when it ended, and correct its result; return what still stays there."""
+        if not self._ended:
+            raise RunError(f"run {self._context.run_id} has not ended; what it leaves comes back by itself then")
+        if self._cleared:
+            return []
+        context = self._context
+        context.everywhere(AgentLink.ensure)
+        context.everywhere(partial(fetch_logs, context))
+        link = context.links[0]
+        strange = fetch(link, context.on_pod(link), context.paths)
+        returned = bring_checkpoints_back(context)
+        if self._unbrought:
+            self._journal.mend("every rank is done; its results came back later")
+        else:
+            self._journal.amend("what stayed on its pods came back later")
+        self._unbrought = False
+        return [*returned.notes, *(f"{name} stays there" for name in strange)]
+
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result."""
         self._write_result(RunState.CANCELLED, why, None)
@@ -173,9 +194,11 @@ class Runner:
                 self._strange = fetch(link, self._context.on_pod(link), paths)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
+                self._cleared = not self.holds
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
             logger.exception("bringing back %s", self._context.run_id)
-            why = f"the results could not be brought back: {error}"
+            self._unbrought = fault is None and self._attempt.ledger.all_done
+            why = f"the results could not be brought back: {error}; run.fetch() does it while the cluster is there"
             return fault or RunFault(kind=type(error).__name__, message=why)
         return fault
 
@@ -227,7 +250,6 @@ class Runner:
             facts={
                 "command": self._command(),
                 "started_s": self._started_s,
-                "duration_s": round(time.monotonic() - self._began, 3),
                 "peak_memory_gib": self._peaks.gib,
                 "memory_kind": self._peaks.kind,
                 "host_memory_gib": self._peaks.resident_gib,

@@ -30,6 +30,7 @@ from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
+from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_left
 from workbench.rundir.result import RunFault
 
@@ -38,6 +39,7 @@ __all__ = [
     "clear",
     "fault_of",
     "fetch",
+    "fetch_logs",
     "launch_plan",
     "rank_request",
     "resumed_from",
@@ -201,6 +203,17 @@ def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> list[str]:
     with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
         write_json(paths.manifest, manifest)
     return strange
+
+
+def fetch_logs(context: RunContext, link: AgentLink) -> None:
+    """Bring back the logs of one pod's ranks that are longer there than here."""
+    for place in context.places:
+        for stream in ("stdout", "stderr") if place.pod == link.pod.name else ():
+            there = str(context.on_pod(link).rank(place.rank) / f"{stream}.log")
+            here = context.paths.rank_log(place.rank, stream)
+            if link.size(there) > here.stat().st_size:
+                link.get(there, here)
+                mask_file(here, context.redact)
 
 
 def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> None:

@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from workbench.base.clock import now_s
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["RunLedger"]
+__all__ = ["CUT_OFF", "RunLedger"]
 
+CUT_OFF = "this machine was cut off from the network, or asleep"
+"""What it is where all pods are silent at once."""
 _SILENCE_SHOWN_S = 15.0
 _ALONE_SHOWN_S = 30.0
 _UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
@@ -122,12 +125,16 @@ class RunLedger:
         silent = {name: now - self._heard_at.get(name, self._begun_at) for name in self.pods if name not in self.lost}
         return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
 
+    def heard_within(self, most_s: float) -> bool:
+        """Whether any pod, a lost one too, has answered in that time."""
+        return any(self.clock() - at < most_s for at in self._heard_at.values())
+
     @property
     def ended_alone(self) -> dict[int, float]:
         """Return the ranks that ended well while others run on, with the seconds since (by this machine's clock)."""
         if not self._any_in("running"):
             return {}
-        now = time.time()
+        now = now_s()
         return {r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None}
 
     @property
@@ -146,6 +153,7 @@ class RunLedger:
         alone = sorted(rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S)
         if silent:
             pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
+            pods = f"any pod: {CUT_OFF}" if len(silent) == len(self.pods) > 1 else pods
             return f"no sign from {pods}; training goes on there until its lease ends"
         if alone:
             return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from workbench.base.clock import now_s
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.events import Event
 
@@ -43,4 +44,4 @@ class Sampler:
         }
         if report.gpus:
             data["gpus"] = [dict(gpu) for gpu in report.gpus]
-        return Event(time_s=time.time(), rank=None, kind="sample", data=data)
+        return Event(time_s=now_s(), rank=None, kind="sample", data=data)

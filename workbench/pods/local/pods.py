@@ -45,6 +45,7 @@ __all__ = ["LocalPods"]
 _FORK_SERVER = "WORKBENCH_FORK_SERVER"  # tells the agent
 _ATTEMPTS = 5
 _STOP_S = 4.0
+_STORE = "store"  # beside the pods: what they were sent, once for all
 
 
 class _PortTaken(Exception):
@@ -164,8 +165,9 @@ class LocalPods(Place):
             fork_server.end()
         servers = {str(Path(root).with_name("fork-server")) for root in roots}  # one that another keeper started too
         _sweep([*roots, *servers])
-        for root in [] if self._keep_folders else roots:
-            shutil.rmtree(root, ignore_errors=True)
+        stores = {str(Path(root).with_name(_STORE)) for root in roots}
+        for folder in [] if self._keep_folders else [*roots, *stores]:
+            shutil.rmtree(folder, ignore_errors=True)
         for limit in self._limits:
             limit.remove()
         self._workers, self._pods, self._limits, self._fork_server = [], [], [], None

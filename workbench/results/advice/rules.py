@@ -168,7 +168,8 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(r".", "A pod was lost", (
         "`cluster` shows what the place says of each pod: evicted, out of memory, node gone",
         "start another cluster and submit the job again",
-        "a network that is away for longer than lease_s ends the ranks: raise Cluster(lease_s=…)"), kinds=("pod",)),
+        "a network that is away for longer than lease_s ends the ranks: raise Cluster(lease_s=…)"),
+        kinds=("pod", "network")),
     _Rule(r".", "The launcher gave up", (
         'launcher="ssh" starts the ranks without pdsh or mpirun',
         "its own words are in logs/launcher.log of the run directory"), kinds=("launcher",)),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.base.process import LEASE_S
 from workbench.worker.agent.clients.adopted import launch_rank, place_from
 from workbench.worker.agent.clients.connect import bridge
 from workbench.worker.agent.main import end_leftovers, serve
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve", help="make sure that an agent serves a pod's root")
     serving.add_argument("root", metavar="POD_ROOT")
-    serving.add_argument("--lease-s", type=float, default=120.0, help="how long to live without a word of the keeper")
+    serving.add_argument("--lease-s", type=float, default=LEASE_S, help="how long to live without a word of the keeper")
     serving.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported")
     for name, words in (("connect", "bridge stdin and stdout to the agent"), ("sweep", "end what a dead agent left")):
         commands.add_parser(name, help=words).add_argument("root", metavar="POD_ROOT")

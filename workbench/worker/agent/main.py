@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from workbench.base.child import HOME
+from workbench.base.clock import share_clock
 from workbench.base.process import (
     POD_MARK,
     Process,
@@ -45,6 +46,8 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
+    if _is_stopped(root):
+        _kill_hung(root)  # it would not answer, and there is no use in waiting for that
     if (pid := _ping(root)) is not None:
         return pid
     lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -102,13 +105,26 @@ def _take_lock(root: Path, lock: int) -> int | None:
 
 
 def _kill_hung(root: Path) -> None:
+    if (process := _agent_of(root)) is not None:
+        process.send(signal.SIGKILL)
+
+
+def _is_stopped(root: Path) -> bool:
+    if (process := _agent_of(root)) is None:
+        return False
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def _agent_of(root: Path) -> Process | None:
     try:
         state = json.loads((root / "agent.json").read_text())
         process = look_up(int(state["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return
-    if process is not None and process.start_time == state.get("start_time"):
-        process.send(signal.SIGKILL)
+        return None
+    return process if process is not None and process.start_time == state.get("start_time") else None
 
 
 def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
@@ -160,6 +176,7 @@ def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
     state = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()) or 0}
     (root / "agent.json").write_text(json.dumps(state) + "\n")
     listener = listen(root / "agent.sock")
+    share_clock()
     agent = Agent(root, lease_s)
     logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
     fork_server = os.environ.pop(FORK_SERVER, "")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.process import Process, descendants, process_table
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.machine.gpus import GpuWatch
@@ -63,7 +64,7 @@ class Agent:
         self._strays = False
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
             "hello": self._hello,
-            "ping": lambda _: {"time_s": time.time(), "pid": os.getpid()},
+            "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
             "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
             "prepare": self._prepare,
             "prepared": self._prepared,
@@ -133,7 +134,7 @@ class Agent:
         address = message.get("address")
         return {
             "pid": os.getpid(),
-            "time_s": time.time(),
+            "time_s": now_s(),
             "interface": network.interface_of(str(address)) if address else "",
             "lease_s": self.lease_s,
             "warm": self.warm.state,
@@ -200,7 +201,7 @@ class Agent:
         offsets, cap = object_in(message, "offsets"), whole_in(message, "max_bytes", _POLL_BYTES)
         table = {} if run.settled else self._processes(fresh=run.hurried)
         answer = run.poll(table, offsets, min(cap, _POLL_BYTES_MAX))
-        return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": time.time()}
+        return {**answer, "warm": self.warm.state, "gpus": self._gpus.latest(), "time_s": now_s()}
 
     def _stop(self, message: Message) -> Reply:
         grace = number_in(message, "grace_s", _GRACE_S)

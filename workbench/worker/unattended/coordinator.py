@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
@@ -38,7 +38,7 @@ class Coordinator:
         self._world_size, self._started_by = world_size, started_by
         self._work = out / "work"
         """What the trainer takes for the folder of its run on a pod."""
-        self._began_s = time.time()
+        self._began_s = now_s()
 
     def prepare(self, scratch: Path) -> Mapping[str, object]:
         """Make the run directory."""

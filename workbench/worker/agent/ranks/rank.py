@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.process import (
     Process,
     activity,
@@ -68,12 +68,12 @@ class Rank:
     def begin(self, pid: int, how: str) -> None:
         """Take note of the process that is this rank."""
         self.process = look_up(pid) or Process(pid, 0, os.getpid(), pid, True)
-        self.phase, self.how, self.started_s = "running", how, time.time()
+        self.phase, self.how, self.started_s = "running", how, now_s()
         self._known.add(self.process)
 
     def end(self, exit_code: int | None, *, oom_hint: str = "", cannot_start: str = "") -> None:
         """Take note of its end, and leave the record that says why."""
-        self.phase, self.exit_code, self.ended_s = "exited", exit_code, time.time()
+        self.phase, self.exit_code, self.ended_s = "exited", exit_code, now_s()
         self.rss_bytes = 0
         for stream in self.streams.values():
             stream.drain()
@@ -106,7 +106,7 @@ class Rank:
             "kind": failure.kind,
             "message": failure.message,
             "traceback": failure.traceback,
-            "time_s": time.time(),
+            "time_s": now_s(),
             "echo": failure.kind not in ("signal", "exit") and only_lost_its_peer(text),
         }
         _keep(self.folder / "error.json", self.error)

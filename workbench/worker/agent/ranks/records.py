@@ -9,11 +9,11 @@ import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
 from workbench.base.files import write_bytes, write_json
 from workbench.base.wire import from_line
@@ -111,7 +111,7 @@ def read_record(path: Path) -> dict[str, object] | None:
 def write_record(path: Path, record: Mapping[str, object]) -> None:
     """Write a rank's record, with the time, in one step: readers see all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    dated = {**record, "time_s": time.time()}
+    dated = {**record, "time_s": now_s()}
     try:
         write_json(path, dated)
     except DiskFull:

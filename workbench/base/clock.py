@@ -1,0 +1,41 @@
+"""The time of day as it was when this machine's agent or keeper began, and the seconds since: it never jumps.
+
+Durations across processes are differences of such times; a clock that is set meanwhile moves none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+
+__all__ = ["CLOCK_MARK", "now_s", "share_clock"]
+
+CLOCK_MARK = "WORKBENCH_BOOTED_S"
+"""The variable by which what an agent starts counts from the same time of day as it does."""
+
+
+def now_s() -> float:
+    """Return seconds since the epoch."""
+    return _since_boot_s() + _booted_s()
+
+
+def share_clock() -> None:
+    """Let what this process starts from now on have the same clock."""
+    os.environ[CLOCK_MARK] = repr(_booted_s())
+
+
+@cache
+def _booted_s() -> float:
+    """Return when this machine was started, by the clock as it stood at the first look."""
+    try:
+        return float(os.environ[CLOCK_MARK])
+    except (KeyError, ValueError):
+        return time.time() - _since_boot_s()
+
+
+def _since_boot_s() -> float:
+    try:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    except (AttributeError, OSError):  # not Linux
+        return time.monotonic()
