@@ -226,22 +226,18 @@ class Run(ShownLive):
                         raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
                     time.sleep(_LOOK_S)
         except KeyboardInterrupt:
-            raise Detached(
-                f"Stopped waiting; the run goes on. Come back with Run.load({str(self.path)!r}).wait(), "
-                "stop it with .cancel()."
-            ) from None
+            back = f"Come back with Run.load({str(self.path)!r}).wait(), stop it with .cancel()."
+            raise Detached(f"Stopped waiting; the run goes on. {back}") from None
         return self._ended()
 
     def _ended(self) -> RunResult:
         if result_file(self.paths).exists():
             return self.result
-        if result := self._home.result(self.path):
-            return result
-        return RunResult(path=self.path, state=RunState.LOST, message=self.message)
+        lost = RunResult(path=self.path, state=RunState.LOST, message=self.message)
+        return self._home.result(self.path) or lost
 
     @property
     def _is_gone(self) -> bool:
-        """Whether its directory does not say any more which run it is."""
         return not self.paths.info.exists()
 
     def cancel(self) -> None:
@@ -255,8 +251,7 @@ class Run(ShownLive):
     def stop(self) -> None:
         """Ask the run to stop after the step in progress, and to evaluate and save the model as it is then.
 
-        It ends as cancelled with the model and the figures reached, within a step and an evaluation or so. Returns
-        at once; a run that has ended stays so. `cancel` works after it.
+        It ends as cancelled, within a step and an evaluation or so. Returns at once; `cancel` works after it.
 
         Raises:
             RunError: It runs a script, or its keeper or its first pod does not answer.
@@ -269,8 +264,7 @@ class Run(ShownLive):
         """Ask every rank where it is: the answer to why a run is stuck. Takes up to some seconds.
 
         Returns:
-            The Python stacks of all threads by rank; "" for a rank that cannot tell (a script's, a stopped one's, one
-            whose pod does not answer).
+            By rank the Python stacks of all threads; "" where it cannot tell: a script, a stopped rank, a silent pod.
 
         Raises:
             RunError: The run is not running, or its keeper does not answer.
@@ -281,19 +275,12 @@ class Run(ShownLive):
         return {int(rank): str(text) for rank, text in stacks.items()}
 
     def fetch(self) -> list[str]:
-        """Bring back what stayed on the pods because this machine's disk was full, or the network away, at the end.
-
-        Its model, predictions, files, checkpoints and logs; its result is corrected. Blocks; may be called again.
-
-        Returns:
-            What still stays on the pods, and why, one line each.
+        """Bring back what found no room here at the end (model, files, checkpoints, logs); return what stays there.
 
         Raises:
-            RunError: The run has not ended, its cluster is closed, or something is in the way still; `DiskFull` for a
-                disk without room.
+            RunError: The run has not ended, its cluster is closed, or there is no room still.
         """
-        answer = ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)
-        return [str(note) for note in answer["notes"]]
+        return list(map(str, ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)["notes"]))
 
     def _ask_to_end(self, how: str) -> None:
         if self.state.is_terminal:
@@ -305,9 +292,7 @@ class Run(ShownLive):
                 raise
 
     def tensorboard(self) -> Board:
-        """Return TensorBoard of this run; a cell that ends with it shows the page.
-
-        One server serves a folder, listens on the loopback address alone, and ends with this kernel.
+        """Return TensorBoard of this run, on loopback until this kernel ends; a cell that ends with it shows the page.
 
         Raises:
             BackendError: It did not start.
@@ -321,7 +306,6 @@ class Run(ShownLive):
         return ClusterPaths(self._home.cluster if self._is_gone else cluster_of(self.paths))
 
     def __repr__(self) -> str:
-        """Return the id, the state and where it is."""
         state, problem = state_or_problem(self.paths)
         return plain(f"Run({self.id}, {problem or state}, {self.path})")
 
