@@ -232,7 +232,6 @@ class Cluster(ShownLive):
 
         Raises:
             ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
-            DiskFull: There is no room for the run directory.
             RunError: The cluster is not ready.
         """
         self._check_ready()
