@@ -40,7 +40,7 @@ def test_only_its_user_and_root_may_change_what_lies_in_a_folder(tmp_path: Path)
     team = weak(tmp_path / "team")
     words = weakness(team / "runs" / "mine")
     assert words.startswith(f"{team} may be written by everybody, who could put other files in the place of yours; ")
-    assert words.endswith(f"; run chmod o-w {team}, or choose another folder")
+    assert f"; run chmod o-w {team}, choose another folder, or where nobody else can log in set " in words
     (tmp_path / "link").symlink_to(team)
     assert "may be written by everybody" in weakness(tmp_path / "link" / "mine")
 
@@ -54,6 +54,18 @@ def test_a_group_with_other_members_and_another_owner_are_named(
         assert "is owned by nobody" in words
         os.chown(weak(tmp_path / "team", 0o2775), 0, NOBODY)
         assert " of its group, who " in weakness(tmp_path / "team" / "mine")
+
+
+def test_a_folder_of_nobody_here_and_one_that_is_trusted_by_name_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted, shared = weak(tmp_path / "mounted", 0o755), weak(tmp_path / "shared")
+    if os.geteuid() == 0:  # a container's root, and a folder of the host's user, who has no account in the container
+        os.chown(mounted, 54_321, 54_321)
+        assert weakness(mounted / "mine") == ""
+    assert f"set WORKBENCH_TRUSTED_FOLDERS={shared}" in weakness(shared / "mine")
+    monkeypatch.setenv("WORKBENCH_TRUSTED_FOLDERS", f"/somewhere:{shared}")
+    assert weakness(shared / "mine") == ""
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

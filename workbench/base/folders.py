@@ -14,6 +14,8 @@ from pathlib import Path
 
 __all__ = ["make_private", "weakness"]
 
+_TRUSTED = "WORKBENCH_TRUSTED_FOLDERS"
+
 
 def make_private(folder: Path) -> None:
     """Make a folder, or take one that is there, for this user alone under any umask; a PermissionError says why not."""
@@ -42,16 +44,19 @@ def weakness(folder: Path) -> str:
 
 def _weakness_of(part: Path) -> str:
     harm = "who could put other files in the place of yours"
+    other = f"choose another folder, or where nobody else can log in set {_TRUSTED}={part}"
     at = part.lstat()
-    if at.st_uid not in (0, os.geteuid()):
-        return f"is owned by {_name(at.st_uid)}, {harm}; choose another folder"
+    if str(part) in os.environ.get(_TRUSTED, "").split(os.pathsep):
+        return ""
+    if at.st_uid not in (0, os.geteuid()) and _has_account(at.st_uid):
+        return f"is owned by {_name(at.st_uid)}, {harm}; {other}"
     if stat.S_ISLNK(at.st_mode) or at.st_mode & stat.S_ISVTX:
         return ""
     if at.st_mode & stat.S_IWOTH:
-        return f"may be written by everybody, {harm}; run chmod o-w {part}, or choose another folder"
+        return f"may be written by everybody, {harm}; run chmod o-w {part}, {other}"
     if at.st_mode & stat.S_IWGRP and (others := _others_in(at.st_gid)):
         group = f"{', '.join(others[:3])} of its group"
-        return f"may be written by {group}, {harm}; run chmod g-w {part}, or choose another folder"
+        return f"may be written by {group}, {harm}; run chmod g-w {part}, {other}"
     return ""
 
 
@@ -61,6 +66,13 @@ def _others_in(group: int) -> list[str]:
     with contextlib.suppress(KeyError):  # a number without a name has no members that could be named
         members.update(grp.getgrgid(group).gr_mem)
     return sorted(members - {"root", _name(os.geteuid())})
+
+
+def _has_account(user: int) -> bool:
+    # In a container the owner of a mounted folder often has none: nobody can be that user there.
+    with contextlib.suppress(KeyError):
+        return bool(pwd.getpwuid(user).pw_name)
+    return os.geteuid() != 0
 
 
 def _name(user: int) -> str:
