@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from workbench.base.disk import full_disk_named
 from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
+from workbench.base.files.disk import full_disk_named
 
 __all__ = ["main"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.base.folders import make_private, weakness
+from workbench.base.files.folders import make_private, weakness
 from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
 from workbench.pods.local.pods import LocalPods

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import read_text, write_json
-from workbench.base.folders import weakness
+from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
 from workbench.base.wire import ask

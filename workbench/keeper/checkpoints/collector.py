@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from workbench.base.disk import disk_full, free_bytes
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.files.disk import disk_full, free_bytes
 from workbench.keeper.checkpoints.on_pods import PodCheckpoints, PodPart, look
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext

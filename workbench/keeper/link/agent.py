@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base import entries
 from workbench.base.clock import now_s
-from workbench.base.disk import disk_full
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
+from workbench.base.files.disk import disk_full
 from workbench.base.wire import from_line, to_line
 from workbench.keeper.link.files import PodFiles, shelved
 from workbench.keeper.link.shared import seen_by

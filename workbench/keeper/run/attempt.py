@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from workbench.base.disk import full_disk_named
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
+from workbench.base.files.disk import full_disk_named
 from workbench.jobs.choices import Launcher
 from workbench.jobs.script import Script
 from workbench.keeper.launch.command import LaunchCommand, build_command

@@ -17,8 +17,8 @@ from pathlib import PurePosixPath
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from workbench.base import folders
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
+from workbench.base.files import folders
 from workbench.base.json_values import items
 from workbench.base.versions import PACKAGES, VERSION
 from workbench.pods.hosts import far_end
@@ -194,7 +194,7 @@ def _ask(connection: SSHConnection, python: str, request: Mapping[str, object], 
 @cache
 def far_end_script() -> str:
     """Return `far_end.py` with what it imports of this package, and without the folder it is run in on its path."""
-    future, own = "from __future__ import annotations\n", "from workbench.base.folders import weakness\n"
+    future, own = "from __future__ import annotations\n", "from workbench.base.files.folders import weakness\n"
     parts = [inspect.getsource(module) for module in (folders, far_end)]
     no_cwd = "import sys\nsys.path[:] = [folder for folder in sys.path if folder]\n"
     return "".join([future, no_cwd, *(part.replace(future, "").replace(own, "") for part in parts)])

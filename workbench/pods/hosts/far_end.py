@@ -1,9 +1,9 @@
 """What is run on an existing host when its pod is made and when it goes: sent there as text, run by the host's Python.
 
-Standard library only: on the host there is no package of ours yet, and what it imports of it, `base/folders.py`, is
-sent along by `entry.far_end_script`. Run as `python - JSON`, where the
-JSON says `enter` or `leave`; answers with one marked line of JSON. Ends only processes that bear the pod's own mark in
-their environment and what they started, and removes only the folder that `enter` made.
+Standard library only: on the host there is no package of ours yet, and what it imports of it,
+`base/files/folders.py`, is sent along by `entry.far_end_script`. Run as `python - JSON`, where the JSON says `enter`
+or `leave`; answers with one marked line of JSON. Ends only processes that bear the pod's own mark in their
+environment and what they started, and removes only the folder that `enter` made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from workbench.base.folders import weakness
+from workbench.base.files.folders import weakness
 
 __all__ = ["ANSWER", "enter", "leave", "main"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.disk import full_disk_named
 from workbench.base.errors import RemoteError
+from workbench.base.files.disk import full_disk_named
 
 if TYPE_CHECKING:
     import paramiko

@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from workbench.base.disk import check_room, full_disk_named
 from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import read_json, write_json
-from workbench.base.folders import make_private
+from workbench.base.files.disk import check_room, full_disk_named
+from workbench.base.files.folders import make_private
 from workbench.base.process import is_alive, process_start_time
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status

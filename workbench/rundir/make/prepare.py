@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.disk import check_room, full_disk_named
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, user_path, write_bytes, write_json
+from workbench.base.files.disk import check_room, full_disk_named
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve

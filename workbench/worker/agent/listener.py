@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.base.disk import disk_full, free_bytes, is_full
+from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.wire import from_line, to_line
 from workbench.worker.agent.supervisor import Agent, Later, Reply
 

@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from workbench.base.disk import check_room, disk_full, free_bytes, full_disk_named
 from workbench.base.errors import RunError
+from workbench.base.files.disk import check_room, disk_full, free_bytes, full_disk_named
 from workbench.base.process import pod_name
 
 __all__ = ["TENSORS", "TREE", "TreePacker", "read_tree", "unpack", "write_tree"]

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.base.disk import disk_full, free_bytes, is_full
 from workbench.base.errors import DiskFull, RemoteError
+from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import far_end

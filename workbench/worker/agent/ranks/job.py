@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from workbench.base.disk import disk_full, free_bytes
+from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks import stacks

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.base.disk import full_disk_named
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import parse_record
 
 __all__ = [
