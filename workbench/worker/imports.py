@@ -1,8 +1,8 @@
 """What a process that is there to be forked imports, and how: quickly, and without what few jobs need.
 
 Imported as usual this takes 6 s of CPU and 340 MiB. Here no garbage is looked for while the imports make a million
-objects that stay; nothing is prepared for compiling that nobody compiles; packages that few jobs need are imported
-when something of them is asked for; and transformers lists its models once instead of twice.
+objects that stay; nothing is prepared for compiling that nobody compiles; and packages that few jobs need are imported
+when something of them is asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -66,7 +65,6 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
                 stack.enter_context(_compile_when_called())
             elif name.startswith("transformers"):
                 stack.enter_context(_few_later())
-                stack.enter_context(_models_listed_once())
             importlib.import_module(name)
         for name in late:
             with contextlib.suppress(ImportError):
@@ -98,31 +96,6 @@ def _compile_when_called() -> Iterator[None]:
         yield
     finally:
         torch.compile = at_once
-
-
-@contextlib.contextmanager
-def _models_listed_once() -> Iterator[None]:
-    """Spare transformers 0.3 s: it reads all its models' files for `models.x` first, and again for `x`."""
-    from transformers.utils import import_utils
-
-    listed = import_utils.define_import_structure
-    models = Path(import_utils.__file__).parents[1] / "models"
-
-    def once(path: Any, prefix: str | None = None) -> Any:
-        if prefix is not None or Path(path) != models / "__init__.py":
-            return listed(path, prefix)
-        listing = listed(models, prefix="models")  # in its cache, as it asked for it itself
-        named = {needs: {n.partition("models."): objects for n, objects in listing[needs].items()} for needs in listing}
-        return {
-            needs: {name: objects for (before, _, name), objects in modules.items() if name and not before}
-            for needs, modules in named.items()
-        }
-
-    import_utils.define_import_structure = once
-    try:
-        yield
-    finally:
-        import_utils.define_import_structure = listed
 
 
 @contextlib.contextmanager
