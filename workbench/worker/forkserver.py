@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base import entries
+from workbench.base.clock import CLOCK_MARK
 from workbench.base.process import POD_MARK, become_subreaper, marks
 from workbench.worker.agent.warm_link import QUIET
 from workbench.worker.warm import import_ours, import_third_party
@@ -36,7 +37,7 @@ _REQUEST_S = 10.0
 # What imports do not read, or what is meant to differ. All else must be as it was when this process imported.
 _MAY_DIFFER = {
     *(POD_MARK, "PYTHONPATH", "PWD", "OLDPWD", "SHLVL", "_", "USER", "LOGNAME", "SHELL", "MAIL", "TERM"),
-    *("SSH_CLIENT", "SSH_CONNECTION", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
+    *("SSH_CLIENT", "SSH_CONNECTION", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", CLOCK_MARK),
 }
 _MUST_AGREE = ("Uid", "Gid", "CapEff", "NoNewPrivs", "Seccomp", "Cpus_allowed")
 
