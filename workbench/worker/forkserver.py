@@ -1,10 +1,6 @@
 """The fork server: imports once for all pods of a cluster on this machine, then forks the warm server of each.
 
-Started by the keeper as `python -m workbench.worker.forkserver FD NAME`, with a listening Unix socket and a name for
-people; it ends when its stdin does. An agent connects and sends its environment and its log; that connection is then
-its line to its warm server. The fork takes after the agent in all that it would have inherited from it, or refuses,
-and then the agent executes a warm server of its own. This package is imported as the first agent has it, for the forks
-of all that have the same.
+A fork takes after its agent in all that it would have inherited, or refuses: the agent then executes one of its own.
 """
 
 from __future__ import annotations
@@ -74,7 +70,6 @@ def main() -> None:
 
 
 def _import_package_for(line: socket.socket, packages: str) -> str:
-    """Import this package where the agent at the other end has it; return the PYTHONPATH that it is imported by."""
     line.settimeout(_REQUEST_S)
     try:
         request = json.loads(line.recv(_MESSAGE_BYTES, socket.MSG_PEEK))
@@ -88,7 +83,6 @@ def _import_package_for(line: socket.socket, packages: str) -> str:
 
 
 def _become_warm_server(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
-    """Serve the agent at the other end, and end with it."""
     server, code = os.getpid(), 0
     try:
         _serve(line, born, packages)
@@ -123,7 +117,6 @@ def _serve(line: socket.socket, born: Mapping[str, str], packages: str) -> None:
 
 
 def _take_over_output(handles: list[int]) -> None:
-    """Put nothing on stdin, and the agent's log on stdout and stderr."""
     for number, handle in enumerate([os.open(os.devnull, os.O_RDONLY), *handles]):
         os.dup2(handle, number)
         os.close(handle)
@@ -190,7 +183,6 @@ def _mark(own: str, pod: str) -> None:
 
 
 def _use_package(packages: str, theirs: str) -> None:
-    """Find this package, and all that is not imported yet, by another PYTHONPATH from now on."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "workbench"]:
         del sys.modules[name]
     sys.path[1 : 1 + len(_paths(packages))] = _paths(theirs)

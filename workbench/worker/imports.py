@@ -1,8 +1,6 @@
 """What a process that is there to be forked imports, and how: quickly, and without what few jobs need.
 
-Imported as usual this takes 6 s of CPU and 340 MiB. Here no garbage is looked for while the imports make a million
-objects that stay; nothing is prepared for compiling that nobody compiles; and packages that few jobs need are imported
-when something of them is asked for.
+As usual it takes 6 s of CPU and 340 MiB: for garbage collections, `torch.compile`, and packages that few jobs need.
 """
 
 from __future__ import annotations
@@ -100,7 +98,6 @@ def _compile_when_called() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _few_later() -> Iterator[None]:
-    """Put stand-ins in place of the packages that few jobs need, where they are installed."""
     stand_ins = [_StandIn(name, classes) for name, classes in _FOR_FEW.items() if name not in sys.modules]
     stand_ins = [module for module in stand_ins if module.__spec__ is not None]
     sys.modules.update({module.__name__: module for module in stand_ins})

@@ -1,7 +1,6 @@
 """Repeat a fine-tuning run with torch, transformers and DeepSpeed alone: the script that a run card carries.
 
-It imports nothing of DeepSpeed Workbench, whose trainer takes its options, its order of rows and its loss from here.
-Beside it lie `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or
+Beside it lie `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`; `deepspeed` or
 `torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss, optimizer and schedule are those
 of the run; the trained model is left in `model/`.
 """

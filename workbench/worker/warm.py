@@ -1,9 +1,6 @@
 """The warm server: import torch, transformers and DeepSpeed once, then fork a rank whenever the agent asks for one.
 
-Started by the agent as `python -m workbench.worker.warm FD`, with one end of a socket pair, or forked from the fork
-server (`forkserver.py`). It runs no tensor operation, makes no CUDA call and joins no process group, so that what it
-forks can do all of these. A rank is forked twice, is thereby the agent's child, or else the forked server's, and runs
-to the end of a normal Python program. What is imported, and how, is in `imports.py`.
+It runs no tensor operation, makes no CUDA call and joins no process group, so that what it forks can do all of these.
 """
 
 from __future__ import annotations
@@ -106,7 +103,6 @@ def _import(modules: Sequence[str], late: Sequence[str]) -> None:
 
 
 def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
-    """Fork a rank; tell whether this is it."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

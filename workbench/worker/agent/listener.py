@@ -1,7 +1,4 @@
-"""The agent's loop: one thread, one selector, JSON lines over a Unix socket.
-
-What the requests mean is in `supervisor`.
-"""
+"""The agent's loop: one thread, one selector, JSON lines over a Unix socket."""
 
 from __future__ import annotations
 

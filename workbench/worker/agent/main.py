@@ -1,7 +1,4 @@
-"""Bring up the agent of a pod: idempotent, one per root, and first of all the end of what a dead one left.
-
-The daemon holds a lock on `agent.lock` for as long as it lives; the kernel gives it back however it ends.
-"""
+"""Bring up the agent of a pod: idempotent, one per root, and first of all the end of what a dead one left."""
 
 from __future__ import annotations
 

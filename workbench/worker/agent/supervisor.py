@@ -1,7 +1,4 @@
-"""The agent itself: answers requests, reaps, samples, and lets go when its lease ends.
-
-It waits for nothing; `listener` calls it whenever there is something to do. The environment of jobs stays in memory.
-"""
+"""The agent itself: answers requests, reaps, samples, and lets go when its lease ends. It waits for nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The agent's end of the line to the warm server: start it, ask it for ranks, notice when it cannot.
-
-Where the pod has a fork server, the warm server is a fork of that, else it is executed. Nothing waits here: requests
-made while the server still imports are kept, and whoever cannot be served warm is handed back, to be started cold. The
-other end is `workbench.worker.warm`.
-"""
+"""The agent's end of the line to the warm server (`workbench.worker.warm`); nothing waits while that imports."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Answer rows with a run's model: the child of a notebook's kernel that loads the model once and keeps it.
-
-Run as `python -m workbench.worker.answer.serve MODEL --job JOB.json`. Requests and replies are JSON lines on stdin and
-stdout; all that libraries print goes to stderr. It ends when stdin closes, when its parent is gone, or when idle.
-Nothing here judges answers.
-"""
+"""Answer rows with a run's model: a child of the notebook's kernel that loads it once and speaks JSON lines."""
 
 from __future__ import annotations
 
@@ -140,7 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _own_stdout() -> TextIO:
-    """Keep stdout for replies; what libraries print goes to stderr."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies

@@ -1,9 +1,4 @@
-"""What a rank must keep to go on training later exactly as if it had not stopped, as a tree of tensors and numbers.
-
-Each rank keeps its own part and nothing of the others': of a DeepSpeed engine the FP32 weights and optimizer states
-that it owns (the weights of the model come out of them again), otherwise its weights and optimizer states, or its
-shards of them. Where every rank holds the same (`ddp`), the first keeps it for all.
-"""
+"""What a rank must keep to go on training later exactly as if it had not stopped, as a tree of tensors and numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A tree of tensors and plain values as two files: `state.safetensors` and `state.json`.
-
-Dictionaries, lists, tuples, numbers, strings and tensors go in and come out as they were, to the last bit. There is
-no pickle: a file of somebody else's can give wrong numbers, but it cannot run anything.
-"""
+"""A tree of tensors and plain values as two files. There is no pickle: a stranger's can give wrong numbers, no more."""
 
 from __future__ import annotations
 
@@ -104,12 +100,7 @@ class TreePacker:
 
 
 def unpack(packed: object, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Make the tree that a packer took apart.
-
-    Example:
-        >>> unpack({"dict": [["lr", 0.1], [3, {"tuple": [1, None]}]]}, {})
-        {'lr': 0.1, 3: (1, None)}
-    """
+    """Make the tree that a packer took apart."""
     match packed:
         case {"tensor": name}:
             return tensors[name]

@@ -1,7 +1,4 @@
-"""Rows of a dataset hub, loaded on the pod with the `datasets` library.
-
-`datasets` 4 and later run no code of a dataset's repository, so none of it is trusted here.
-"""
+"""Rows of a dataset hub, loaded on the pod with `datasets`, which from version 4 on runs no code of a dataset."""
 
 from __future__ import annotations
 

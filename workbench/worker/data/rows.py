@@ -1,7 +1,4 @@
-"""The training and evaluation rows of a rank: read, tokenized and padded.
-
-`standalone` deals them out to the ranks.
-"""
+"""The training and evaluation rows of a rank: read, tokenized and padded."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ class Example:
     source: str
     """What the model reads, or is asked to do; empty where the target is plain text to learn from."""
     target: str
-    """What it should write."""
     input: str = ""
     """What it is asked to do it with, where the row keeps that apart."""
     opening: str = ""

@@ -1,8 +1,4 @@
-"""Adapters: small matrices trained beside a model whose own weights stay as they are (LoRA), or stay in 4 bits (QLoRA).
-
-They are saved alone, put onto their base again to answer, and merged into it on request. Which technique trains them
-is not known here: a parameter may be whole, a part of ZeRO-3's, or a DTensor of FSDP's.
-"""
+"""Adapters: small matrices trained beside a model whose own weights stay as they are (LoRA), or in 4 bits (QLoRA)."""
 
 from __future__ import annotations
 

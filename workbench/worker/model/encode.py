@@ -1,8 +1,4 @@
-"""Rows of text made into tokens, by the family of the model: what it learns from, what it is asked, how it is padded.
-
-An encoder-decoder model reads a source and has its target as labels. A causal model reads prompt and answer as one
-text; the prompt's labels are left out unless it learns from all.
-"""
+"""Rows of text made into tokens, by the family of the model: what it learns from, what it is asked, how it is cut."""
 
 from __future__ import annotations
 
@@ -123,7 +119,6 @@ class Encoder:
         return fill(self.job.prompt, instruction, given, system=self.job.system)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of texts, without those that the tokenizer puts around them."""
         return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids] if texts else []
 
 

@@ -1,7 +1,4 @@
-"""The model and tokenizer of a job: from the hub, from a folder, or built in; encoder-decoder or causal.
-
-Code that comes with a model is never run: `trust_remote_code` stays False.
-"""
+"""The model and tokenizer of a job: from the hub, a folder, or built in. Code that comes with a model is never run."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class Loaded:
     tokenizer: Any
     """Its tokenizer; it has a padding token."""
     family: Family
-    """Whether it is an encoder-decoder or a causal model."""
 
 
 def load(

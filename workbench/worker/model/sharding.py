@@ -1,10 +1,7 @@
 """torch's own sharding (`fully_shard`, FSDP2) of a model over the ranks that the launcher has started.
 
-It happens before the Trainer makes its optimizer, so that the optimizer is made of the shards. The Trainer must not
-be asked for FSDP itself: accelerate 1.15 gives plain DDP on CPUs without a word. What a rank holds and computes is
-torch's affair; what is decided here is which modules are gathered together, over which ranks, in which number format,
-and what is gathered ahead of its turn. Gradients are summed and cut up after every micro-batch, as under ZeRO-2 and 3:
-that costs traffic with accumulation, and spares each rank the whole of the gradients.
+The Trainer must not be asked for FSDP itself: accelerate 1.15 gives plain DDP on CPUs without a word. Gradients are cut
+up after every micro-batch, as under ZeRO-2 and 3: more traffic with accumulation, but no rank holds them whole.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The built-in models: a tiny T5 and a tiny Llama of random weights, with a tokenizer learned from the job's own rows.
-
-They need no model hub and train on one CPU core in seconds. Nothing here knows jobs, ranks' work or files.
-"""
+"""The built-in models, a tiny T5 and a tiny Llama of random weights: no model hub, seconds to train on a CPU core."""
 
 from __future__ import annotations
 

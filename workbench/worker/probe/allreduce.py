@@ -1,9 +1,4 @@
-"""Measure an all-reduce between pods: `python -m workbench.worker.probe.allreduce`, one process a pod.
-
-Started over SSH by `pods/doctor/exchange.py`. Its request is one JSON line on stdin; rank 0 answers with the port of
-the store that it opened on its own address, the others read that as a second line; rank 0 prints what it measured. When
-stdin ends it ends: whoever asked is gone.
-"""
+"""Measure an all-reduce between pods, one process a pod, until stdin ends; rank 0's store tells the others its port."""
 
 from __future__ import annotations
 
@@ -81,7 +76,6 @@ def _wait_for_gpu() -> None:
 
 
 def _store(request: Mapping[str, object]) -> Store:
-    """Open the store on rank 0's address and tell its port, or join it."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     address, world = str(request["address"]), int(str(request["world_size"]))

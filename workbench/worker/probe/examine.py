@@ -1,7 +1,4 @@
-"""Print what a pod has as one JSON object: `python -m workbench.worker.probe.examine ADDRESS [FOLDER]`.
-
-Run over SSH by `pods/doctor/`, which judges. It imports nothing heavy, changes nothing and takes a blink.
-"""
+"""Print what a pod has as one JSON object: `python -m workbench.worker.probe.examine ADDRESS [FOLDER]`."""
 
 from __future__ import annotations
 

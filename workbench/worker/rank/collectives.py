@@ -1,7 +1,6 @@
 """What the ranks of a run say to each other beside the training itself: bytes, sums, barriers.
 
-Bytes travel as tensors over the process group, never pickled and never through the TCP store, which anyone on the
-pods' network can read and write. Without a process group (`single`) every function does the obvious for one rank.
+Bytes are never pickled and never go through the TCP store, which anyone on the pods' network can read and write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a rank leaves behind for its agent: the error record, the done-record, and its memory.
-
-A run has succeeded when every rank wrote its done-record; the error record is written at the moment of the
-exception, so that the earliest one names the cause.
-"""
+"""What a rank leaves behind for its agent: the error record, the done-record, and its memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Rank 0's store of torch (`TCPStore`) listens on MASTER_ADDR alone; left to itself it listens on all interfaces.
 
-Whoever reaches the store can read, change and delete what ranks agree on, without a password. `install` changes how
-`torch.distributed` makes the store behind `init_process_group`, whoever calls that (the Trainer, accelerate, DeepSpeed,
-a user's script), before or after torch is imported. Standard library alone, for it also runs in ranks of scripts.
+Whoever reaches it can change what ranks agree on. Standard library alone: ranks of scripts run this too.
 """
 
 import contextlib

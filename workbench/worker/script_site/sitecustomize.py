@@ -1,8 +1,4 @@
-"""What Python imports first of all in a rank of a script: `rank/store.py` and `agent/ranks/stacks.py` begin here.
-
-The folder stands on the PYTHONPATH of the rank. Nothing of this package stays where the script could meet it, and a
-`sitecustomize` that the pod or the job has is then imported as if this one were not there.
-"""
+"""What Python imports first in a rank of a script; a `sitecustomize` of the pod's or the job's is imported in turn."""
 
 import os
 import sys

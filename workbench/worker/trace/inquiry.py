@@ -1,7 +1,4 @@
-"""Answer, on a pod and beside a run, what the run is predicted to need: a helper that the agent has forked.
-
-It traces the model's step on fake tensors, in a process that has torch imported, and touches neither GPUs nor ranks.
-"""
+"""Answer, on a pod and beside a run, what the run is predicted to need: a helper that the agent has forked."""
 
 from __future__ import annotations
 

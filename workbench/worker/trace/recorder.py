@@ -45,7 +45,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Do an operation and look at what it made."""
         del types
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):

@@ -1,10 +1,7 @@
 """Count the bytes of one training step without a model: `python -m workbench.worker.trace.trace < REQUEST`.
 
-The planner starts this in a process of its own, so that a notebook never imports torch. Tensors are fake (they have
-shapes and no memory), the operations are the model's own. What a step holds is affine in the number of layers, so two
-shallow copies say it for any depth, operation by operation. A storage is of the rows of a batch or is not: where they
-are a large prime number, its size tells.
-
+In a process of its own, so that a notebook never imports torch. What a step holds is affine in the number of layers, so
+two shallow copies say it for any depth; it is of the rows of a batch where their number, a large prime, divides it.
 Weights, their gradients and the optimizer are left to the planner: it depends on the technique who holds them.
 """
 
@@ -100,7 +97,6 @@ def _with_adapters(model: Any, request: Mapping[str, Any]) -> Any:
 
 
 def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
-    """Put fake tensors in the place of a model's, a tied weight's once, in another number format if one is given."""
     made: dict[int, Any] = {}
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -115,7 +111,6 @@ def _pretend(model: torch.nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def _step(config: Any, request: Mapping[str, Any], arithmetic: str, *, depth: int, rows: int) -> Recorder:
-    """Do a forward and a backward pass on fake tensors."""
     causal = not config.is_encoder_decoder
     length = request["source"] + request["target"] if causal else request["source"]
     model = _model(config, request, depth)
@@ -160,7 +155,6 @@ def _loss(
 
 
 def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[TracePoint]:
-    """Work out every moment of the deep model's step from the shallow ones'."""
     depths = sorted(runs)
     points = []
     for place, moments in runs[depths[0]].moments.items():
@@ -172,7 +166,6 @@ def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[TracePoint]:
 
 
 def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> list[float]:
-    """Follow straight lines through what two depths gave to a third."""
     if len(at) == 1:
         return [float(value) for value in values[0]]
     share = (depth - at[0]) / (at[1] - at[0])

@@ -1,8 +1,4 @@
-"""Fail a run that does not run as it was asked to: libraries fall back to something else without a word.
-
-After the first step every rank tells what it holds, as an `engine` event, and compares it with the job. What counts
-as the technique that was asked for is written down here in one table; how it is counted, in `sharding_audit.py`.
-"""
+"""Fail a run that does not run as it was asked to: libraries fall back to something else without a word."""
 
 from __future__ import annotations
 

@@ -138,10 +138,8 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers publi
     """End training after the step in progress once a file is there; all ranks after the same one."""
 
     def __init__(self, asked: Path) -> None:
-        """Keep where the file would be; it is enough that one rank sees it."""
         self.asked = asked
         self.stopped = False
-        """Whether training ended because of it."""
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         """Look, and agree: ranks that went on alone would wait for the others for ever."""

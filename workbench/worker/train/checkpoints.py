@@ -1,9 +1,4 @@
-"""Checkpoints to resume from: written by every rank into the run's folder on its pod, and read back from there.
-
-A rank writes its part under another name, its manifest last; only when all ranks have done so do the parts get
-their names, so a step has either all parts or is no checkpoint. A disk that is full costs the checkpoint, not the
-run. What is in a part is in `snapshot.py`; which one is fetched, trusted and sent is in `keeper/checkpoints/`.
-"""
+"""Checkpoints to resume from: every rank writes its part, and the parts get their names only when all have done so."""
 
 from __future__ import annotations
 
@@ -33,7 +28,6 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
     """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
 
     def __init__(self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback) -> None:
-        """Read the checkpoint that the run goes on from, where it does."""
         self.folder = folder / "checkpoints"
         self.every = every
         self.stop = stop

@@ -1,8 +1,4 @@
-"""The trainer: what every rank of a `FineTune` job runs, from the job file to the done-record.
-
-It trains, judges and saves; it knows nothing of pods, launchers and SSH. `main` takes everything from the rank's
-environment and `job.json`, and speaks by events and files.
-"""
+"""The trainer: what every rank of a `FineTune` job runs, from the job file to the done-record."""
 
 from __future__ import annotations
 

@@ -86,7 +86,6 @@ class StepMeter(StepClock):
 
 
 def _everyone() -> frozenset[str]:
-    """Return the addresses of all ranks."""
     ranks.barrier()  # NCCL opens its connections with the first collective
     answers = ranks.gather_bytes(json.dumps(sorted(addresses())).encode())
     return frozenset(address for mine in answers for address in json.loads(mine))

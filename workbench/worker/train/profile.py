@@ -1,8 +1,4 @@
-"""DeepSpeed's FLOPS profiler on one optimizer step, the same way with and without a DeepSpeed engine.
-
-DeepSpeed's own switch (`flops_profiler.enabled`) also turns its timers on for every step of the run, which costs
-throughput unseen; so the profiler is driven here, and only the one step is touched.
-"""
+"""DeepSpeed's FLOPS profiler on one optimizer step: its own switch also turns on timers for every step of the run."""
 
 from __future__ import annotations
 

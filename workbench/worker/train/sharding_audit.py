@@ -1,8 +1,4 @@
-"""What a rank really holds after a step: counted on the tensors themselves, not read from any configuration.
-
-Of the training state it counts elements and number formats, of the engine it looks at what has wrapped the model and
-how the optimizer was made. It judges nothing; `audit.py` does.
-"""
+"""What a rank really holds after a step: counted on the tensors themselves, not read from any configuration."""
 
 from __future__ import annotations
 
@@ -39,7 +35,6 @@ class RankState:
     """What a rank holds and what works on it."""
 
     engine: str
-    """`none`, `ddp`, `fsdp`, or `deepspeed-zero` with the stage."""
     world_size: int
     parameters: Share
     """The model's weights between steps, frozen ones too."""
@@ -143,7 +138,6 @@ def _offload(engine: Any) -> tuple[str, ...]:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """Return what of a tensor lies here."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     shard = getattr(tensor, "ds_tensor", None)  # ZeRO-3 leaves an empty tensor in place of the parameter

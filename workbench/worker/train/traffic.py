@@ -1,8 +1,4 @@
-"""How many bytes this rank has sent to other pods: the kernel's own count of each TCP connection, while steps run.
-
-gloo talks over TCP, and so does NCCL where it has nothing better. What goes through shared memory, NVLink or
-InfiniBand no kernel counts: then nothing is said, rather than too little. Linux only, and no torch.
-"""
+"""How many bytes this rank has sent to other pods: the kernel's own count of each TCP connection, while steps run."""
 
 from __future__ import annotations
 
@@ -119,12 +115,10 @@ class Traffic:
 
 
 def _counts() -> bool:
-    """Whether this system counts what a connection sends: Linux does."""
     return _OPEN.is_dir() and hasattr(socket, "TCP_INFO")
 
 
 def _links() -> Iterator[socket.socket]:
-    """Return this process's established TCP connections, but those to the rendezvous store."""
     store = os.environ.get("MASTER_PORT", "")
     for entry in list(_OPEN.iterdir()) if _counts() else ():
         with suppress(OSError):  # no socket, not connected, or closed meanwhile

@@ -1,8 +1,4 @@
-"""The Hugging Face Trainer with the parts replaced that would make techniques differ from one another.
-
-Rows are dealt out by `GlobalBatchSampler`, the loss is a mean over the tokens of the global batch, and the
-evaluation loss is a mean over all tokens of the evaluation rows, so that none depends on the number of ranks.
-"""
+"""The Hugging Face Trainer with the parts replaced that would make results depend on technique or number of ranks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`python -m workbench.worker.unattended SPEC.json OUT`: one rank of a job that nobody looks after.
-
-Which rank it is stands in torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) or in OpenMPI's
-(OMPI_COMM_WORLD_*); with neither it is the only one. Exit codes: that of the rank; 2 where the job is refused.
-"""
+"""`python -m workbench.worker.unattended SPEC.json OUT`: one rank of an unattended job. Exit code 2: job refused."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What the first of the ranks that nobody looks after does beside training: it makes the run directory and judges.
-
-It does for OUT what a keeper does for a run of its cluster: the rows are prepared once, what the ranks print becomes
-logs, events and curves, and the result is written last. An attempt that was cut short is put aside, and the next one
-goes on from its newest checkpoint where it left one.
-"""
+"""What the first of the ranks that nobody looks after does beside training: it makes the run directory and judges."""
 
 from __future__ import annotations
 
@@ -99,7 +94,6 @@ class Coordinator:
         return state
 
     def _put_aside(self) -> bool:
-        """Move what an earlier attempt wrote into a folder of its own; return whether there was one."""
         root = self._paths.root
         if not root.is_dir() or not any(root.iterdir()):
             return False
@@ -125,7 +119,6 @@ class Coordinator:
         return newest if newest.world_size == self._world_size else None
 
     def _write_job(self, spec: RunSpec, checkpoint: Checkpoint | None) -> None:
-        """Write the job as the trainer reads it: paths of this folder, GPUs of a pod."""
         resolved = json.loads(self._paths.job.read_text(encoding="utf-8"))
         for part in ("train", "eval"):
             resolved[part] = str(self._paths.inputs / resolved[part]) if resolved[part] else None
@@ -152,7 +145,6 @@ class Coordinator:
             write_json(self._paths.manifest, digests)
 
     def _keep_checkpoints(self) -> list[int]:
-        """Move checkpoints to where a run directory has them; return the steps of the last ones, newest first."""
         for part in self._work.glob("checkpoints/step-*/rank-*"):
             if part.suffix != ".part":
                 target = self._paths.checkpoints / part.parent.name / "pods" / part.name
@@ -162,7 +154,6 @@ class Coordinator:
 
 
 def _unpacked(spec_file: Path, scratch: Path) -> Path:
-    """Put the specification beside the files that it names."""
     folder = scratch / "inputs"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -102,7 +102,6 @@ class RankFollower:
             self._journal.state(*news)
 
     def _status(self, rank: int) -> list[RankStatus]:
-        """Return how a rank stands; nothing before it has said so."""
         record = read_json(self._work / f"rank-{rank}" / STATUS)
         pod = Pod(name=str(record.get("host", "")), address=str(record.get("address", "")))
         return rank_statuses(pod, {"ranks": [record] if record else []}, clock_offset_s=0.0)

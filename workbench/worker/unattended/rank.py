@@ -1,8 +1,4 @@
-"""One rank without an agent: its process, its output in files, and a record of how it stands.
-
-The trainer runs in a fork of this process, so that a crash of it leaves somebody to write down why. Its output goes to
-the rank's folder and, without the event lines, to this process's own output: the log of the container.
-"""
+"""One rank without an agent. The trainer runs in a fork, so that a crash of it leaves somebody to write down why."""
 
 from __future__ import annotations
 
@@ -47,7 +43,6 @@ class Task:
     argv: Sequence[str] = ()
     """The program of a script; empty for the trainer."""
     cwd: Path | None = None
-    """The folder that a script starts in."""
 
 
 def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
@@ -102,7 +97,6 @@ def _write_status(rank: Rank) -> None:
 
 
 def _become(task: Task, parent: int, ends: Mapping[str, int]) -> None:
-    """Be the rank; never returns."""
     code = 1
     try:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,8 +1,4 @@
-"""How ranks that nobody looks after find each other: small files in a folder that all of them see.
-
-The first rank calls, the others answer, and when all have it prepares and gives the word. Files of an earlier attempt
-mislead nobody: an answer names the call that it answers, and the word names the nonces of those it is meant for.
-"""
+"""How ranks that nobody looks after find each other: files in a shared folder. An earlier attempt's mislead nobody."""
 
 from __future__ import annotations
 

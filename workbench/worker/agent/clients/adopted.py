@@ -1,8 +1,4 @@
-"""What pdsh, mpirun and a pasted ssh line start in place of a training script: have the agent start the rank.
-
-It shows the rank's output and ends with its exit code; the rank itself is the agent's child and outlives this
-program. No environment travels but the rank's place and `CUDA_VISIBLE_DEVICES`.
-"""
+"""What pdsh, mpirun and a pasted ssh line start: it has the agent start the rank, which outlives this program."""
 
 from __future__ import annotations
 

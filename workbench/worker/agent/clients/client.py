@@ -1,7 +1,4 @@
-"""Speak with an agent on this machine: one blocking connection, a deadline on every answer.
-
-The keeper, which comes over SSH, has its own client.
-"""
+"""Speak with an agent on this machine: one blocking connection, a deadline on every answer."""
 
 from __future__ import annotations
 

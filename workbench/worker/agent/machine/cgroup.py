@@ -1,7 +1,4 @@
-"""What the kernel's out-of-memory killer did: its counters and the limit, under cgroup version 1 and 2.
-
-Nothing here sets a limit.
-"""
+"""What the kernel's out-of-memory killer did: its counters and the limit, under cgroup version 1 and 2."""
 
 from __future__ import annotations
 

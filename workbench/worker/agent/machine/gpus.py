@@ -1,8 +1,4 @@
-"""How busy the GPUs of this pod are, asked of NVIDIA's driver library itself: no child process, no package.
-
-Where there is no such library, or no GPU that this process may see, there is nothing to tell. Function and field names
-are NVML's own (docs.nvidia.com/deploy/nvml-api).
-"""
+"""How busy this pod's GPUs are, asked of NVIDIA's driver library itself; function and field names are NVML's own."""
 
 from __future__ import annotations
 

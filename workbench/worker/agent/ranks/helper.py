@@ -1,7 +1,4 @@
-"""Helpers: processes beside the ranks, forked from the warm server, that work something out and leave it in a file.
-
-A helper is of no rank: its memory is not counted, and no run waits for it.
-"""
+"""Helpers: processes of no rank, forked from the warm server, that work something out; no run waits for them."""
 
 from __future__ import annotations
 

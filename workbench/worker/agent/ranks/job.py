@@ -1,7 +1,4 @@
-"""One run on this pod: its ranks, how they are stopped, and the sweep that leaves nothing of it behind.
-
-How a rank is launched, and when, is decided in the supervisor.
-"""
+"""One run on this pod: its ranks, how they are stopped, and the sweep that leaves nothing of it behind."""
 
 from __future__ import annotations
 
@@ -178,7 +175,6 @@ class PodRun:
                 pump.remove(stream)
 
     def _full_disk(self) -> str:
-        """Return the message about the disk that took not all of its logs; empty where it did."""
         if not (lost := sum(stream.dropped for rank in self.ranks.values() for stream in rank.streams.values())):
             return ""
         return str(disk_full(self.folder, lost, free_bytes(self.folder), where=self.root.name))

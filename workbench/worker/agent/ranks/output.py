@@ -1,9 +1,7 @@
 """What a rank writes, out of its pipe into its log: a full disk costs lines there, and not the rank.
 
-A rank that writes into a file itself dies of the first line that finds no room. So its stdout and stderr are pipes in
-its folder, which the agent empties, in a thread that waits for nothing else. What a log cannot take stays in memory,
-where the keeper reads on by offset as if it were in the file, and goes into the file once there is room; only what is
-more than that is dropped. Ranks never outlive their agent, so a pipe without a reader harms nobody.
+A rank that writes into a file itself dies of the first line that finds no room. What a log cannot take stays in memory
+until there is room, and is read by offset as if it were in the file; only what is more than that is dropped.
 """
 
 from __future__ import annotations
@@ -132,7 +130,6 @@ class OutputStream:
             del self._kept[:written]
 
     def _write(self, data: bytes) -> int:
-        """Write what goes into the log, and return how much that is."""
         done = 0
         try:
             if self._file < 0:

@@ -1,7 +1,4 @@
-"""One rank on this pod: its cold start, what is known of it, and the processes that belong to it.
-
-When to stop it is decided in `job`.
-"""
+"""One rank on this pod: its cold start, what is known of it, and the processes that belong to it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Why a rank ended: its own record where it left one, else one made from its exit status and its stderr.
-
-Nothing here knows about processes; a rank's folder and its exit code are all it looks at.
-"""
+"""Why a rank ended: its own record where it left one, else one made from its exit status and its stderr."""
 
 from __future__ import annotations
 

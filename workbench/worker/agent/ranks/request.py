@@ -1,7 +1,4 @@
-"""What the keeper asks a pod to run: one record, checked when it comes in.
-
-It holds the job's environment, which may hold secrets: it lives in memory only and never shows its values.
-"""
+"""What the keeper asks a pod to run. Its environment may hold secrets: it stays in memory and never shows values."""
 
 from __future__ import annotations
 
@@ -32,7 +29,6 @@ class RunRequest:
     """A run as the agent knows it."""
 
     run: str
-    """Its id; names its folder."""
     kind: str
     """finetune (our trainer, which leaves a done-record itself) or script."""
     ranks: tuple[RankSlot, ...]

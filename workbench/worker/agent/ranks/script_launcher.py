@@ -1,7 +1,4 @@
-"""Start ranks: forked from the warm server where it serves, executed cold where it does not.
-
-What becomes of a rank afterwards is in `job`.
-"""
+"""Start ranks: forked from the warm server where it serves, executed cold where it does not."""
 
 from __future__ import annotations
 

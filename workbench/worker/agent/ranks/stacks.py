@@ -1,8 +1,4 @@
-"""Have a process write down the Python stacks of all its threads when the agent asks; standard library alone.
-
-The signal is one that no library uses, and it is sent only to who has made the file: without a handler it would end
-the process.
-"""
+"""Have a process write down the Python stacks of all its threads when the agent sends a signal that no library uses."""
 
 import faulthandler
 import signal
@@ -12,7 +8,7 @@ __all__ = ["SIGNAL", "STACKS", "write_on_signal"]
 
 SIGNAL = signal.SIGRTMIN + 9
 STACKS = "stacks.txt"
-"""In a rank's folder."""
+"""In a rank's folder. Only who has made it is sent the signal: without a handler it would end the process."""
 
 _kept: list[object] = []
 """Open for as long as the process lives: faulthandler knows only the descriptor."""
