@@ -1,7 +1,4 @@
-"""The pods of one cluster, the key to them and the lines to their agents: launched, kept alive, taken down together.
-
-It knows nothing of runs; the keeper says which lines a run is using.
-"""
+"""The pods of one cluster, the key to them and the lines to their agents: launched, kept alive, taken down together."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ class Fleet:
         self.owned = False
         """Whether pods are there, or are on their way, that this keeper is to take down."""
         self.paths = paths
-        """The cluster's directory."""
         self._spec = spec
         self._report = report
         self._backend: PodBackend = backend_from_dict(spec.backend)
@@ -100,7 +96,6 @@ class Fleet:
         )
 
     def _connect(self, identity: Identity) -> None:
-        """Trust the pods, and make the lines to them."""
         identity.pin(self.pods)
         self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
         spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self.paths.root)

@@ -1,9 +1,4 @@
-"""The keeper: the one detached process per cluster that owns its pods and its runs.
-
-`python -m workbench.keeper.keeper CLUSTER_DIR`. It launches the pods, carries out runs one after another, answers the
-notebook, and ends itself and the pods when it is closed or idle. The notebook is only a window on it: everything
-that a window shows, the keeper writes to files first. The pods themselves are in `fleet.py`, a run in `runner.py`.
-"""
+"""The keeper: the one detached process per cluster that owns its pods and runs; all that notebooks show is in files."""
 
 from __future__ import annotations
 
@@ -104,7 +99,6 @@ class Keeper:
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
 
     def _mend(self, server: RequestServer) -> None:
-        """Have the files back by which others see and reach this keeper, where somebody removed or changed them."""
         while not self._closing.wait(_MEND_S):
             with suppress(OSError, WorkbenchError):  # the directory itself may be gone
                 self._state.mend()
@@ -170,7 +164,6 @@ class Keeper:
             self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
 
     def _bring_held(self) -> None:
-        """Bring the last checkpoints back that are on the pods alone, of runs that did not succeed."""
         over = threading.Event()  # the agents' leases go on until then
         threading.Thread(target=self._fleet.keep, args=(over, self._busy), daemon=True).start()
         for run_id, runner in self._runners.items():

@@ -15,10 +15,7 @@ TAKEN = 75
 
 
 def take_lock(path: Path, inode: int | None = None) -> int | None:
-    """Lock a cluster until this process ends; return the inode of the lock, or None where another keeper has it.
-
-    A keeper that takes over names the inode that it expects: the directory may be a copy, or its lock another's.
-    """
+    """Lock a cluster until this process ends; return the lock's inode, None where it is taken or is not `inode`."""
     flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if inode is None else 0)
     while True:
         try:

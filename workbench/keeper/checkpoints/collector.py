@@ -1,7 +1,4 @@
-"""Checkpoints between the pods and the run directory: brought back while a run goes on, sent to resume one.
-
-Nothing here reads what is in them; which one is good enough is chosen in `rundir/checkpoints/choose.py`.
-"""
+"""Checkpoints between the pods and the run directory: brought back while a run goes on, sent to resume one."""
 
 from __future__ import annotations
 
@@ -42,12 +39,7 @@ class Returned:
 
 
 class CheckpointCollector:
-    """Fetch the checkpoints of one run into its directory while it goes on: a pod that dies takes its disk along.
-
-    The newest is fetched, one after another and never two at a time. What is missed, because checkpoints come faster
-    than the line carries them, is no loss: the next one is newer. A job that leaves its checkpoints on the pods has
-    nothing carried.
-    """
+    """Fetch the newest checkpoint of a run into its directory meanwhile: a pod that dies takes its disk along."""
 
     def __init__(self, context: RunContext, saved: Callable[[], int]):
         self._context = context

@@ -1,8 +1,4 @@
-"""Checkpoints on the pods that wrote them: where they lie, and whether they are good.
-
-The run directory keeps a record of them (`RunPaths.held`). They are there for as long as their cluster, or the volume
-that its pods' folders are on; a keeper that closes brings the last one of each run back that did not succeed.
-"""
+"""Checkpoints on the pods that wrote them: where they lie, and whether they are good."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The command that starts the ranks of a run, for each launcher: built here, executed by `run/attempt.py`.
-
-Pure: the same inputs give the same command, and showing it is the dry run. Whatever the launcher, what it starts on
-a pod is the agent's `rank` client, which asks the pod's agent for the rank; so ranks live, speak and die the same way
-under all three, and no environment variable or argument of the user's passes through a shell.
-"""
+"""The command that starts the ranks of a run, for each launcher; nothing of the user's passes through a shell. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +39,6 @@ class LaunchPlan:
     pods: Sequence[Pod]
     """The pods of the run in rank order."""
     places: Sequence[RankPlace]
-    """Which rank runs where, in rank order."""
     master_port: int
     """TCP port of the rendezvous of torch on the first pod."""
     interface: str
@@ -79,7 +73,6 @@ class LaunchCommand:
         return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
     def __str__(self) -> str:
-        """Return the shell line."""
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*assignments, shlex.join(self.argv)])
 

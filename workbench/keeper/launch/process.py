@@ -1,7 +1,4 @@
-"""Run a launcher's command (DeepSpeed's runner with pdsh or mpirun) in a session of its own and end it cleanly.
-
-Whether the run succeeded is not asked here: a launcher's exit code says too little.
-"""
+"""Run a launcher's command in a session of its own; whether the run succeeded, its exit code does not say."""
 
 from __future__ import annotations
 

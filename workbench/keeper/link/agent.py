@@ -1,8 +1,4 @@
-"""The keeper's line to one pod: SSH, the agent started over it, requests and answers, and files both ways.
-
-A link that breaks is opened again on the next call for it; the agent and its ranks do not notice. Nothing here
-knows what a run is.
-"""
+"""The keeper's line to one pod. One that breaks is opened again on the next call; agent and ranks do not notice."""
 
 from __future__ import annotations
 
@@ -176,10 +172,7 @@ class AgentLink(PodFiles):
             self._stream = self._ssh = None
 
     def lasting(self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False) -> _T:
-        """Do what may be done twice, again over a new line where the old one broke, for as long as a lease.
-
-        What it is made of breaks off with it, and is not tried for a lease of its own.
-        """
+        """Do what may be done twice, over new lines for as long as a lease; calls inside get no lease of their own."""
         if getattr(self._lasts, "now", False):
             return action(self._connection())
         self._lasts.now = True

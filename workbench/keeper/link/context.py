@@ -37,13 +37,10 @@ class RunContext:
     """Open links to the pods of this run, in rank order."""
     places: Sequence[RankPlace]
     identity: Identity
-    """The cluster's key."""
     hostfile_sha256: str
     """Of the run's hostfile as it was written when the run was submitted."""
     look: Callable[[], Sequence[Pod]]
-    """Asks the backend for the pods as they are now."""
     redact: Redactor = field(default_factory=Redactor)
-    """Masks the secrets of the run in what is written down of it."""
 
     spare: Path | None = None
     """Where its result goes if its directory cannot take it."""

@@ -1,8 +1,4 @@
-"""What one pod is sent and what comes back from it: bytes and files of any size, once per content, verified.
-
-The half of `AgentLink` that moves things; it opens no line itself. What the pod sees of this machine's folders does not
-travel: see `shared.py`.
-"""
+"""What one pod is sent and what comes back from it: bytes and files of any size, once per content, verified."""
 
 from __future__ import annotations
 

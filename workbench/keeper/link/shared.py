@@ -1,8 +1,4 @@
-"""Folders that a pod sees under the same path as this machine: found by a probe, never believed from a name.
-
-A file with a random content is written here and must be read there, and one that the pod writes beside it must be read
-here. What lies in such a folder is used in place and does not travel. Each pod is asked on its own.
-"""
+"""Folders that a pod sees under the same path as this machine: found by a probe, never believed from a name."""
 
 from __future__ import annotations
 

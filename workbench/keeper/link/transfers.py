@@ -1,7 +1,4 @@
-"""How far large files are on their way, and the passing remark about it beside a run's state.
-
-Only what takes more than two seconds is mentioned.
-"""
+"""How far large files are on their way, said beside a run's state once one takes more than two seconds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""One attempt at a run: prepare the pods, start the ranks, follow them, and leave nothing of them running.
-
-What it learns goes into its `RunLedger` and the journal at once; how the whole run ended is judged in `runner.py`, who
-of the ranks is to blame in `rundir/outcome.py`.
-"""
+"""One attempt at a run: prepare the pods, start the ranks, follow them, and leave nothing of them running."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Have what a run is predicted to need worked out beside it, and written into its directory.
-
-The notebook leaves an inquiry there when it does not know. The run's first pod answers it in a second of CPU, by a fork
-of its warm server; where it has none, a process of the lowest priority here does. Nothing of it can fail a run.
-"""
+"""Have what a run is predicted to need worked out beside it, and written into its directory. It can fail no run."""
 
 from __future__ import annotations
 

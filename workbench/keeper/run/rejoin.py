@@ -1,7 +1,4 @@
-"""Find the ranks that a keeper which died had started, on pods and through a launcher that may live on.
-
-What follows is what follows on a line that broke: the ranks are watched, and their output is read on from where it was.
-"""
+"""Find the ranks that a keeper which died had started, on pods and through a launcher that may live on."""
 
 from __future__ import annotations
 
@@ -33,11 +30,7 @@ class RanksLeft:
 
 
 def ranks_left(context: RunContext) -> RanksLeft | None:
-    """Find the ranks of a run again, and start those that wait; None where not one had been started. Blocks.
-
-    Raises:
-        WorkbenchError: A pod has ended, or did not answer for a lease; or the start cannot be completed.
-    """
+    """Find the ranks of a run again, and start those that wait; None where not one had been started. Blocks."""
     answers = context.everywhere(lambda link: _ask(context, link))
     phases = {phase for each, _ in answers for phase in each}
     unwatched = any(ended for _, ended in answers)

@@ -1,8 +1,4 @@
-"""One run from its start to its result: an attempt, one more where a port was snatched, what came of it, and the files.
-
-It runs in a thread of the keeper. The result is written last and its presence means that the run is over. How an
-attempt goes is in `attempt.py`, how the judging works in `rundir/outcome.py`.
-"""
+"""One run from its start to its result, which is written last: its presence means that the run is over."""
 
 from __future__ import annotations
 
@@ -116,7 +112,6 @@ class Runner:
         return state
 
     def _recover(self) -> None:
-        """Go on with what the journal says of the run, and with what it was asked."""
         recovered = self._journal.recover()
         self._started_s = recovered.started_s or self._started_s
         addresses = {place.rank: self._address(place.pod) for place in self._context.places}

@@ -1,7 +1,4 @@
-"""Send to the pods what a run needs, and bring back what it left.
-
-Inputs travel once by content; each pod gets a `job.json` with its own paths. Nothing here starts a rank.
-"""
+"""Send to the pods what a run needs, and bring back what it left."""
 
 from __future__ import annotations
 
@@ -175,10 +172,7 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
 
 
 def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> list[str]:
-    """Bring back what rank 0 left in its `out` folder and check every file against the pod's own SHA-256.
-
-    Only names that a run may leave are taken: a pod has no say in the keeper's own records. Return the others.
-    """
+    """Bring back what rank 0 left, checked against the pod's SHA-256; return names that no run may leave: not taken."""
     out = pod.out
     listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
     sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}

@@ -1,7 +1,4 @@
-"""What is done about a run that stands still: say who holds it up, keep everybody's stacks, end it where that is asked.
-
-When a run stands still is judged in `watch/stall.py`.
-"""
+"""What is done about a run that stands still: say who holds it up, keep everybody's stacks, end it if that is asked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is known of a run so far: a record that grows as reports of its pods come in, and the questions to it.
-
-It decides nothing; `run/runner.py` does.
-"""
+"""What is known of a run so far: a record that grows as reports of its pods come in, and the questions to it."""
 
 from __future__ import annotations
 
@@ -38,7 +35,6 @@ class RunLedger:
     left: dict[str, int] = field(default_factory=dict)
     """Processes of the run that were alive on a pod, by its name."""
     totals: RunTotals = field(default_factory=RunTotals)
-    """What its events come to."""
     cut: bool = False
     """Whether logs here are incomplete, because the disk was full."""
     full: dict[str, str] = field(default_factory=dict)

@@ -1,8 +1,4 @@
-"""Follow the ranks of one pod: a thread that polls the agent, copies logs, and hands on what it learns.
-
-A broken line is opened again while training goes on; only an agent that died, or silence longer than the lease, ends
-the watch with a fault.
-"""
+"""Follow the ranks of one pod; only an agent that died, or silence longer than the lease, ends that with a fault."""
 
 from __future__ import annotations
 
@@ -139,7 +135,6 @@ class PodWatch:
         return bool(chunks)
 
     def _reconnect(self) -> bool:
-        """Open the link again; return whether the watch is over because the agent is another one."""
         self._end.wait(0.5)
         try:
             self._link.open()

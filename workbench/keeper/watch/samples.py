@@ -1,8 +1,4 @@
-"""Samples of what a run uses on each pod, as events: memory of its ranks, and its GPUs where there are any.
-
-The agents measure; the keeper writes one sample a pod every few seconds among the run's events, so that whoever
-watches has them over time, for scripts of the user's own too.
-"""
+"""Samples of what a run uses on each pod, as events: memory of its ranks, and its GPUs where there are any."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ class Sampler:
     """Turn some of the reports of a run's pods into events."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """Start; the first report of a pod that has a rank running is a sample."""
         self._clock = clock
         self._begun = clock()
         self._due: dict[str, float] = {}

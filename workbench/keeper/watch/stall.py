@@ -1,9 +1,4 @@
-"""Notice that a run stands still, and which rank holds it up: from steps, output and CPU time of its ranks.
-
-It decides nothing about the run; `run/stalls.py` does. A rank that is stopped by a signal (SIGSTOP) is seen at once.
-While training, silence of all ranks is enough: who waits for a peer on a GPU spins. Before the first step and for
-scripts, at least one rank must also use no CPU.
-"""
+"""Notice that a run stands still, and which rank holds it up: from steps, output and CPU time of its ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +31,6 @@ class Stall:
     """A run that stands still."""
 
     seconds: float
-    """For how long."""
     what: str
     """What has not happened, in words."""
     suspects: Sequence[RankStatus] = ()
@@ -47,7 +41,7 @@ class Stall:
 
 @dataclass(slots=True)
 class StallWatch:
-    """What the ranks of a run last did."""
+    """What the ranks last did. While they train, CPU time tells nothing: who waits for a peer on a GPU spins."""
 
     clock: Callable[[], float] = time.monotonic
     _busy: dict[int, tuple[float, float]] = field(default_factory=dict)
