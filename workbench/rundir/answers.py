@@ -1,8 +1,4 @@
-"""A model's answers: judged by what was expected, and kept in `predictions.jsonl`, one JSON object a line.
-
-Judging is WikiSQL's: logical form leaves out the order of conditions and letter case, execution runs both queries on
-the question's table. Ranks judge without tables; whoever reads the file judges again, with those at hand.
-"""
+"""A model's answers, judged as WikiSQL does, and kept in `predictions.jsonl`, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -28,11 +24,9 @@ class Answer:
     """One question, the expected answer and a model's. A verdict is None where it cannot be told."""
 
     source: str
-    """What the model read."""
     expected: str | None
     """What it should have written; None where nobody knows."""
     predicted: str
-    """What it wrote."""
     exact_match: bool | None = None
     """Whether the two texts are the same, apart from blanks."""
     logical_match: bool | None = None
@@ -42,7 +36,6 @@ class Answer:
     table_id: str | None = None
     """The table that the question is asked of."""
     input: str = ""
-    """What it was told to do it with, where the row keeps that apart."""
 
 
 def judge(
@@ -142,7 +135,6 @@ def _source(row: Fields) -> str:
 
 
 def _table_ids(path: Path, run: Path) -> dict[str, str]:
-    """Return the table of each question; a question asked of several tables is left out."""
     ids_of: dict[str, set[str]] = {}
     for where, data in read_lines(path, run) if path.exists() else ():
         row = Fields(data, where)

@@ -1,8 +1,4 @@
-"""The lines by which a rank speaks: `@workbench ` and one JSON object.
-
-Ranks print them among their own output; whoever reads a rank's stdout tells them from log text here. What the kinds
-come to over a run is added up in `totals.py`. Standard library only: ranks import this.
-"""
+"""The lines by which a rank speaks: `@workbench ` and one JSON object. Standard library only: ranks import this."""
 
 from __future__ import annotations
 
@@ -69,7 +65,6 @@ class Event:
     kind: str
     """An `EventKind`, or what a later version adds."""
     data: Mapping[str, object] = field(default_factory=dict)
-    """The rest of the object."""
 
     def to_json(self) -> str:
         """Return the JSON object, without the mark."""

@@ -1,7 +1,4 @@
-"""Write down a run as it happens: its state, its events, its curves and, last, its result.
-
-Only the keeper writes; whoever watches reads the files.
-"""
+"""Write down a run as it happens: its state, its events, its curves and, last, its result; only the keeper does."""
 
 from __future__ import annotations
 
@@ -155,7 +152,6 @@ class Journal:
         self.state(state, message)
 
     def _keep_elsewhere(self, error: OSError) -> None:
-        """Write the result into the cluster's folder; where that fails too, whoever asks the keeper is told it."""
         why = f"{self._paths.root} could not take the result ({error.strerror or error})"
         self.result = {**self.result, "message": f"{self.result['message']}; {why}", "of": str(self._paths.root)}
         if self._spare is not None:

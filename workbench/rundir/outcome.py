@@ -1,8 +1,4 @@
-"""Work out how a run ended from what its ranks, agents and launcher left: pure functions over records.
-
-Success is a done-record of every rank, nothing else: exit codes of launchers lie (a killed pdsh makes `deepspeed`
-exit 0), and launchers name the wrong rank.
-"""
+"""Work out how a run ended: success is a done-record of every rank, for launchers lie in exit code and blame. Pure."""
 
 from __future__ import annotations
 
@@ -40,9 +36,7 @@ class RankError(TolerantRecord):
     message: str = ""
     """What happened, in one line; empty where only the exit code says."""
     traceback: str = ""
-    """Its traceback."""
     time_s: Number | None = None
-    """When it failed."""
     echo: bool = False
     """Whether it only lost a peer: the cause is elsewhere."""
 
@@ -52,23 +46,18 @@ class RankStatus(TolerantRecord):
     """What an agent last reported of one rank, with times on this machine's clock."""
 
     rank: Whole
-    """Its number."""
     pod: Pod
-    """Where it ran."""
     phase: str = "waiting"
     """waiting, running or exited."""
     exit_code: Whole | None = None
     """Its exit code; negative is a signal."""
     done: bool = False
-    """Whether it left its done-record."""
     stopped: bool = False
     """Whether it was asked to stop."""
     forced: bool = False
     """Whether it had to be killed for that."""
     ended_s: Number | None = None
-    """When it ended."""
     error: RankError | None = None
-    """Its error record."""
     rss_bytes: Whole = 0
     """Resident memory of the rank and its children."""
     cpu_s: Number = 0.0

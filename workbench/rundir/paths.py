@@ -1,7 +1,4 @@
-"""Every path of a cluster's and of a run's directory, on this machine and on the pods.
-
-Nothing here touches the disk.
-"""
+"""Every path of a cluster's and of a run's directory, on this machine and on the pods; the disk is not touched."""
 
 from __future__ import annotations
 
@@ -46,13 +43,10 @@ class ClusterPaths:
     lock = _Below(".lock")
     """Held by whoever starts a keeper, until the state names that keeper."""
     keeper_log = _Below("keeper.log")
-    """The keeper's own log."""
     socket = _Below("keeper.sock")
-    """The keeper's Unix socket."""
     identity = _Below("identity")
     """The folder of the ephemeral key and the pinned host keys."""
     hostfile = _Below("hostfile")
-    """The hostfile of all pods."""
     keeper_lock = _Below("keeper.lock")
     """The file that the keeper holds locked for as long as it lives."""
     queue = _Below("queue.json")
@@ -84,9 +78,7 @@ class RunPaths:
     events = _Below("events.jsonl")
     """One JSON event a line, in the order the keeper read them."""
     hostfile = _Below("hostfile")
-    """The hostfile of the pods of this run."""
     command = _Below("command.sh")
-    """The launch command as a shell line."""
     inputs = _Below("inputs")
     """What travels to the pods: train.jsonl, eval.jsonl, tables.jsonl, deepspeed.json, script.zip."""
     job = _Below("inputs/job.json")
@@ -109,7 +101,6 @@ class RunPaths:
     launcher_log = _Below("logs/launcher.log")
     """What pdsh or mpirun and DeepSpeed's runner printed."""
     tensorboard = _Below("tensorboard")
-    """The folder of TensorBoard event files."""
     prediction = _Below("prediction.json")
     """The memory that the run was predicted to need."""
     inquiry = _Below("inquiry.json")

@@ -20,7 +20,6 @@ class QueuedRun:
 
     id: str
     path: Path
-    """Its directory."""
 
 
 _RUNS = TypeAdapter(list[QueuedRun])

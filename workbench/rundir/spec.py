@@ -1,7 +1,6 @@
 """`SPEC.json`: what a cluster is asked to be and the job to run on it, in one file that starts the run again.
 
-Reading one checks every key; it touches nothing else. Values of environment variables are never written into one: it
-names them, and `${NAME}` stands for the variable of whoever submits it.
+Values of environment variables are never written into one: `${NAME}` stands for the variable of whoever submits it.
 """
 
 from __future__ import annotations
@@ -122,11 +121,7 @@ def resolved(record: _WithEnv) -> _WithEnv:
 
 
 def expand_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Replace `${NAME}` in values by the variable of this process.
-
-    Raises:
-        ConfigError: One or more of them are not set; names them all.
-    """
+    """Replace `${NAME}` in values by the variable of this process; a ConfigError names all that are not set."""
     wanted = sorted({name for value in env.values() for name in _REFERENCE.findall(value)})
     if absent := [name for name in wanted if name not in os.environ]:
         raise ConfigError(

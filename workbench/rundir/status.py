@@ -1,7 +1,4 @@
-"""The one answer to: in which state is this run, is its keeper alive, and how does its cluster stand.
-
-Small files are read, and nothing is written. Their readers see a whole old file or a whole new one.
-"""
+"""The one answer to: in which state is this run, is its keeper alive, and how does its cluster stand."""
 
 from __future__ import annotations
 
@@ -50,11 +47,9 @@ class ClusterStatus(TolerantRecord):
     phase: str = "starting"
     """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
     message: str = ""
-    """One line on the phase, for people."""
     idle_end_s: Number | None = None
     """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
     raw_pods: Sequence[Mapping[str, object]] = ()
-    """The JSON form of its pods."""
     pid: Whole | None = None
     """The keeper's process; None before there is one."""
     start_time: Whole | None = None
@@ -62,7 +57,6 @@ class ClusterStatus(TolerantRecord):
     boot: str = ""
     """Which start of its machine that was; empty where the system does not tell."""
     host: str = ""
-    """The name of its machine."""
     lock: Whole | None = None
     """The inode of the file that it holds locked."""
     last_phase: str = ""

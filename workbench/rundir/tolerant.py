@@ -31,11 +31,7 @@ class TolerantRecord:
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON form: unknown keys are left out, and what is not of the right kind counts as not there.
-
-        Raises:
-            ValidationError: A field that has no default is missing or wrong.
-        """
+        """Read the JSON form: what is unknown or of a wrong kind counts as missing; only fields with a default may be."""
         return TypeAdapter(cls).validate_python(dict(raw), context=_TOLERANT)
 
     @field_validator("*", mode="wrap")

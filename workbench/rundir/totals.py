@@ -29,7 +29,6 @@ class RunTotals:
         self.start: Mapping[str, object] = {}
         """What rank 0 reported when training began: model, parameters, world_size, max_steps, …"""
         self.phases: dict[int, str] = {}
-        """What each rank is doing."""
         self.training = False
         """Whether the first optimizer step is done."""
         self.saved_step = 0
@@ -41,9 +40,7 @@ class RunTotals:
         self.last_s: float | None = None
         """When the last event was."""
         self.last_step: Event | None = None
-        """The last report of steps."""
         self.eval_loss: float | None = None
-        """The last loss on the evaluation rows."""
         self._first_step: Event | None = None
         self._first_step_s: float | None = None
         self._first_eval_loss: float | None = None

@@ -1,8 +1,4 @@
-"""`RunView`: a run directory read bit by bit, for whoever shows it again and again.
-
-Each `refresh` reads what is new since the last one, so watching a long run costs no more than watching a short one.
-It reads the directory and the cluster's state file and nothing else; it draws nothing.
-"""
+"""`RunView`: a run directory read bit by bit: each `refresh` reads only what is new, so a long run costs no more."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ from workbench.rundir.totals import RunTotals
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
 
 CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "samples_per_s")
-"""Names of the curves of a training run."""
 _OF_STEP = tuple(name for name in CURVES if name != "eval_loss")
 
 
@@ -40,9 +35,7 @@ class BatchSize:
     """The effective global batch, spelled out."""
 
     job: FineTune
-    """What runs."""
     world_size: int
-    """Number of ranks."""
 
     @property
     def rows(self) -> int:
@@ -67,7 +60,6 @@ class RankLog:
     stdout: LogTail
     """Its standard output, without event lines."""
     stderr: LogTail
-    """Its standard error."""
 
     @property
     def lines(self) -> list[str]:
@@ -85,21 +77,16 @@ class RunView:
 
     def __init__(self, path: str | Path):
         self.paths = run_at(path)
-        """Every path in the run directory."""
         self.id = id_of(self.paths)
         """The id of the run, unique in its cluster."""
         self.state: RunState = RunState.QUEUED
-        """Where it is in its life."""
         self.message = ""
-        """One line on the state, for people."""
         self.hint = ""
         """A passing remark of the keeper's: silence, no step for a while."""
         self.totals = RunTotals()
-        """What its events come to."""
         self.curves: dict[str, Curve] = {name: Curve() for name in CURVES}
         """By name, over optimizer steps."""
         self.result: ResultRecord | None = None
-        """The facts of the finished run."""
         self.cluster_phase = ""
         """The phase of its cluster; `closed` where the keeper is gone."""
         self._events = EventTail(self.paths.events)

@@ -1,9 +1,4 @@
-"""A SQLite index of the runs below a folder: answers questions over thousands of them in milliseconds.
-
-It is a copy. The run directories are the truth: the file can be deleted at any moment and is made again from them. A
-run is read again when one of the few files that tell of it has changed since. Several processes may bring the same
-index up to date at once: each writes in one short transaction, and readers never wait (write-ahead log).
-"""
+"""A SQLite index of the runs below a folder, for questions over thousands; a copy that can be deleted at any moment."""
 
 from __future__ import annotations
 
@@ -29,7 +24,6 @@ from workbench.rundir.status import is_keeper_alive
 __all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
 
 INDEX_FILE = ".runs.sqlite"
-"""Its name, in the folder whose runs it lists."""
 
 _FORM = 2  # of the table; another number makes it anew
 _BUSY_S = 30.0
@@ -51,7 +45,6 @@ class Refreshed:
     """What bringing the index up to date came to."""
 
     runs: int
-    """Runs that it lists now."""
     read: int
     """Runs that were read, for they are new or have changed."""
     forgotten: int
@@ -72,7 +65,6 @@ class RunIndex:
             RunError: There is no such folder, or the file cannot be opened.
         """
         self.folder = Path(folder).expanduser().absolute()
-        """The folder, absolute."""
         if not self.folder.is_dir():
             raise RunError(f"there is no folder {self.folder}")
         self._file = Path(file) if file else self.folder / INDEX_FILE

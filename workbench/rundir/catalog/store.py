@@ -1,8 +1,4 @@
-"""Find the runs below a folder and say of each, in one record, what it was and how it went.
-
-Every run costs a few small files to read, whatever its length: of a live run's events only the tail. Nothing is
-written, and no list of runs is kept anywhere: the run directories are the store.
-"""
+"""Find the runs below a folder and say of each, in one record, what it was and how it went."""
 
 from __future__ import annotations
 
@@ -38,13 +34,9 @@ _SKIPPED = frozenset({"pods", "node_modules", "site-packages", "__pycache__"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord(ResultRecord):
-    """One run as its directory holds it: what history, index and a benchmark's rows are made of.
-
-    Of a run that has not ended, or was lost, the facts are those so far.
-    """
+    """One run as its directory holds it; of one that has not ended, or was lost, the facts are those so far."""
 
     id: str
-    """Its id."""
     submitted_s: Number | None = None
     """When it was asked for, in seconds since 1970."""
     key: str = ""

@@ -1,8 +1,4 @@
-"""Choose the checkpoint that a run goes on from: the newest that is whole and undamaged.
-
-A checkpoint is one folder `step-N`, with the part of every rank below the name of its pod. It is used only when all
-parts are there, match their manifests byte by byte, and belong to this user. Nothing here reads what is in them.
-"""
+"""Choose the checkpoint that a run goes on from: the newest that is whole, undamaged and this user's own."""
 
 from __future__ import annotations
 
@@ -58,10 +54,7 @@ class Checkpoint:
 
 
 def newest_good(root: Path, *, last_step: int | None = None, on_pods: ReadPart | None = None) -> Checkpoint:
-    """Choose among the checkpoints in a run directory, or with `on_pods` among those that its pods kept.
-
-    Every byte is read. A checkpoint at or after `last_step` leaves nothing to do.
-    """
+    """Choose among the checkpoints before `last_step` in a run directory, or that its pods kept; every byte is read."""
     paths = RunPaths(root)
     read, steps = (on_pods, _on_pods(paths)) if on_pods else (_read_here, _here(paths.checkpoints))
     notes: list[str] = []

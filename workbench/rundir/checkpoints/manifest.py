@@ -1,8 +1,4 @@
-"""The manifest of one rank's part of a checkpoint: what belongs to it, with sizes and SHA-256, written last.
-
-A part without a manifest, or one that does not match it, is no checkpoint: safetensors and torch load flipped bits
-without a word.
-"""
+"""The manifest of a rank's part of a checkpoint, written last: torch, as safetensors, loads flipped bits in silence."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The memory of each pod of a run over time, put together from what its ranks and its samples report. Pure.
-
-Several sources report the same memory, some better than others: the first report of a better one replaces what lesser
-ones reported of that pod.
-"""
+"""The memory of each pod of a run over time; what a better source reports replaces what lesser ones did. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ class HostMemory:
     gpu_percent: float | None = None
     """How busy its GPUs are now, 0 to 100, on average; None where it has none."""
     source: int = _Source.NOBODY
-    """Who told the curve."""
 
     def add(self, source: int, time_s: float, gib: float | None) -> None:
         """Append a point, unless a better source has told already."""

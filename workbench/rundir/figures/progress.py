@@ -14,19 +14,15 @@ class Progress:
     """How far a run is. What is not known yet is None."""
 
     state: RunState
-    """Where it is in its life."""
     message: str = ""
-    """One line for people."""
     step: int | None = None
     """Optimizer steps taken."""
     max_steps: int | None = None
-    """Steps in all."""
     epoch: float | None = None
     """Passes over the rows."""
     loss: float | None = None
     """Training loss at the last step."""
     eval_loss: float | None = None
-    """Last loss on the evaluation rows."""
     samples_per_s: float | None = None
     """Rows a second, all ranks together."""
     eta_s: float | None = None

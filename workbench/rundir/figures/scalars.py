@@ -1,7 +1,4 @@
-"""Write the metrics of a run as TensorBoard event files, through TensorBoard's own writer.
-
-The keeper calls this, on the notebook's machine, so every launcher and every pod gives the same files.
-"""
+"""Write the metrics of a run as TensorBoard event files, through TensorBoard's own writer."""
 
 from __future__ import annotations
 

@@ -28,11 +28,7 @@ def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of the repository that a folder is in, `+changes` behind it where tracked files differ from it.
-
-    Returns:
-        It; empty without git, without a repository, without a commit, or where git does not answer within 5 s.
-    """
+    """Return the commit that a folder is at, with `+changes` where tracked files differ; empty where git tells none."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return ""

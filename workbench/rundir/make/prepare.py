@@ -1,7 +1,4 @@
-"""Make a run directory before anything starts: check the job against its files, prepare its data, write it down.
-
-All refusals that need no pod happen here.
-"""
+"""Make a run directory before anything starts; all refusals that need no pod happen here."""
 
 from __future__ import annotations
 

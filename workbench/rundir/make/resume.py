@@ -1,7 +1,4 @@
-"""Whether a run can go on from another one's checkpoint: the same training, on as many ranks, over the same rows.
-
-What only decides how long and how closely is watched may differ: steps, evaluations, logging, predictions.
-"""
+"""Whether a run can go on from another one's checkpoint: the same training, on as many ranks, over the same rows."""
 
 from __future__ import annotations
 

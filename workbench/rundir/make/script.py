@@ -1,8 +1,4 @@
-"""A script's folder as it travels: what `.gitignore`, `.workbenchignore` and some defaults leave of it, as one zip.
-
-Both files have gitignore's syntax; a `.workbenchignore` counts in the script's own folder only, and has the last word.
-What a job writes into the folder on a pod is not looked at here.
-"""
+"""A script's folder as it travels, as one zip; `.workbenchignore` has the last word over `.gitignore` and defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 IGNORE_FILE = ".workbenchignore"
-"""The name of the ignore file."""
 SECRETS = (
     *(".env", ".env.*", ".envrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".git-credentials"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "kubeconfig"),

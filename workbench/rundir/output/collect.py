@@ -1,8 +1,4 @@
-"""Turn the bytes of ranks' output files, read by offset, into local log files and events.
-
-The local log is the byte-exact copy, so its size is the offset to read on from, after a break too. Where the disk is
-full it ends early, and the run goes on.
-"""
+"""Turn the bytes of ranks' output into events and local logs: exact copies, so that their size is the next offset."""
 
 from __future__ import annotations
 

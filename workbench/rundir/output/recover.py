@@ -1,7 +1,4 @@
-"""Mend the events of a run whose keeper died: none is missing, and none stands there twice.
-
-The copy of what a rank printed is byte-exact and written first, so it has every event that `events.jsonl` may lack.
-"""
+"""Mend the events of a run whose keeper died: none is missing, and none stands there twice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Follow files that only grow: events as they are appended, and the last lines of a log of any size.
-
-Each look reads what is new and nothing twice, and keeps a bounded part in memory.
-"""
+"""Follow files that only grow: events as they are appended, and the last lines of a log of any size."""
 
 from __future__ import annotations
 
