@@ -1,4 +1,4 @@
-"""A tree of tensors and plain values as two files. There is no pickle: a stranger's can give wrong numbers, no more."""
+"""A tree of tensors and plain values as two files, without pickle: a stranger's can give wrong numbers, not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure an all-reduce between pods, one process a pod, until stdin ends; rank 0's store tells the others its port."""
+"""Measure an all-reduce between pods, one process a pod, told by JSON lines on stdin; when that ends, it ends."""
 
 from __future__ import annotations
 
