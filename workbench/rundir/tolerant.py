@@ -27,11 +27,11 @@ Whole = Annotated[int, BeforeValidator(whole)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TolerantRecord:
-    """The base of such records; their subclasses say what may be there."""
+    """The base of such records. What has no default must be there, and right: else `read` raises a ValidationError."""
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON form: what is unknown or of a wrong kind counts as missing; only fields with a default may be."""
+        """Read the JSON form: unknown keys are left out, and what is not of the right kind counts as not there."""
         return TypeAdapter(cls).validate_python(dict(raw), context=_TOLERANT)
 
     @field_validator("*", mode="wrap")

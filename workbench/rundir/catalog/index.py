@@ -71,7 +71,7 @@ class RunIndex:
         self._db = self._open()
 
     def refresh(self) -> Refreshed:
-        """Bring the index up to date with the run directories; costs a look at three files a run."""
+        """Bring the index up to date: costs a look at three files a run; several processes may do so at once."""
         return self._whole(self._refresh)
 
     def _refresh(self) -> Refreshed:

@@ -28,7 +28,7 @@ def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit that a folder is at, with `+changes` where tracked files differ; empty where git tells none."""
+    """Return the commit that a folder is at, with `+changes` where tracked files differ; empty where git knows none."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return ""
