@@ -1,4 +1,4 @@
-"""A tree of tensors and plain values as two files, without pickle: a stranger's can give wrong numbers, not run."""
+"""A tree of tensors and plain values as two files; without pickle: a stranger's can be wrong, but run nothing."""
 
 from __future__ import annotations
 
