@@ -88,6 +88,7 @@ def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path)
     assert RunSpec.load(run.paths.spec).job.per_device_train_batch_size == 4  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("poisoned", ["1", pytest.param("0,1", marks=pytest.mark.long)])
 def test_a_loss_that_is_no_number_names_rank_and_step_and_spoils_no_checkpoint(
     world: World, tmp_path: Path, poisoned: str

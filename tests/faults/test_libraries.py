@@ -58,6 +58,7 @@ def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(w
     until(lambda: not left(), 20, why=left)
 
 
+@pytest.mark.long
 def test_the_lock_of_a_killed_build_is_removed_and_told(world: World, tmp_path: Path) -> None:
     """Row 37: whoever wants to build an op waits, without a word, for as long as its lock is there.
 

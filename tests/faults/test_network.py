@@ -57,6 +57,7 @@ def apart(networks: list[Namespace], tmp_path: Path) -> Iterator[SSHPods]:
         )
 
 
+@pytest.mark.long
 def test_a_silent_network_is_shown_and_outlived(
     world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_two_minutes_without_a_network_are_outlived_with_the_default_lease(
             assert len(lines) > 1000, "those printed meanwhile are there"
 
 
+@pytest.mark.long
 def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(world: World, tmp_path: Path) -> None:
     """Row 25: 100 ms each way, and all connections cut every three seconds."""
     with HostsPlace(tmp_path / "hosts") as place, ExitStack() as undo:

@@ -355,6 +355,7 @@ def test_garbage_does_no_harm(pods: list[Pod], pool: ThreadPoolExecutor) -> None
     storm(pods, pool, 500)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ten_thousand_junk_messages_do_no_harm(pods: list[Pod], pool: ThreadPoolExecutor) -> None:
     storm(pods, pool, 10_000)
