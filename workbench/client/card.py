@@ -1,7 +1,4 @@
-"""The run card: one HTML file with all that is known of a run, which needs no network, no script and no run directory.
-
-What it states is gathered here; display/ draws it.
-"""
+"""The run card: one HTML file with all that is known of a run, without network, script or run directory."""
 
 from __future__ import annotations
 
@@ -28,19 +25,12 @@ class Card:
     """All that a run card states. A part that cannot be read is None, and `missing` says why."""
 
     result: RunResult
-    """The facts."""
     view: RunView | None
-    """Curves, memory and logs."""
     profile: Profile | None
-    """The FLOPS profile."""
     predictions: Predictions | None
-    """The answers to evaluation rows."""
     recipe: Recipe
-    """How to repeat the run."""
     spec: str
-    """SPEC.json."""
     missing: tuple[str, ...]
-    """What is not on the card, and why."""
     name: str
     """The file that it is written to."""
 

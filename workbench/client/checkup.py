@@ -1,7 +1,4 @@
-"""Call the doctor to a cluster that stands: its pods, its key and what its keeper knows, put together.
-
-The keeper is asked what it is doing; the looking itself goes past it.
-"""
+"""Call the doctor to a cluster that stands: its keeper is asked what it is doing, the looking goes past it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`Cluster`: the user's first object. Pods, their keeper and the runs on them, tied together.
-
-The object is a window: the keeper, a process of its own, owns pods and runs, so the notebook's kernel can end at any
-moment. Checking a job and preparing its data happen here, before anything starts.
-"""
+"""`Cluster`, the user's first object: a window on pods and runs that the keeper, a process of its own, owns."""
 
 from __future__ import annotations
 
@@ -119,9 +115,8 @@ class Cluster(ShownLive):
     def attach(cls, path: str | Path) -> Cluster:
         """Return the cluster that runs in a directory, whoever started it.
 
-        Where its keeper died, another one takes over: it finds pods and ranks again, and goes on with the runs.
-        Leaving it as a context neither ends its runs nor stops its pods; `close` does. The values of the pods'
-        environment are its keeper's alone; one that takes over has those that are set here.
+        Where its keeper died, another one takes over and goes on with the runs; it has the variables that are set here.
+        Leaving it as a context neither ends its runs nor stops its pods; `close` does.
 
         Raises:
             ConfigError: Others may change that directory.
@@ -140,7 +135,6 @@ class Cluster(ShownLive):
         return cluster
 
     def _succeed(self) -> None:
-        """Start a keeper in the place of one that died, and wait until it has found the pods."""
         take_over(self.path, self.spec)
         with follow(self) as draw:
             await_successor(self._paths, self.spec, draw)
@@ -154,8 +148,7 @@ class Cluster(ShownLive):
         """Start the keeper and wait until every pod can be reached; a cluster that was closed starts again.
 
         Raises:
-            ConfigError: The directory holds something else, or a cluster that runs; or the place cannot give what
-                the spec asks.
+            ConfigError: The directory holds something else or a live cluster, or the place cannot give what is asked.
             BackendError: The platform refused.
             PodError: A pod died on the way or did not come in time; `PodTimeout` for the latter.
         """
@@ -173,7 +166,6 @@ class Cluster(ShownLive):
         return self
 
     def __enter__(self) -> Cluster:
-        """Start, unless `start` was called or the cluster was attached to."""
         return self if self._held and self.phase == "ready" else self.start()
 
     def __exit__(self, *_exc: object) -> None:
@@ -239,9 +231,7 @@ class Cluster(ShownLive):
         return self.submit_prepared(self._prepare(spec, self._paths.runs, path))
 
     def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
-        """Hand a run that `prepare_run` made to the keeper; `submit` is this and the preparation in one.
-
-        Whoever submits it may leave a note in its `run.json`.
+        """Hand a run that `prepare_run` made to the keeper; the note goes into its `run.json`.
 
         Raises:
             RunError: The cluster is not ready, or the run wants more pods than it has.
@@ -267,8 +257,8 @@ class Cluster(ShownLive):
     def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
         """Return the command that starts the ranks of a job, without starting it: the dry run.
 
-        The job is sent to the pods and waits there, so the printed line works when pasted into a terminal for as
-        long as the cluster lives. What it starts is nobody's run: its output goes to that terminal alone.
+        The job waits on the pods, so the line works in a terminal for as long as the cluster lives. It is nobody's run:
+        its output goes to that terminal alone.
 
         Raises:
             ConfigError: As for `submit`.
@@ -287,8 +277,7 @@ class Cluster(ShownLive):
 
         Args:
             job: A job to run here: whether it will fit is one more check, predicted in some seconds.
-            bandwidth: Whether to measure the all-reduce between the pods too, which takes some seconds; it is left
-                out while a run is using them.
+            bandwidth: Whether to measure the all-reduce between the pods too (seconds); not while a run uses them.
 
         Raises:
             RunError: There are no pods, or the keeper does not answer.

@@ -1,8 +1,4 @@
-"""What a person has chosen in the form of `compose()`, and what follows from it. Pure: no widget, nothing starts.
-
-Options, defaults and closed sets are those of `ClusterSpec`, `PodSpec` and `FineTune`, and so are the checks; here a
-refusal is only led back to the fields that would cure it.
-"""
+"""What a person has chosen in the form of `compose()`: options and checks are the records' own. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ class FormField:
     """What it holds before anything is chosen; `""` and 0 stand for an option that is None."""
     choices: Sequence[str] = ()
     proposals: Sequence[str] = ()
-    """What is offered to someone who types."""
     hint: str = ""
     """What stands in the empty field."""
 
@@ -85,14 +80,12 @@ FIELDS: Mapping[str, Sequence[FormField]] = {
 }
 """The fields by section, in the order in which a person meets them."""
 DEFAULTS: Mapping[str, str | int | float] = {field.name: field.default for of in FIELDS.values() for field in of}
-"""What each field holds before anything is chosen."""
 
 
 class Composition(Mapping[str, Any]):
     """The value of every field of the form."""
 
     def __init__(self, **choices: object):
-        """Take some choices; the others are as `DEFAULTS` has them."""
         for name in choices:
             if name not in DEFAULTS:
                 raise one_of("choice", name, DEFAULTS)

@@ -27,7 +27,6 @@ class History(Shown):
     folder: Path
     """Where they were looked for, absolute."""
     records: tuple[RunRecord, ...]
-    """One a run."""
 
     def table(self, limit: int | None = None) -> Grid:
         """Return the table, to print or to show."""
@@ -52,15 +51,12 @@ class History(Shown):
         return Run.load(records[0].path)
 
     def __len__(self) -> int:
-        """Return the number of runs."""
         return len(self.records)
 
     def __iter__(self) -> Iterator[RunRecord]:
-        """Iterate over the records, newest first."""
         return iter(self.records)
 
     def __repr__(self) -> str:
-        """Return how many there are."""
         live = sum(record.is_live for record in self.records)
         return f"History({len(self.records)} runs below {self.folder}, {live} live)"
 

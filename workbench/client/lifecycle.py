@@ -134,7 +134,6 @@ def _end_process(paths: ClusterPaths, keeper: Process) -> None:
 
 
 def _ask_to_close(paths: ClusterPaths) -> bool:
-    """Whether the keeper has heard; one that has only just started, or is about to end, does not listen."""
     with suppress(RunError):
         ask(paths.socket, {"op": "close"})
         return True

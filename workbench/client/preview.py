@@ -1,7 +1,4 @@
-"""What a composition comes to: global batch, hostfile, DeepSpeed JSON, launch command, and the Python cell. Pure.
-
-Addresses, folders and the port that are only known once pods are up are stood in for, and the text says so.
-"""
+"""What a composition comes to: global batch, hostfile, DeepSpeed JSON, launch command, and the Python cell. Pure."""
 
 from __future__ import annotations
 

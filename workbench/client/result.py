@@ -81,7 +81,6 @@ class RunResult(Shown, ResultRecord):
         return write_card(self, path)
 
     def __repr__(self) -> str:
-        """Return the state and the main figures in one line."""
         figures = {
             "steps": self.steps,
             "eval_loss": self.eval_loss,

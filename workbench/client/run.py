@@ -1,8 +1,4 @@
-"""`Run`: the handle on a live or finished run, like a Future.
-
-It reads the run directory and nothing else, so any process may hold one; only `cancel`, `stop` and `stacks` speak to
-the keeper.
-"""
+"""`Run`: a handle like a Future that any process may hold, as it reads the run directory; few calls need the keeper."""
 
 from __future__ import annotations
 
@@ -49,7 +45,6 @@ class Detached(KeyboardInterrupt):
     """The notebook stopped waiting while the run goes on."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show one line in a notebook instead of a traceback."""
         return [str(self)]
 
 
@@ -143,8 +138,7 @@ class Run(ShownLive):
         The model is loaded once, in a process of its own that ends with this one or after ten idle minutes.
 
         Args:
-            rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: those of the evaluation
-                that the run itself answered.
+            rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: of the run's evaluation.
             before: Also ask the model as it was before training.
 
         Raises:
@@ -192,8 +186,6 @@ class Run(ShownLive):
     def wait(self, timeout_s: float | None = None, progress: bool = True) -> RunResult:
         """Block until the run has ended, with a line of progress, and return its result.
 
-        An interrupt (the notebook's stop button) ends the waiting, not the run.
-
         Args:
             timeout_s: Seconds to wait at most; None for as long as it takes.
             progress: Whether to show the line.
@@ -203,7 +195,7 @@ class Run(ShownLive):
 
         Raises:
             TimeoutError: The time is over; the run goes on.
-            Detached: An interrupt came; the run goes on.
+            Detached: An interrupt came (the notebook's stop button); the run goes on.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         successors, asked_s, warned = _SUCCESSORS, time.monotonic(), False
@@ -249,9 +241,9 @@ class Run(ShownLive):
         self._ask_to_end("cancel")
 
     def stop(self) -> None:
-        """Ask the run to stop after the step in progress, and to evaluate and save the model as it is then.
+        """Ask the run to end as cancelled after the step in progress, and to evaluate and save the model as it is then.
 
-        It ends as cancelled, within a step and an evaluation or so. Returns at once; `cancel` works after it.
+        Returns at once; `cancel` works after it.
 
         Raises:
             RunError: It runs a script, or its keeper or its first pod does not answer.

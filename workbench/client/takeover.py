@@ -1,7 +1,7 @@
 """Start a keeper in the place of one that died, where cluster and run are this user's own, on this machine.
 
-Nothing that somebody else could have written makes anything start: not a run directory that was copied or unpacked,
-not one that names a cluster which does not name it too.
+Nothing that somebody else could have written makes anything start: neither a run directory that was copied, nor one
+that names a cluster which does not name it too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _LOOK_S = 0.05
 
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
-    """Start a keeper for a cluster whose own died, and wait until it is there; one that is there already will do.
-
-    Raises:
-        RunError: The cluster cannot be taken over, and why.
-    """
+    """Start a keeper where a cluster's own died and wait for it; one that is there will do. RunError says why not."""
     if why := obstacle(cluster):
         raise RunError(f"the cluster in {cluster} cannot be taken over: {why}")
     paths = ClusterPaths(cluster)
@@ -53,10 +49,7 @@ def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
 
 
 def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
-    """Take over the cluster of a run whose keeper died before its end; whether there is a keeper now.
-
-    For its checkpoints, also where it died after that and they are on the pods.
-    """
+    """Take over the cluster of a run, for its checkpoints also after its end; whether there is a keeper now."""
     cluster = cluster_of(run)
     over = result_file(run).exists() and not (for_checkpoints and run.held.exists())
     if over or not is_folder(cluster):
@@ -74,10 +67,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
 
 
 def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None) -> Checkpoint | None:
-    """Return the checkpoint that a run's pods hold, for another run on a cluster; see `held_checkpoint`.
-
-    Where its keeper died, another one looks at what the pods have.
-    """
+    """Return the checkpoint that a run's pods hold, as a new keeper finds it if theirs died; see `held_checkpoint`."""
     home, ended = cluster_of(run), result_file(run).exists()
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
         deadline = time.monotonic() + stored_spec(home).start_timeout_s
