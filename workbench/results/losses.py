@@ -19,11 +19,9 @@ class LossPoint:
     """A loss, and when it was."""
 
     step: int
-    """The optimizer step."""
     seconds: float
     """Seconds since the run's start was asked for."""
     loss: float
-    """The loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +29,7 @@ class Losses:
     """The losses of one run."""
 
     train: tuple[LossPoint, ...] = ()
-    """Training loss, as logged."""
     evaluation: tuple[LossPoint, ...] = ()
-    """Loss on the evaluation rows."""
 
 
 def read_losses(run_dir: Path) -> Losses:

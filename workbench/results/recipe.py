@@ -1,7 +1,6 @@
 """How to repeat a run without this project: the files it takes and the shell commands, with what stays different.
 
-Pure but for reading the run directory. Whoever made that may be somebody else: nothing outside it is read, and what
-becomes part of a command is checked first. Nothing is started.
+The run directory may be somebody else's: nothing outside it is read, what goes into a command is checked first.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ class Recipe:
     files: Mapping[str, bytes]
     """The files, by name; they belong into one folder."""
     commands: str
-    """Shell lines, to run in that folder, with comments."""
     same: Sequence[str]
-    """What is as in the run."""
     differs: Sequence[str]
     """What is not, and what must be had from elsewhere."""
 
@@ -97,7 +94,6 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 
 
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
-    """Name what of a job the script of the recipe does not know."""
     trained = read_json(paths.model / "config.json")
     causal = not trained.get("is_encoder_decoder") if trained else "llama" in str(job.get("model", "")).lower()
     parts = {

@@ -1,9 +1,9 @@
 """How much arithmetic a run did a second, and what share of its device's peak that is.
 
 Counted is what training needs, not what the device did: the forward pass by the FLOPS profile of the run, and twice
-that for the backward pass (A. Chowdhery et al., PaLM, appendix B, https://arxiv.org/abs/2204.02311; recomputed
-activations do not count). Where adapters alone are trained, the backward pass computes no gradients of the weights
-beneath and needs as much as the forward pass. Padding counts: it is computed as all else is.
+that for the backward pass (A. Chowdhery et al., PaLM, appendix B, https://arxiv.org/abs/2204.02311): padding counts,
+recomputed activations do not. Where adapters alone are trained, the backward pass computes no gradients of the weights
+beneath and needs as much as the forward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What a fault means and its likely fixes: rules over the words of the first failure. Pure.
-
-A rule names a cause only where the words leave little doubt; what no rule knows gets the general advice. Nothing here
-looks at the machine.
-"""
+"""What a fault means and its likely fixes, by rules on its words, where these leave little doubt. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +19,10 @@ class Advice:
     """What a failure means, for people."""
 
     title: str
-    """The cause in a few words."""
     asked: str = ""
     """Memory that was asked for, in the words of the error; empty where that is not the matter."""
     free: str = ""
-    """Memory that was free then."""
     limit: str = ""
-    """Memory there is in all."""
     predicted: str = ""
     """What the planner had predicted; empty where it had not, or memory is not the matter."""
     fixes: tuple[str, ...] = ()

@@ -18,9 +18,7 @@ class Shortage:
     """Memory that ran out. What the error does not say is None."""
 
     wanted_gib: float | None = None
-    """GiB asked for."""
     free_gib: float | None = None
-    """GiB free then."""
     limit_gib: float | None = None
     """GiB that there are in all: of the GPU, or what the pod may use."""
 

@@ -1,7 +1,4 @@
-"""Ask the models of runs: `predict` one of them, `compare_predictions` several, beside what they should answer.
-
-The models are in child processes (`server.py`); this kernel loads no framework.
-"""
+"""Ask the models of runs, which are in child processes (`server.py`): this kernel loads no framework."""
 
 from __future__ import annotations
 
@@ -77,7 +74,6 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
 
 
 def _names(runs: Sequence[_Run]) -> list[str]:
-    """Call runs by the shortest thing that tells them apart."""
     jobs = [job_options(run.paths) for run in runs]
     for keys in (("technique",), ("model", "technique"), ("model", "technique", "seed", "max_steps")):
         names = [" ".join(str(job.get(key, "?")) for key in keys) for job in jobs]

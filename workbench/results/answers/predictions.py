@@ -98,9 +98,7 @@ class Answers(Shown):
     """Answers of one or several models to the same rows. Prints, and shows in a notebook, as tables."""
 
     names: Sequence[str]
-    """What the models are called."""
     models: Sequence[Predictions]
-    """The answers of each, in the order that the questions were asked in."""
     load_s: float = 0.0
     """Seconds to load models; 0 where all were loaded already."""
     answer_s: float = 0.0

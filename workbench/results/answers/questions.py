@@ -1,7 +1,4 @@
-"""What a model can be asked: rows in any form made into questions, those of a run's own evaluation by default.
-
-Files of the run directory are read; no model is asked here.
-"""
+"""What a model can be asked: rows in any form made into questions, by default those of a run's own evaluation."""
 
 from __future__ import annotations
 
@@ -41,7 +38,6 @@ class Question:
     expected: str | None = None
     """What it should write; None where nobody knows."""
     table_id: str | None = None
-    """The table that is asked, where there is one."""
 
     @property
     def text(self) -> str:
@@ -91,7 +87,6 @@ class _OwnRows:
         self._prefix: str | None = None
 
     def evaluation(self) -> Iterator[Question]:
-        """Return the evaluation rows that ask something; those that the run answered where it has no others."""
         return (question for question in self._all() if question.text)
 
     def _all(self) -> Iterator[Question]:
@@ -108,7 +103,6 @@ class _OwnRows:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the rows are text to go on with."""
         first = next(self._all(), None)
         return first is not None and not first.text
 
@@ -123,7 +117,6 @@ class _OwnRows:
 
     @property
     def prefix(self) -> str:
-        """The instruction before every question; empty where the rows have none."""
         if self._prefix is None:
             first = next(self.evaluation(), None)
             self._prefix = PREFIX if first is None or first.source.startswith(PREFIX) else ""

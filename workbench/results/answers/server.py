@@ -1,7 +1,4 @@
-"""The kernel's end of `workbench.worker.answer.serve`: one child process per run directory, reused while this lives.
-
-Starting, asking and ending it; what is asked and how answers are judged is `answers.py`'s business.
-"""
+"""The kernel's end of `workbench.worker.answer.serve`: one child per run directory, reused while this process lives."""
 
 from __future__ import annotations
 
@@ -44,11 +41,9 @@ class Answered:
     """A reply of the child."""
 
     texts: Sequence[str]
-    """The answers, in the order of the questions."""
     load_s: float
     """Seconds to load the model; 0 where it was loaded already."""
     answer_s: float
-    """Seconds to answer."""
 
 
 class ModelServer:

@@ -1,7 +1,4 @@
-"""What of a run travels in a ConfigMap: this package, its specification, and what that names if it is small enough.
-
-Reads the run directory and nothing else. No value of a variable is among it.
-"""
+"""What of a run travels in a ConfigMap; no value of a variable is among it."""
 
 from __future__ import annotations
 

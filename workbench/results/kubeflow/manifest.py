@@ -1,8 +1,4 @@
-"""Hand a run over to Kubeflow: the same job as manifests, for a cluster that carries it out with nobody watching.
-
-Reads the run directory and no file that it names, for it may be somebody else's; asks no cluster and starts nothing.
-What the objects are is in `objects.py`; what starts in the containers in `worker/unattended/`.
-"""
+"""Hand a run over to Kubeflow as manifests; files that the run directory names are not read: it may be another's."""
 
 from __future__ import annotations
 
@@ -39,13 +35,10 @@ class Manifest(Shown):
     kind: str
     """trainjob, pytorchjob or mpijob."""
     name: str
-    """The name of the job."""
     nodes: int
     """Number of nodes, the most where it is elastic."""
     slots: int
-    """Ranks of each node."""
     image: str
-    """The image of its containers."""
     results: str
     """Where the results will be: the claim and the folder on it, `claim:/folder`."""
     objects: Sequence[Mapping[str, object]] = field(repr=False)

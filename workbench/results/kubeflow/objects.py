@@ -1,7 +1,6 @@
-"""The objects of a run that Kubeflow carries out alone, as plain manifests: a ConfigMap, perhaps a claim, and the job.
+"""The manifests of a run that Kubeflow carries out alone: a ConfigMap, perhaps a claim, and the job. Pure.
 
-Pure: the same inputs give the same objects. What each field means: https://www.kubeflow.org/docs/components/trainer/
-(TrainJob), …/trainer/legacy-v1/user-guides/pytorch/ (PyTorchJob) and …/trainer/legacy-v1/user-guides/mpi/ (MPIJob).
+Fields: https://www.kubeflow.org/docs/components/trainer/, below that legacy-v1/user-guides/pytorch/ and …/mpi/.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ __all__ = ["KINDS", "RESULTS", "SPEC", "KubeflowPlan", "objects_of"]
 Object = dict[str, object]
 
 KINDS = ("trainjob", "pytorchjob", "mpijob")
-"""What a run can be plan over as."""
 RESULTS = "/results"
 """Where the claim is mounted."""
 SPEC = "/etc/workbench"
@@ -46,15 +44,12 @@ class KubeflowPlan:
     """All that the manifests of one run are made from."""
 
     kind: str
-    """One of `KINDS`."""
     name: str
     """Name of the job and of what belongs to it, a DNS label; the folder on the claim too."""
     options: HandoverOptions
-    """The place: image, namespace, claim, secrets, where pods may run."""
     pod: PodSpec
     """What each node is; its `env` is in the specification."""
     nodes: int
-    """Number of nodes."""
     files: Mapping[str, bytes]
     """What the ConfigMap holds, by file name."""
     resumes: bool

@@ -22,9 +22,7 @@ class ModulePair:
     path: str
     """The names of the modules that it is in, and its own."""
     one: ModuleProfile | None
-    """The module of the first profile."""
     other: ModuleProfile | None
-    """That of the second."""
 
     def change(self, figure: str) -> float:
         """Return the second's figure less the first's; a missing module counts as 0."""
@@ -36,11 +34,8 @@ class ProfileComparison(Shown):
     """Two profiles side by side. Prints, and shows in a notebook, as tables."""
 
     one: Profile
-    """The first."""
     other: Profile
-    """The second."""
     names: tuple[str, str] = ("a", "b")
-    """What they are called."""
 
     def modules(self, depth: int = 2, sort: str | None = None) -> list[ModulePair]:
         """Return the modules of a level of either model."""

@@ -1,7 +1,4 @@
-"""Read the report of DeepSpeed's FLOPS profiler into records.
-
-The figures are the report's own, which rounds them to two decimals; nothing is measured or worked out here.
-"""
+"""Read the report of DeepSpeed's FLOPS profiler into records; the figures are its own, rounded to two decimals."""
 
 from __future__ import annotations
 
@@ -26,29 +23,21 @@ class Profile(Shown):
     """What the profiler saw in one optimizer step of rank 0. What the report does not say is None."""
 
     step: int | None = None
-    """The step it looked at."""
     world_size: int | None = None
-    """Ranks."""
     micro_batch_size: int | None = None
     """Rows of one forward pass of one rank."""
     params: float | None = None
-    """Parameters."""
     macs: float | None = None
     """Multiply-accumulate operations of the forward pass."""
     flops: float | None = None
-    """Floating-point operations of the forward pass."""
     fwd_latency_s: float | None = None
-    """Seconds of the forward pass."""
     fwd_flops_per_s: float | None = None
-    """Operations a second in it."""
     bwd_latency_s: float | None = None
-    """Seconds of the backward pass."""
     bwd_flops_per_s: float | None = None
-    """Operations a second in it."""
     step_latency_s: float | None = None
     """Seconds of the weights' update."""
     iter_latency_s: float | None = None
-    """Seconds of all three."""
+    """Seconds of forward pass, backward pass and update."""
     flops_per_s: float | None = None
     """Operations a second over all three."""
     samples_per_s: float | None = None

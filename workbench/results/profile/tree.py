@@ -22,19 +22,13 @@ class ModuleProfile:
     module: str
     """Its class."""
     params: float
-    """Parameters."""
     macs: float
-    """Multiply-accumulate operations."""
     latency_s: float
-    """Seconds in the forward pass."""
     params_share: float
     """Its part of the model's parameters, 0 to 1. Shared weights count wherever they are used."""
     macs_share: float
-    """Its part of the model's operations."""
     latency_share: float
-    """Its part of the model's time."""
     children: tuple[ModuleProfile, ...] = ()
-    """The modules within."""
 
     def walk(self, depth: int) -> Iterator[tuple[int, ModuleProfile]]:
         """Return this module and those within, down to so many levels, each with its level."""

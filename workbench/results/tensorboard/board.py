@@ -1,7 +1,4 @@
-"""TensorBoard inside the notebook: which URL reaches its server from the browser.
-
-Pure but for `show_tensorboard`, which looks at this process's environment and asks `server.py` for a server.
-"""
+"""TensorBoard inside the notebook: which URL reaches its server from the browser."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ class Route:
     """The way to a server that may not have started yet."""
 
     way: Way
-    """Which it is."""
     template: str
     """The URL, with `%PORT%` for the port; a path stands for one on the notebook's own host."""
     port: int = 0
@@ -98,9 +94,7 @@ class Board(ShownLive):
     """TensorBoard of a folder, running; a cell that ends with it links to the page, and a button shows it there."""
 
     server: BoardServer
-    """The server."""
     route: Route
-    """How the browser gets there."""
 
     @property
     def url(self) -> str:

@@ -1,10 +1,6 @@
 """A TensorBoard server for a folder: one per folder, bound to loopback, gone with the process that asked for it.
 
-Its pages lie below a token that only this user can read, so nobody else on the machine gets at them; and before it is
-shown it must state a nonce, so nobody else who listens on its port is taken for it.
-
-Run as `python -m workbench.results.tensorboard.server` it is that server. How a browser reaches it is `board.py`'s
-business.
+Its pages lie below a token that only this user can read; a nonce that it must state tells it from other listeners.
 """
 
 from __future__ import annotations
@@ -39,7 +35,6 @@ from workbench.base.process import is_alive, process_start_time
 __all__ = ["HOST", "BoardServer", "find", "is_free", "serve"]
 
 HOST = "127.0.0.1"
-"""The one address that servers listen on."""
 
 _START_S = 60.0
 _STOP_S = 5.0
@@ -55,9 +50,7 @@ class BoardServer:
     folder: str
     """The folder of event files that it shows, absolute."""
     port: int
-    """Where it listens, on `HOST`."""
     pid: int
-    """Its process id."""
     start_time: int | None
     """When it started, in clock ticks since boot; pid and start time together name it."""
     owner: int
