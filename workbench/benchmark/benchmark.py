@@ -35,7 +35,6 @@ class Stopped(KeyboardInterrupt):
     """Say that a benchmark was interrupted: the row that ran is cancelled, those after it wait."""
 
     def _render_traceback_(self) -> list[str]:
-        """Show one line in a notebook instead of a traceback."""
         return [str(self)]
 
 
@@ -71,9 +70,8 @@ class Benchmark(Shown):
             jobs: Jobs.
             techniques: Techniques to give each fine-tuning job. Default: its own.
             pods: Numbers of pods.
-            vary: Options of a job by name, and the values that each takes, such as
-                `{"per_device_train_batch_size": [4, 8], "precision": ["fp32", "bf16"]}`; `global_batch_size` divides
-                the rows of an optimizer step among the ranks.
+            vary: Options of a job by name and the values of each, such as `{"precision": ["fp32", "bf16"]}`;
+                `global_batch_size` divides the rows of an optimizer step among the ranks.
             repeats: How often each row runs, for a median and a spread.
             pod: What a pod is, for what is said before a cluster is known. Default: one core.
             gpu_memory_gib: Memory of one GPU, to skip what cannot fit. Default None: nothing is skipped for it.
@@ -98,9 +96,7 @@ class Benchmark(Shown):
 
     @classmethod
     def from_specs(cls, specs: Sequence[str | Path], *, path: str | Path = "runs/benchmark") -> Benchmark:
-        """Make a benchmark of `SPEC.json` files, one row each, in their order.
-
-        The job and the number of pods count; the cluster is the one that it is run on.
+        """Make a benchmark of `SPEC.json` files, one row each, in order: their jobs and numbers of pods count alone.
 
         Args:
             specs: The files: those of run directories, or written by hand.
@@ -130,8 +126,7 @@ class Benchmark(Shown):
         Memory is the planner's; a model that was not seen before takes it seconds. Time is from rows on disk.
 
         Args:
-            cluster: Where it will run; it need not have started. Default: pods as the benchmark was told, on this
-                machine.
+            cluster: Where it will run, started or not. Default: pods as the benchmark was told, on this machine.
         """
         spec = cluster.spec if cluster is not None else ClusterSpec(pods=self._pod, count=self._most_pods)
         before = FinishedRows(self.path).rows()
@@ -145,8 +140,7 @@ class Benchmark(Shown):
     def run(self, cluster: Cluster, *, force: bool = False) -> BenchmarkResult:
         """Run what is not finished yet, one row after another; blocks until the last has ended.
 
-        A row that fails, runs out of memory or cannot fit is a row like any other. A row that an earlier kernel has
-        left running is waited for.
+        A row that fails, runs out of memory or cannot fit is a row like any other; one left running is waited for.
 
         Args:
             cluster: Where; it is started.
@@ -210,7 +204,6 @@ class Benchmark(Shown):
         return replace(row, cost=row.pod_hours * self._price)
 
     def __repr__(self) -> str:
-        """Return how many runs there are."""
         return f"Benchmark({self.name}: {len(self.grid.rows)} runs, in {self.path})"
 
 

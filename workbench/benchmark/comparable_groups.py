@@ -1,8 +1,4 @@
-"""What rows of a benchmark may be compared with each other, and what a comparison says. Pure.
-
-Only rows that did the same work are in one group: same model, global batch, optimizer steps, precision, data and
-sequence handling. Every other group says how it differs from the first.
-"""
+"""What rows of a benchmark may be compared, as they did the same work, and what a comparison says. Pure."""
 
 from __future__ import annotations
 
@@ -31,11 +27,8 @@ class Spread:
     median: float
     """The middle value; of an even number the mean of the two in the middle."""
     low: float
-    """The smallest."""
     high: float
-    """The largest."""
     count: int
-    """How many repeats measured it."""
 
     def overlaps(self, other: Spread) -> bool:
         """Whether the two ranges, from smallest to largest, share a value."""
@@ -49,10 +42,8 @@ class Summary:
     name: str
     """What tells it from the others of its group, in words: `zero1 on 3 pods`."""
     row: BenchmarkRow
-    """The line to draw: every figure is the median over the repeats that succeeded (of the only run without repeats);
-    `speed_up` and `efficiency` are filled. Where none succeeded, it is the last repeat as it stands."""
+    """Figures are medians over the repeats that succeeded, else the last repeat's; `speed_up`, `efficiency` are set."""
     rows: tuple[BenchmarkRow, ...]
-    """The repeats themselves, in order."""
     spreads: Mapping[str, Spread] = field(default_factory=dict)
     """By field of the row, where more than one repeat measured it; the spread is from the smallest to the largest."""
     baseline: str = ""
@@ -69,8 +60,7 @@ class Group:
     """Rows that may be compared: same model, global batch, steps, precision, data and sequence handling."""
 
     same: Mapping[str, object]
-    """What is equal in it, by what it is called: `{"model": "tiny-t5", "global batch": 24, "steps": 20, …}`; None for
-    what no row of it tells."""
+    """What is equal in it, such as `{"model": "tiny-t5", "steps": 20}`; None for what no row of it tells."""
     summaries: tuple[Summary, ...]
     """Its lines, in the order in which the benchmark asked for them."""
     difference: str = ""
@@ -167,7 +157,6 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
 
 
 def _sped_up(summary: Summary, among: Sequence[Summary]) -> Summary:
-    """Fill speed-up and efficiency over the one-pod row that the line may be measured by."""
     row = summary.row
     base = _baseline(row, among)
     if base is None or not row.samples_per_s or not base.row.samples_per_s or not row.slots or not base.row.slots:
@@ -191,7 +180,6 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
 
 
 def _names(rows: Sequence[BenchmarkRow]) -> list[str]:
-    """Name rows by technique and pods, and by whatever else of their jobs tells equal ones apart."""
     short = [f"{row.technique} on {counted(row.pods, 'pod')}" for row in rows]
     jobs = [part(row.spec, "job") for row in rows]
     named = []

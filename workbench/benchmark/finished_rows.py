@@ -1,9 +1,4 @@
-"""Which rows of a benchmark are on disk already, and whether each still holds.
-
-A finished row holds while what it came from is the same: its spec, this package's code, the files that the job names,
-and the versions on the pods. All of that is in the note of its `run.json`; the run directories are the only store.
-`benchmark.json` keeps the last state of all rows, those among them that were never started.
-"""
+"""Which rows of a benchmark are on disk already, and whether each still holds by the note in its `run.json`."""
 
 from __future__ import annotations
 

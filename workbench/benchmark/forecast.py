@@ -25,8 +25,7 @@ class MemoryForecast:
     """What a row is predicted to need of each pod."""
 
     gib: float | None = None
-    """GiB of the memory that decides: of a pod's GPUs where it computes there, else of the pod's own; None where the
-    planner cannot tell."""
+    """GiB of a pod's GPUs where it computes there, else of the pod's own; None where the planner cannot tell."""
     refusal: str = ""
     """Why it cannot fit; empty where it can, or nobody knows."""
     unknown: str = ""
@@ -48,13 +47,9 @@ class ForecastRow:
     """One row before it starts."""
 
     name: str
-    """What it is, in words."""
     runs: int
-    """How many runs of it there are."""
     memory: MemoryForecast
-    """Its memory."""
     time: TimeForecast
-    """Its time, of one run."""
     finished: int = 0
     """How many of its runs are finished on disk already."""
 
@@ -69,13 +64,10 @@ class BenchmarkForecast(Shown):
     """A benchmark before it starts. Prints, and shows in a notebook, as a table."""
 
     name: str
-    """What the benchmark is called."""
     rows: tuple[ForecastRow, ...]
     """One a row, repeats together."""
     left_out: tuple[LeftOut, ...] = ()
-    """Combinations that are no rows."""
     folder: Path = Path()
-    """Where its runs are kept."""
 
     @property
     def runs(self) -> int:
@@ -98,7 +90,6 @@ class BenchmarkForecast(Shown):
         return sum(row.to_go for row in self.rows if row.time.seconds is None)
 
     def __repr__(self) -> str:
-        """Return how many runs there are."""
         return f"BenchmarkForecast({self.name}: {len(self.rows)} rows, {self.runs} runs, {self.to_go} to go)"
 
 

@@ -24,7 +24,6 @@ class PlannedRun:
     """One run that a benchmark asks for."""
 
     job: Job
-    """What runs."""
     pods: int
     """On how many pods, the first ones of the cluster."""
     repeat: int = 0
@@ -43,9 +42,7 @@ class LeftOut:
     """A combination that makes no sense, and is no row."""
 
     name: str
-    """Which, in words."""
     why: str
-    """Why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +50,7 @@ class BenchmarkGrid:
     """The runs of a benchmark, in the order in which they go, and what is left out."""
 
     rows: tuple[PlannedRun, ...]
-    """One a run."""
     left_out: tuple[LeftOut, ...] = ()
-    """One a combination."""
 
     def __add__(self, other: BenchmarkGrid) -> BenchmarkGrid:
         """Put the runs of another grid behind these; a run that is in both goes once."""
@@ -63,21 +58,14 @@ class BenchmarkGrid:
 
 
 class _Factors(Record):
-    """What is multiplied."""
-
     jobs: Annotated[Sequence[Job], Field(min_length=1), Allowed("a list of FineTune or Script jobs")]
-    """The jobs."""
     techniques: Annotated[Sequence[str] | None, Allowed("a list of techniques, or None")] = None
-    """The techniques."""
     pods: Annotated[Sequence[Size], Field(min_length=1), Allowed("a list of whole numbers, 1 or more")] = (1,)
-    """The numbers of pods."""
     vary: Annotated[
         Mapping[str, Annotated[Sequence[object], Field(min_length=1)]],
         Allowed('an object that holds lists of values by option, as in {"precision": ["fp32", "bf16"]}'),
     ] = Field(default_factory=dict)
-    """What else varies."""
     repeats: Size = 1
-    """How often each goes."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -1,8 +1,4 @@
-"""Figures that others published, to stand beside one's own rows.
-
-Nothing here was measured by this project. A figure that could not be found in a text is None, and stays None; a figure
-that was worked out from published ones says how.
-"""
+"""Figures that others published, none measured by this project; what was worked out from them says how."""
 
 from __future__ import annotations
 
@@ -16,21 +12,16 @@ class Published:
     """One row of a published table. A figure that was not found is None; draw it as `not found`."""
 
     source: str
-    """Who published it, in a few words."""
     model: str
-    """What was trained."""
     technique: str
     """As this project calls it: `single`, `zero1`, `zero3-offload`, `fsdp`."""
     pods: int
-    """Number of pods, or nodes."""
     device: str
     """What each had, in words: `1 A100-40GB`."""
     global_batch: int | None = None
-    """Rows per optimizer step."""
     epochs: int | None = None
     """Passes over the training rows, by the run's own log where one was published."""
     duration_s: float | None = None
-    """Seconds of training, as published."""
     samples_per_s: float | None = None
     """Rows a second of all ranks, as the Trainer logged it."""
     memory_gb: float | None = None
@@ -40,7 +31,6 @@ class Published:
     efficiency: float | None = None
     """`speed_up` over the number of pods, or as published, 0 to 1."""
     out_of_memory: bool = False
-    """Whether it was published as having run out of memory."""
     note: str = ""
     """What is worth knowing of this one row, in words; caveats of the whole table are `CAVEATS`."""
 
@@ -63,7 +53,6 @@ _FIVE = "published as 5 epochs; its log says 3"
 
 
 def _walked(model: str, technique: str, pods: int, duration_s: float | None = None, **more: object) -> Published:
-    """Make a row of the walk-through's table; speed-up and efficiency are worked out from its seconds."""
     speed_up = None if duration_s is None else _ALONE_S[model] / duration_s
     facts: dict[str, object] = {
         "source": WALKTHROUGH,
@@ -108,4 +97,3 @@ PUBLISHED: tuple[Published, ...] = (
         note="scaling efficiency as published; the node count that it is over was not found",
     ),
 )
-"""All published rows that this project knows: the walk-through's, then FSDP on EKS."""

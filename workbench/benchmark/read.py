@@ -1,8 +1,4 @@
-"""Read the row of a benchmark off a specification or a run directory, whatever is there of it.
-
-A directory may be of a run that goes on, was killed, or was written by an older version: what it does not hold is
-None in the row, and nothing is guessed in its place. Nothing is written.
-"""
+"""Read the row of a benchmark off a specification or a run directory; what that does not hold is None, not guessed."""
 
 from __future__ import annotations
 
@@ -142,7 +138,6 @@ def _pods_and_ranks(spec: Json) -> tuple[int, int]:
 
 
 def _spec_columns(spec: Json) -> dict[str, object]:
-    """Return the columns that are known before anything runs."""
     if not part(spec, "job"):
         return {}
     job = _job_of(spec)
@@ -187,7 +182,6 @@ def _dataset(value: object) -> str:
 
 
 def _result_columns(result: RunResult) -> dict[str, object]:
-    """Return the columns that a run reports: the pods that it was really given, and what was measured."""
     given = {
         "pods": len(result.hosts),
         "slots": result.world_size,

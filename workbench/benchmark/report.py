@@ -1,7 +1,4 @@
-"""The report of a benchmark: `report.html` and `report.md`, each in one file that needs no network and no script.
-
-What they state is gathered here from rows and run directories; display/ draws it.
-"""
+"""The report of a benchmark: `report.html` and `report.md`, each in one file that needs no network and no script."""
 
 from __future__ import annotations
 
@@ -35,19 +32,14 @@ class Report:
     """All that a report states."""
 
     title: str
-    """What it is called."""
     rows: tuple[BenchmarkRow, ...]
-    """Its rows, repeats one by one."""
     groups: tuple[Group, ...]
-    """The rows, by what may be compared."""
     losses: Mapping[Path, Losses]
-    """By run directory, its losses."""
     cards: Mapping[Path, Card]
     """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
     problems: tuple[str, ...]
     """What could not be read, and what has not ended, a line each."""
     published: tuple[Published, ...] = PUBLISHED
-    """Figures of others, to stand beside."""
     written_s: float = 0.0
     """When it was made, in seconds since 1970."""
 

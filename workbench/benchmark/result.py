@@ -18,13 +18,11 @@ class BenchmarkResult(Shown):
     """The rows of a benchmark. Prints, and shows in a notebook, as its table with the published figures beside it."""
 
     name: str
-    """What the benchmark is called."""
     folder: Path
     """Where its run directories are, absolute."""
     rows: tuple[BenchmarkRow, ...]
     """One a run, in the order of the grid, whatever became of it."""
     left_out: tuple[LeftOut, ...] = ()
-    """Combinations that are no rows, each with why."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -53,7 +51,6 @@ class BenchmarkResult(Shown):
         return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
 
     def __repr__(self) -> str:
-        """Return how many rows ended how."""
         counts = {outcome: sum(row.outcome is outcome for row in self.rows) for outcome in Outcome}
         ends = ", ".join(f"{number} {outcome}" for outcome, number in counts.items() if number)
         return f"BenchmarkResult({self.name}: {len(self.rows)} rows, {ends}; {len(self.from_disk)} from disk)"
@@ -64,4 +61,3 @@ class BenchmarkPlots(Shown):
     """The pictures of a benchmark. Shows in a notebook; as text it says where they can be seen."""
 
     result: BenchmarkResult
-    """The benchmark."""

@@ -1,7 +1,4 @@
-"""`BenchmarkRow`: what one run, or one that was not started, is to a benchmark: every column of its table.
-
-The record only: `read.py` reads it off a run directory.
-"""
+"""`BenchmarkRow`: what one run, or one that was not started, is to a benchmark: every column of its table."""
 
 from __future__ import annotations
 
@@ -46,12 +43,9 @@ class Provenance:
     devices: int | None = None
     """How many of them, all pods together."""
     commit: str = ""
-    """Commit of the user's repository that holds the folder the run was submitted from, `+changes` behind it where
-    files were not committed; empty where there is no repository."""
+    """Commit of the repository that the run was submitted from, with `+changes` if files differ; empty without one."""
     seed: int | None = None
-    """Seed of the job."""
     command: str = ""
-    """The exact launch command as a shell line."""
     data: str = ""
     """Fingerprint of the training and evaluation rows; equal texts mean equal data."""
     code: str = ""
@@ -65,7 +59,6 @@ class BenchmarkRow(Measurements):
     name: str
     """The run's id, or for a row that never started the key of its spec."""
     outcome: Outcome
-    """How it ended."""
     path: Path | None = None
     """The run directory; None for a row that never started."""
     spec: Mapping[str, object] = field(default_factory=dict)
@@ -75,24 +68,18 @@ class BenchmarkRow(Measurements):
     repeat: int = 0
     """Which repeat of its key this is, from 0."""
     from_disk: bool = False
-    """Whether a benchmark found it finished instead of running it."""
     reason: str = ""
     """Why it failed or was skipped, in one line; empty for a row that succeeded."""
     wanted_gib: float | None = None
-    """GiB asked for when memory ran out, as the allocator or the kernel said."""
     free_gib: float | None = None
     """GiB that were free then (of a GPU), or the limit of the pod (on a CPU)."""
 
     model: str = ""
-    """What was trained."""
     technique: str = ""
     """The technique, with `peft` behind a blank where there is one."""
     precision: str = ""
-    """Number format of the arithmetic."""
     launcher: str = ""
-    """How ranks started."""
     pods: int = 0
-    """Pods that it ran on, or would have."""
     slots: int = 0
     """Ranks on all of them."""
     per_device_batch: int | None = None
@@ -104,7 +91,6 @@ class BenchmarkRow(Measurements):
     sequence: str = ""
     """How sequences were cut and padded, in words: `source 96, target 96, padded to the longest`."""
     dataset: str = ""
-    """Name or files of the data."""
 
     samples_per_s: float | None = None
     """Rows a second in the training loop, all ranks together."""
@@ -131,7 +117,6 @@ class BenchmarkRow(Measurements):
     cost: float | None = None
     """`pod_hours` x the price that the user gave, in the user's money; None without a price."""
     provenance: Provenance = field(default_factory=Provenance)
-    """What stands behind it."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; the path as text."""

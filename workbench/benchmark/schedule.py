@@ -1,8 +1,4 @@
-"""Carry out the rows of a benchmark on one cluster, one after another, whatever becomes of each.
-
-Every outcome is a row. What is finished on disk is taken from there, what another kernel has left running is waited
-for, what cannot fit is skipped.
-"""
+"""Carry out the rows of a benchmark on one cluster, one after another; whatever becomes of each is a row."""
 
 from __future__ import annotations
 
@@ -59,7 +55,6 @@ class Schedule:
         gpu_memory_gib: float | None = None,
         force: bool = False,
     ):
-        """Look at what is on disk; nothing starts."""
         self._cluster, self._folder = cluster, folder
         finished, code = FinishedRows(folder), code_of()
         versions = dict(cluster.pods[0].versions) if cluster.pods else {}
@@ -97,7 +92,6 @@ class Schedule:
         return [item for item in self._items if not item.row.outcome.is_terminal]
 
     def _again(self, item: _Item) -> bool:
-        """Whether a row that an earlier kernel had left running must be run again."""
         return id(item) in self._live and item.row.outcome in (Outcome.FAILED, Outcome.CANCELLED)
 
     def _start(self, item: _Item, show: ShowRows) -> None:
