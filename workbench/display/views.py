@@ -1,7 +1,4 @@
-"""Which drawing belongs to which record: the one table of the house. Importing this fills the views of `base/shown`.
-
-Widgets and plots load their libraries when they are drawn, not here.
-"""
+"""The one table of which drawing belongs to which record; importing this fills the views of `base/shown`."""
 
 from __future__ import annotations
 
@@ -99,7 +96,6 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_live: {Board: show_board, Cluster: show_cluster, Run: show_run},
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
 }
-"""What is drawn otherwise, by the kind of view."""
 
 
 _DRAWINGS: Mapping[Any, Callable[[Doc], Any]] = {

@@ -1,7 +1,4 @@
-"""The columns of a benchmark's table: what each shows, in which unit, and its figures so that their points line up.
-
-Pure. A column picks its unit and its decimals once, for all rows of the table, so that figures can be compared by eye.
-"""
+"""The columns of a benchmark's table; each picks unit and decimals once, for all rows, so that the eye can compare."""
 
 from __future__ import annotations
 
@@ -50,13 +47,10 @@ class Column:
     """One figure of a row."""
 
     field: str
-    """The field of `BenchmarkRow` that it shows."""
     title: str
     """What stands above it, beneath its section's title."""
     section: str
-    """The section that it belongs to."""
     kind: Kind = _PLAIN
-    """How its figures are written."""
     unit: str = ""
     """The unit where the kind has none."""
 
@@ -98,7 +92,6 @@ COLUMNS: tuple[Column, ...] = (
     Column(field="pod_hours", title="pod-hours", section="cost", kind=Kind(digits=3)),
     Column(field="cost", title="money", section="cost", kind=Kind(digits=3), unit="as priced"),
 )
-"""The figures of a row, in the order in which they stand."""
 
 _ALONE: Mapping[str, str] = {
     "time_to_first_step_s": "time to first step",
@@ -118,13 +111,10 @@ class Figures:
     """A column with the unit and the decimals that fit its figures."""
 
     column: Column
-    """The column."""
     unit: str
-    """The unit that all its figures are in; empty where there is none."""
     size: float
     """What one of it is in the field's own unit."""
     decimals: int
-    """Digits behind the point, of every figure."""
 
     def write(self, value: float | None) -> str:
         """Write a figure of it, `–` where there is none.

@@ -1,8 +1,4 @@
-"""A benchmark while it runs: a line a row with its state, its progress and its figures as they come.
-
-`lines_of` decides what to state; text and HTML are drawn from the same lines. `BenchmarkLive` shows them, at most four
-times a second, as one display of a notebook, or as lines in a terminal or a file.
-"""
+"""A benchmark while it runs: a line a row with its state, progress and figures, drawn at most four times a second."""
 
 from __future__ import annotations
 
@@ -41,21 +37,16 @@ class LiveLine:
     """What is stated of one row, ready to read; foreign text is on one line but not escaped."""
 
     number: int
-    """Its place, from 1."""
     label: str
     """What it is: `tiny-t5 zero1, 3 pods`."""
     outcome: Outcome
-    """Where it is in its life."""
     from_disk: bool
-    """Whether it was finished already."""
     share: float
     """How much of the way is done, 0 to 1."""
     bar: str
     """The words in the bar; empty where there is none."""
     figures: tuple[tuple[str, str], ...]
-    """Name and value of each figure."""
     reason: str
-    """Why it failed or was skipped."""
 
     @property
     def outcome_text(self) -> str:
@@ -68,7 +59,6 @@ class LiveLine:
         return [f"{name} {text}" for name, text in self.figures] + (["taken from disk"] if self.from_disk else [])
 
     def __str__(self) -> str:
-        """Return what is behind its label and outcome, as text."""
         done = int(_BAR * self.share)
         bar = f"[{'#' * done}{'-' * (_BAR - done)}] {self.bar}" if self.bar else ""
         return "; ".join(filter(None, (bar, self.reason, ", ".join(self.facts))))

@@ -25,11 +25,8 @@ class LossPlot:
     """One plot of losses."""
 
     title: str
-    """What its rows have in common."""
     lines: tuple[Line, ...]
-    """The rows, by which the plot's lines are called."""
     by_step: str
-    """The `<svg>` against optimizer steps."""
     by_second: str
     """The `<svg>` against seconds since the start was asked for."""
     note: str

@@ -29,7 +29,6 @@ COLOURS: Mapping[Outcome, str] = {
     Outcome.RUNNING: "var(--wb-busy)",
     Outcome.WAITING: "var(--wb-quiet)",
 }
-"""The outcome's colour in CSS, in the words of the house's style sheet."""
 
 
 def label_of(row: BenchmarkRow) -> str:

@@ -56,7 +56,6 @@ def _grid(source: str, rows: Sequence[Published]) -> Grid:
 
 
 def _written(field: str, values: Sequence[float | None]) -> list[str]:
-    """Write the figures of a column in one unit, so that their points line up."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return [_NOT_FOUND for _ in values]

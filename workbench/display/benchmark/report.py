@@ -1,7 +1,4 @@
-"""A benchmark's report: one list of blocks, drawn as one HTML page and as Markdown.
-
-Pictures inside Markdown would have to be data URIs, which GitHub and others do not show: it has the same as text.
-"""
+"""A benchmark's report as an HTML page and as Markdown, which has text for pictures: GitHub shows no data URIs."""
 
 from __future__ import annotations
 
@@ -213,7 +210,6 @@ def _behind(sheet: Sheet) -> list[Block]:
 
 
 def _behind_row(line: Line) -> list[Block]:
-    """State how a row was started, and how it is started again alone."""
     row, out = line.row, f"row-{line.number}"
     blocks: list[Block] = [Note(f"Run directory: {row.path}" if row.path else "Never started.", "plain")]
     if row.provenance.commit:

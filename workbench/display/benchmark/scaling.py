@@ -21,13 +21,11 @@ class ScalingPoint:
     """The speed-up of one row."""
 
     pods: int
-    """Pods that it ran on."""
     speed_up: float
     """Its samples/s over that of the one-pod row; of repeats the median."""
     low: float
     """The same of the slowest repeat; of a single run the speed-up itself."""
     high: float
-    """The same of the fastest."""
 
 
 def scaling_series(sheet: Sheet) -> dict[str, list[ScalingPoint]]:

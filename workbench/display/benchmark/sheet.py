@@ -24,11 +24,9 @@ class Line:
     number: int
     """Its place in the table, from 1; notes and plots call it by that."""
     summary: Summary
-    """The repeats behind it, folded."""
     several_models: bool
     """Whether the table has rows of other models, so that its label must name this one's."""
     figures: tuple[str, ...]
-    """A text for each of the sheet's figures."""
     spreads: tuple[str, ...]
     """Lowest and highest over its repeats, for each figure; empty where they agree to the last digit shown."""
 
@@ -103,11 +101,8 @@ class Part:
     heading: str
     """That they may, or what keeps them apart from the first part's."""
     same: str
-    """What is equal in all of them."""
     lines: tuple[Line, ...]
-    """The lines."""
     notes: tuple[str, ...]
-    """What to know when comparing them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,11 +110,9 @@ class Sheet:
     """The whole table."""
 
     figures: tuple[Figures, ...]
-    """The columns that hold something, with their units."""
     parts: tuple[Part, ...]
     """The groups, the main one first."""
     unmeasured: tuple[str, ...]
-    """Names of the columns in which no row has anything."""
 
     @property
     def lines(self) -> tuple[Line, ...]:

@@ -1,8 +1,4 @@
-"""The table of a benchmark as HTML, and as tables that are not too wide for text; both are drawn from one `Sheet`.
-
-The HTML needs no script: a page that is too narrow scrolls the table inside its own box, and the columns that say which
-row it is stay.
-"""
+"""The table of a benchmark as HTML without a script, and as tables narrow enough for text, all from one `Sheet`."""
 
 from __future__ import annotations
 
@@ -81,7 +77,6 @@ def sheet_blocks(sheet: Sheet) -> list[Block]:
 
 
 def _grids(sheet: Sheet, part: Part) -> list[Grid]:
-    """Return a part as tables that are not too wide, each with the columns that say which row it is."""
     titles = [_title(figures) for figures in sheet.figures]
     widths = [
         2 + max(len(title), *(len(text) for line in part.lines for text in (line.figures[n], line.spreads[n])))

@@ -49,14 +49,12 @@ class ClusterPanel:
     """The widgets of one cluster; a thread keeps them up to date until the cluster has ended."""
 
     def __init__(self, cluster: Cluster, ended: Callable[[], None] = lambda: None):
-        """Look at the cluster and build the widgets; `start` keeps them up to date."""
         import ipywidgets as w
 
         self._cluster, self._ended = cluster, ended
         self._views: dict[Path, RunView] = {}
         self._thread: threading.Thread | None = None
         self.over = False
-        """Whether nothing more is to come."""
         self._closing = threading.Event()
         self._table, self._note = w.HTML(), w.HTML()
         self._sheet = w.HTML(styled(""), layout=w.Layout(margin="0", height="0"))
@@ -64,9 +62,7 @@ class ClusterPanel:
             "Stop the cluster", "Really stop? A run in progress ends", self._close, icon="power-off",
             layout=w.Layout(width="auto"), tooltip="Ends the run in progress, then the pods; files stay",
         )  # fmt: skip
-        """The button."""
         self.widget = w.VBox([self._sheet, self._table, w.HBox([self.stop.widget, self._note])])
-        """The whole panel."""
         self.draw()
 
     def start(self) -> ClusterPanel:

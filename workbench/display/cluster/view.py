@@ -32,9 +32,7 @@ class ClusterView:
     message: str
     """One line on that; of a start, what it waits for."""
     path: str
-    """Its directory."""
     count: int
-    """Pods that were asked for."""
     pods: Sequence[Pod] = ()
     """The pods as last seen; none before they have come."""
     memory: Mapping[str, float] = field(default_factory=dict)

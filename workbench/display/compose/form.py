@@ -1,7 +1,4 @@
-"""`compose()`: a form for people who would rather choose than type. A thin shell around `composition` and `preview`.
-
-Where there are no widgets it shows the same facts as text and HTML, and the Python cell to go on from.
-"""
+"""`compose()`: a form for people who would rather choose than type; without widgets the same as text and HTML."""
 
 from __future__ import annotations
 
@@ -46,11 +43,8 @@ class Form:
     """What is chosen, and what was started from it."""
 
     def __init__(self, composition: Composition):
-        """Begin with some choices; nothing starts."""
         self.composition = composition
-        """What is chosen now."""
         self.preview = preview_of(composition)
-        """What it comes to."""
         self.cluster: Cluster | None = None
         self.run: Run | None = None
         self._started_with: object = None
@@ -83,13 +77,11 @@ class Form:
         return self._view.root
 
     def __repr__(self) -> str:
-        """Return the choices in a line."""
         c = self.composition
         ready = f"refused: {', '.join(filter(None, self.preview.problems))}" if self.preview.problems else "ready"
         return f"Form({c['model']} on {c['dataset']}, {c['technique']}, {c['count']} {c['backend']} pods: {ready})"
 
     def __str__(self) -> str:
-        """Return the choices and what they come to."""
         return to_text(self._doc())
 
     def _repr_html_(self) -> str:
@@ -115,8 +107,6 @@ class Form:
 
 
 class _FormView:
-    """The widgets of one display of a form."""
-
     def __init__(self, form: Form):
         import ipywidgets as w
 
@@ -230,7 +220,6 @@ class _FormView:
         act_in_thread(work, lambda words: self._show_status(words, "bad"), f"workbench-compose-{name}")
 
     def _fold(self, folded: bool) -> None:
-        """Make way for the run's panel, or bring the fields back."""
         self._fields.layout.display = "none" if folded else ""
         self._button.layout.display = "none" if folded else ""
         self._again.layout.display = "" if folded else "none"
@@ -264,5 +253,4 @@ def _input(field: FormField, value: object) -> Any:
 
 
 def _drawn(*blocks: Code | Note) -> str:
-    """Draw what is not empty."""
     return str(blocks_html([block for block in blocks if block.text]))

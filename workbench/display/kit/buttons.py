@@ -38,7 +38,6 @@ class AskOnce:
         import ipywidgets as w
 
         self.widget = w.Button(description=text, **options)
-        """The button."""
         self._text, self._sure, self._act = text, sure, act
         self._style = str(options.get("button_style", ""))
         self._asked_at: float | None = None

@@ -1,7 +1,4 @@
-"""What a view states, as a list of blocks; text, Markdown and HTML are drawn from the same list.
-
-A record's view is a function that returns a `Doc`. Nothing in a block is escaped: each of the drawings does that.
-"""
+"""What a view states, as a list of blocks; text, Markdown and HTML are drawn from it, and each drawing escapes."""
 
 from __future__ import annotations
 

@@ -56,17 +56,11 @@ class LineLabel:
     """The name of a line, and how to know the line by it."""
 
     x: float
-    """Where the line ends."""
     y: float
-    """Where the line ends."""
     text: str
-    """Its name."""
     colour: str
-    """Its colour."""
     marker: str = ""
-    """Its marker; empty for none."""
     dashes: str = "-"
-    """Its line style."""
 
 
 def write_labels(axes: Any, labels: Sequence[LineLabel], top: float, bottom: float = 0.0) -> None:

@@ -1,8 +1,4 @@
-"""One line of progress that works in a terminal, in a notebook and in a file.
-
-A terminal and a notebook see the line rewritten in place, at most four times a second; a file gets a line per tenth
-of the way. The last state is always drawn and ended, and a run that failed says so and stays.
-"""
+"""One line of progress: rewritten in place in a terminal or a notebook, a line per tenth of the way in a file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Display live records: widgets where there are any, else HTML, else text.
-
-A saved notebook cannot show widgets again, so what was displayed as one is replaced by plain HTML once there is
-nothing live about it any more.
-"""
+"""Display live records: widgets, replaced by HTML in the end as a saved notebook cannot show them again; else text."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ __all__ = ["WIDGET", "Live", "LivePanel", "has_widgets", "heard_at_once"]
 
 logger = logging.getLogger(__name__)
 WIDGET = "application/vnd.jupyter.widget-view+json"
-"""The media type of a widget in a display bundle."""
 
 
 class InFolder(Protocol):
@@ -36,7 +31,6 @@ class LivePanel(Protocol):
     """Widgets that keep themselves up to date in a thread of their own."""
 
     widget: Any
-    """What to display."""
 
     @property
     def over(self) -> bool:

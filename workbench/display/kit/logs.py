@@ -1,7 +1,4 @@
-r"""Logs of many ranks for the eye: what several print alike is shown once, with who printed it. Pure.
-
-Lines count as alike when they differ only in times, rank numbers, process ids and addresses. The files keep all.
-"""
+"""Logs of many ranks for the eye: lines that differ only in times, ranks, pids and addresses are shown once. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ class FoldedLine:
     text: str
     """The line, as the first of them printed it."""
     ranks: tuple[int, ...]
-    """The ranks, in order."""
 
 
 def clean(text: str) -> str:

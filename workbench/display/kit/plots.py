@@ -1,7 +1,4 @@
-"""Curves of a run as SVG, drawn by matplotlib; they stand inside the page, whose theme colours their text and axes.
-
-Figures are made through matplotlib's object interface: nothing of the user's own pyplot is touched.
-"""
+"""Curves of a run as SVG in the page's own colours, by matplotlib's objects: the user's pyplot is left alone."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ CURVE_TITLES: Mapping[str, str] = {
     "grad_norm": "gradient norm",
     "samples_per_s": "samples per second",
 }
-"""What can be drawn over the steps, and what it is called."""
 
 COLOURS = ("#3b8ede", "#e8862e", "#2fa37c", "#c76bb0", "#b59a17", "#d5553f", "#6f7fd8", "#5aa9b8")
 """Readable on white and on near-black alike, and apart for the colour-blind (after Okabe and Ito)."""

@@ -1,7 +1,4 @@
-"""The frame of the panels: `templates/sheet.css` confines every rule to `.wb`.
-
-Colours are JupyterLab's own variables, so that every theme fits; elsewhere VS Code's or plain ones take their place.
-"""
+"""The frame of the panels: `templates/sheet.css` confines every rule to `.wb`; colours are JupyterLab's if there."""
 
 from __future__ import annotations
 

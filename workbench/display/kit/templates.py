@@ -1,7 +1,4 @@
-"""HTML is made by the templates in display/templates, which escape whatever they are given but `Markup`.
-
-A text loses on its way what a terminal would obey, as it would be of no use on a page either.
-"""
+"""HTML by templates, which escape whatever they are given but `Markup`, and drop what a terminal would obey."""
 
 from __future__ import annotations
 

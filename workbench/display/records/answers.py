@@ -102,7 +102,6 @@ def _verdicts(answer: Answer) -> list[str]:
 
 
 def _best(answer: Answer) -> str:
-    """Return how right an answer is, the strictest word that holds."""
     if answer.exact_match is None:
         return UNKNOWN
     named = (("text", answer.exact_match), ("logic", answer.logical_match), ("result", answer.execution_match))

@@ -1,7 +1,4 @@
-"""TensorBoard below a cell: a line that says where it is, and its page in a frame once a button is pressed.
-
-The frame is a widget's, gone with the kernel: nothing that a notebook saves loads a port by itself.
-"""
+"""TensorBoard below a cell: a line, and a frame once a button is pressed, so that no saved notebook loads a port."""
 
 from __future__ import annotations
 

@@ -26,11 +26,8 @@ class _Todo:
     where: str
     """The pods and the check."""
     what: str
-    """What is wrong."""
     fix: str
-    """What to do."""
     verdict: Verdict
-    """How bad it is."""
 
     def __str__(self) -> str:
         return plain(f"{_SIGN[self.verdict]} {self.where}: {self.what}. Fix: {self.fix}")
@@ -60,7 +57,6 @@ def _hosts(diagnosis: Diagnosis) -> Grid:
 
 
 def _checks(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
-    """Return each check that was made and what it found on every host."""
     by_host = [{finding.check: finding for finding in host.findings} for host in diagnosis.hosts]
     rows = [(check, [findings.get(check) for findings in by_host]) for check in (*CHECKS, MEMORY_OF_JOB)]
     return [(check, findings) for check, findings in rows if any(findings)]
@@ -90,7 +86,6 @@ def _cut(finding: Finding) -> str:
 
 
 def _todo(diagnosis: Diagnosis) -> list[_Todo]:
-    """Return what is wrong, each once; hosts with the same trouble share it."""
     pods: dict[Finding, list[str]] = {}
     for host, finding in diagnosis.problems:
         pods.setdefault(finding, []).append(host.pod)

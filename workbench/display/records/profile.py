@@ -49,7 +49,6 @@ def _tree(root: ModuleProfile) -> str:
 
 
 def _depth_of(root: ModuleProfile) -> int:
-    """Return the levels of a tree that are not too many modules."""
     whole = _count(root)
     shown = [sum(1 for _ in root.walk(depth)) for depth in range(_DEEPEST)]
     return max(_OPEN, *(depth for depth, modules in enumerate(shown) if modules <= min(whole, _MODULES)))

@@ -1,7 +1,4 @@
-"""The buttons below a run's panel: stop after a checkpoint, kill, show stacks, open TensorBoard.
-
-Each calls one method of the `Run` in a thread of its own, so that the notebook goes on, and shows what came of it.
-"""
+"""The buttons below a run's panel; each calls a method of the `Run` in a thread, so that the notebook goes on."""
 
 from __future__ import annotations
 
@@ -48,14 +45,12 @@ class Buttons:
         self._note = w.HTML(layout=w.Layout(margin="0 0 0 8px"))
         self._ended = False
         self.extra = w.HTML(layout=w.Layout(width="auto"))
-        """What a button has brought up: stacks, TensorBoard."""
         self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", run.stop))
         self._stacks.on_click(lambda _: self._do("", self._show_stacks))
         self._board.on_click(lambda _: self._do("", self._show_board))
         row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
         live = [self._stop, self._kill.widget, self._stacks, self._board, self._note]
         self.widget = w.Box(live, layout=row)
-        """The row."""
 
     @property
     def showing(self) -> bool:

@@ -1,7 +1,4 @@
-"""What a run's panel states: one record, worked out from the run's view, that text and HTML are both drawn from.
-
-Pure but for reading the view; nothing is drawn here.
-"""
+"""What a run's panel states, worked out from the run's view; text and HTML are both drawn from it."""
 
 from __future__ import annotations
 
@@ -30,25 +27,18 @@ class RunFacts:
     """All that a panel states, ready to read; foreign text is on one line but not escaped."""
 
     run_id: str
-    """The id of the run."""
     state: RunState
-    """Where it is in its life."""
     message: str
-    """One line on that."""
     hint: str
     """A passing remark: silence of a pod, no step for a while; empty where all is well."""
     head: Sequence[tuple[str, str]]
     """What it is: name and value of model, technique, hosts, global batch, time."""
     progress: Progress
-    """How far it is."""
     bar: str
-    """The words in the bar."""
     figures: Sequence[tuple[str, str]]
-    """Name and value of each figure."""
     memory: Sequence[tuple[str, str]]
     """Pod and what its memory is and was at most."""
     card: FaultCard | None
-    """Why it failed."""
     receipt: Sequence[str]
     """What is left after the end, a line each; empty before."""
 

@@ -24,9 +24,7 @@ class FaultCard(Shown):
     """What the card of a failure states."""
 
     fault: RunFault
-    """The first cause."""
     advice: Advice
-    """What it means."""
 
     @property
     def where(self) -> str:

@@ -1,8 +1,4 @@
-"""The live panel of a run: widgets that a thread of its own keeps up to date, and the buttons beside them.
-
-What it states is worked out by `facts.py`; the buttons call methods of the `Run`. The thread
-takes at most one twenty-fifth of a core, however much a run prints, and ends when there is nothing more to come.
-"""
+"""The live panel of a run; its own thread keeps it up to date on at most one twenty-fifth of a core."""
 
 from __future__ import annotations
 
@@ -72,7 +68,6 @@ class RunPanel:
         import ipywidgets as w
 
         self.view = RunView(run.path)
-        """What the panel shows, as of its last drawing."""
         self._ended = ended
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -88,9 +83,7 @@ class RunPanel:
         )
         self._tabs = self._log_tabs(w)
         self.buttons = Buttons(run)
-        """The buttons and what they bring up."""
         self.widget = self._arranged(w)
-        """The whole panel."""
         self._curve.observe(lambda _: self._at_once("curve"), "value")
         self._tabs.observe(lambda _: self._at_once("logs"), "value")
         self.draw(at_once=True)
@@ -165,7 +158,6 @@ class RunPanel:
             self._parts[name].value = content
 
     def _slow(self, name: str, draw: Callable[[], str], state: object, at_once: bool) -> None:
-        """Draw a plot where what it shows has changed and its ration allows."""
         ration = self._rations[name]
         if state == self._drawn.get(name) or not (at_once or ration.allows()):
             return
@@ -215,7 +207,6 @@ class RunPanel:
         return w.ToggleButtons(options=options, value=_ALL, style={"button_width": "84px"})
 
     def _fit_tabs(self) -> None:
-        """Offer as many ranks as there are, once that is known."""
         options = _tabs_of(self.view.world_size)
         if self.view.world_size and len(options) != len(self._tabs.options):
             chosen = self._tabs.value
@@ -254,14 +245,12 @@ class _Ration:
         self._spent_at = float("-inf")
 
     def allows(self) -> bool:
-        """Whether a drawing may be made now."""
         now = time.monotonic()
         self._left_s = min(_PLOT_AHEAD_S, self._left_s + (now - self._counted_at) * _PLOT_SHARE)
         self._counted_at = now
         return self._left_s > 0 and now >= self._spent_at + self._every_s
 
     def spend(self, took_s: float) -> None:
-        """Count a drawing that has been made."""
         self._left_s -= min(_PLOT_MOST_S, took_s)
         self._spent_at = time.monotonic()
 
