@@ -1,7 +1,4 @@
-"""A command that runs on a pod: talk to it line by line, or feed it and wait for its end.
-
-Both streams are always drained, since one that is full blocks the other (faults.md, 10). Opens no connection.
-"""
+"""A command that runs on a pod, both streams always drained, since one that is full blocks the other."""
 
 from __future__ import annotations
 
@@ -27,9 +24,8 @@ class Completed:
     exit_code: int
     """What it returned; -1 if it was killed by a signal."""
     stdout: str
-    """All it wrote; bytes that are not UTF-8 as backslash escapes."""
+    """Bytes that are not UTF-8 as backslash escapes."""
     stderr: str
-    """All it wrote to the other stream, likewise."""
 
 
 class RemoteStream:

@@ -1,8 +1,6 @@
 """Run a command on a pod through the OpenSSH client, as pdsh and mpirun do, and keep ssh's own words.
 
-For the doctor, which is to meet the same refusals as the launchers, and to work where the agent and the keeper's own
-connections (`connection.py`) do not. Nothing stays behind: what was started reads its stdin to the end, and that ends
-with the connection.
+For the doctor, which is to meet the launchers' refusals, and to work where the keeper's own connections do not.
 """
 
 from __future__ import annotations
@@ -31,13 +29,11 @@ class CommandResult:
     exit_code: int | None
     """Its exit code; None where it did not end in time."""
     out: str
-    """Its standard output."""
     words: str
     """What ssh, or the command, wrote to standard error."""
     began_s: float
-    """When it was asked for, seconds since the epoch on this machine."""
+    """Seconds since the epoch on this machine."""
     ended_s: float
-    """When its end was seen."""
 
 
 def start_ssh(

@@ -1,11 +1,6 @@
-"""One SSH connection to one pod, over paramiko: commands, byte streams and small files.
+"""One SSH connection to one pod, over paramiko: the keeper's way, many commands on one login that stays open.
 
-The keeper's way to every pod: one login carries many commands at a time, and it stays open. The doctor runs single
-commands through OpenSSH (`command.py`), and large files have an `ssh` of their own (`bulk/transfer.py`).
-
-The host key must be the pinned one before anything is sent; the cluster's key, or the one that the pod names, is the
-only one that is offered (`transport.py`). Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a
-deadline. Imports paramiko, so import this module where it is used.
+Keep-alives show a dead peer to no one (faults.md, 9): whoever waits sets a deadline.
 """
 
 from __future__ import annotations
@@ -151,7 +146,6 @@ class SSHConnection(Files):
         )
 
     def _live_transport(self) -> paramiko.Transport:
-        """Return the transport; RemoteError once it is gone."""
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(f"the connection to {self.pod.name} ({self._where}) is closed", host=self.pod.address)
         return self._transport

@@ -1,8 +1,4 @@
-"""The ephemeral key of one cluster and the host keys of its pods, in one private folder.
-
-The folder also carries an OpenSSH configuration, so that the `ssh` client, pdsh and mpirun all use this key (or the
-one that a pod names), these host keys and nothing else. `~/.ssh` is never read or written.
-"""
+"""The ephemeral key of one cluster and the host keys of its pods, in one private folder; `~/.ssh` is not touched."""
 
 from __future__ import annotations
 
@@ -57,7 +53,7 @@ class Identity:
     """The folder that holds who we are and whom we trust."""
 
     folder: Path
-    """Absolute path of the folder, mode 0700."""
+    """Absolute, mode 0700."""
 
     @classmethod
     def create(cls, folder: Path) -> Identity:

@@ -1,7 +1,4 @@
-"""How the OpenSSH client, pdsh and mpirun are told to use a cluster's identity and nothing of the user's.
-
-Builds argument lists and environments, and writes one wrapper script; starts nothing.
-"""
+"""How the OpenSSH client, pdsh and mpirun are told to use a cluster's identity and nothing of the user's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Small files to and from one pod, each whole or not at all: written beside its place, checked, then renamed.
 
-The half of `SSHConnection` that moves files; it opens no connection itself. What is read comes over SFTP; what is sent
-is taken by a program there (`bulk/far_end.py`), since SFTP says nothing of a disk that is full until it is too late.
-Large files are `bulk/transfer.py`'s.
+A program there takes what is sent, since SFTP says nothing of a disk that is full until it is too late.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""How a paramiko transport to a host is made: connect, hear the host's key, compare it, log in; through a jump or not.
-
-One function for each step, so that whoever needs only the first ones (to learn a host's key) can stop there. Nothing
-is sent to a host before its key was compared. No agent, no password, no `~/.ssh`. Imports paramiko, so import this
-module where it is used.
-"""
+"""A paramiko transport to a host, one function a step; nothing is sent to a host before its key was compared."""
 
 from __future__ import annotations
 
@@ -43,15 +38,12 @@ class Destination:
     """A host to log in to."""
 
     name: str
-    """What the errors call it: the pod's name."""
+    """What the errors call it."""
     address: str
     """Address that reaches it from where the connection comes from."""
     port: int
-    """Port of its SSH daemon."""
     user: str = ""
-    """User to log in as."""
     key: Path = Path()
-    """The private key to show."""
     pinned: Sequence[str] = ()
     """The host keys to accept, `type base64`."""
 

@@ -1,10 +1,8 @@
 """The pod's end of a file's way: `python -IS -c` of this file's text, over SSH; standard library only.
 
 `send PATH OFFSET` writes a line of JSON, the bytes from there on, and a line with the SHA-256 of the whole file.
-`receive PATH PART` says how much of a part is there, takes the rest, and gives the file its name only when the sender's
-SHA-256 is that of what was written. `take PATH SIZE SHA256 MODE` does so with a small file, in one go. `holds PATH
-SHA256 STAMP` says whether a file is there as it should be; one whose stamp is the one of the last look is not read.
-Nothing is kept in memory but one piece. `transfer.py` is the other end of the first two, `connection.py` of the others.
+`receive PATH PART` says how much of a part is there, takes the rest, and names the file only if the SHA-256 agrees.
+`take PATH SIZE SHA256 MODE` does so with a small file; `holds PATH SHA256 STAMP` says whether it is as it should be.
 """
 
 from __future__ import annotations

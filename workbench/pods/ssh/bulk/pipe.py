@@ -1,7 +1,4 @@
-"""A child process whose input and output are read and written in large pieces, with a limit on silence.
-
-It is `ssh` where `transfer.py` uses it. Its stderr goes to a nameless file, so that it never blocks.
-"""
+"""A child process, read and written in large pieces, with a limit on silence; a nameless file takes its stderr."""
 
 from __future__ import annotations
 

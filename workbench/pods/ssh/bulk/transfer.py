@@ -1,9 +1,6 @@
-"""Large files between this machine and a pod: at the speed of the link, on from where a break left them, verified.
+"""Large files between this machine and a pod: on from where a break left them, and verified on both sides.
 
-Each file is one `ssh` with the pod's end of it (`far_end.py`) at its other side. The bytes that have come lie in a part
-file beside the place; a line that breaks is opened again and goes on from there, and the file gets its name only when
-the SHA-256 that one side read is that of what the other wrote. Paramiko's ciphers cost two to three times the
-processor time of OpenSSH's. Small files are `sftp.py`'s.
+Over `ssh`, since Paramiko's ciphers cost two to three times the processor time of OpenSSH's.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ __all__ = ["LARGE", "SshRoute", "far_end_answer", "far_end_argv", "fetch_file", 
 
 logger = logging.getLogger(__name__)
 LARGE = 8 << 20
-"""Bytes from which on a file is worth a connection of its own; opening one takes some tenths of a second."""
+"""From so many bytes on a file is worth a connection of its own; opening one takes some tenths of a second."""
 _PIECE = 1 << 20
 _PAUSE_S = 0.5
 _AGAIN = 2  # times that a file is carried anew because it arrived as another
@@ -50,11 +47,8 @@ class SshRoute:
     """How a pod is reached for one command with its input and output as pipes."""
 
     name: str
-    """The pod's name, for people."""
     host: str
-    """Its address."""
     python: str
-    """The Python there."""
     command: Callable[[Sequence[str]], list[str]]
     """Returns the argument list, on this machine, that runs a command there."""
     by_hand: Callable[[str], str] = field(default=lambda _path: "")
@@ -178,8 +172,6 @@ def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progre
 
 @dataclass(slots=True)
 class _Tries:
-    """How often, how far, and when it is enough."""
-
     route: SshRoute
     what: str
     where: str
