@@ -1,8 +1,4 @@
-"""The calls to a Kubernetes API server, through the official client: made again where that can help.
-
-What is refused is refused in the server's own words. It knows no cluster of ours; `session.py` says what is made
-and watched.
-"""
+"""The calls to a Kubernetes API server: made again where that can help, refused in the server's own words."""
 
 from __future__ import annotations
 

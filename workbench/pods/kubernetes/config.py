@@ -1,7 +1,4 @@
-"""Where the Kubernetes API server is and who we are there: the service account's, or a kubeconfig.
-
-Sends nothing, but for what a kubeconfig's own login helper does.
-"""
+"""Where the Kubernetes API server is and who we are there; sends nothing but what a kubeconfig's login helper does."""
 
 from __future__ import annotations
 
@@ -26,9 +23,7 @@ class Access:
     configuration: Any = field(repr=False)
     """The client's `Configuration`; holds credentials, never print it."""
     namespace: str
-    """Where our objects go."""
     in_cluster: bool
-    """Whether this process runs in a pod of that cluster."""
 
 
 def find_access(options: KubernetesOptions) -> Access:

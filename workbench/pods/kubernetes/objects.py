@@ -1,7 +1,4 @@
-"""The Kubernetes objects of one cluster, as plain manifests: a Secret, a headless Service and the pods.
-
-Pure: the same inputs give the same manifests; `api.py` sends them.
-"""
+"""The Kubernetes objects of one cluster, as plain manifests: a Secret, a headless Service and the pods. Pure."""
 
 from __future__ import annotations
 
@@ -72,9 +69,7 @@ class Owner:
     """A pod whose end takes our objects with it: Kubernetes' own garbage collection."""
 
     name: str
-    """Its name."""
     uid: str
-    """Its unique id."""
 
     def references(self) -> list[Manifest]:
         """Return the owner references of what it owns."""
@@ -97,15 +92,12 @@ class ClusterObjects:
     """All that the manifests of one cluster are made from."""
 
     base: str
-    """The name that all objects share; see `base_name`."""
+    """See `base_name`."""
     namespace: str
-    """Where they live."""
     options: KubernetesOptions
-    """What the user asks of the place."""
     spec: PodSpec
-    """What the user asks of each pod. Its `env` is not in any manifest: ranks get it over SSH."""
+    """Its `env` is not in any manifest: ranks get it over SSH."""
     count: int
-    """Number of pods."""
     lease_s: float
     """Seconds that a pod outlives a keeper that fell silent."""
     wait_s: float

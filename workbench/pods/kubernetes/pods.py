@@ -1,8 +1,4 @@
-"""`KubernetesPods`: pods of a Kubernetes cluster, each with an SSH daemon, made for one cluster of ours and removed.
-
-A Secret, a headless Service and the pods are all that is made. From inside the cluster the pods are reached at their
-addresses, from outside through the API server's port-forward. `import` of the official client waits for the launch.
-"""
+"""`KubernetesPods`: pods of a Kubernetes cluster; all that is made are a Secret, a headless Service and the pods."""
 
 from __future__ import annotations
 
@@ -92,21 +88,13 @@ class KubernetesPods(KubernetesOptions):
         return self._session.look() if self._session is not None and self._launched else []
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Return the last lines of a pod's log; also after `stop`.
-
-        Raises:
-            ConfigError: No pod of this name was launched.
-        """
+        """Return the last lines of a pod's log; also after `stop`."""
         if self._session is None:
             raise ConfigError(f"no Kubernetes pod {name!r} was launched")
         return self._session.log(name, tail)
 
     def stop(self) -> None:
-        """Delete the pods and wait until they are gone; the Service and the Secret go with the first. Idempotent.
-
-        Raises:
-            BackendError: Something could not be deleted; it ends by itself at the pods' deadline.
-        """
+        """Delete the pods and await their end; what cannot be deleted ends at the pods' deadline. Idempotent."""
         with self._turn:
             session, launched = self._session, self._launched
             self._stopped, self._launched = True, False
@@ -116,11 +104,7 @@ class KubernetesPods(KubernetesOptions):
             self._record.unlink(missing_ok=True)
 
     def remove_left(self, directory: Path) -> None:
-        """Delete what a keeper that was killed has left of the cluster of this directory. Idempotent.
-
-        Raises:
-            BackendError: Something could not be deleted.
-        """
+        """Delete what a keeper that was killed has left of the cluster of this directory. Idempotent."""
         base = read_json(directory / _RECORD).get("base")
         if not base:
             return  # it made nothing, or has removed it
@@ -132,7 +116,6 @@ class KubernetesPods(KubernetesOptions):
         (directory / _RECORD).unlink()
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:
-        """Read the configuration and make the manifests' maker; nothing is made at the platform."""
         from workbench.pods.kubernetes.api import KubeApi
         from workbench.pods.kubernetes.objects import ClusterObjects, base_name
         from workbench.pods.kubernetes.session import Session

@@ -1,7 +1,4 @@
-"""The parts of a pod's manifest that follow from the options alone, alike for our own pods and for those of a job.
-
-Pure: options in, plain JSON out.
-"""
+"""The parts of a pod's manifest that follow from the options alone, for our own pods and those of a job. Pure."""
 
 from __future__ import annotations
 

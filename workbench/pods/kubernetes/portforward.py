@@ -1,8 +1,7 @@
 """A port of a pod, on a loopback port of this machine: each connection travels through the API server's WebSocket.
 
-Speaks `v4.channel.k8s.io`: the first byte of a message is its channel, 0 for data and 1 for the kubelet's complaints,
-and the first message of each channel is the port's number. What travels is SSH, so this sees only ciphertext. The
-client's own `PortForward` is not used: it holds what a slow reader has not taken in memory, without a limit.
+Speaks `v4.channel.k8s.io`: a message's first byte is its channel (0 data, 1 complaints), a channel's first message the
+port. Not the client's own `PortForward`, which holds what a slow reader has not taken in memory, without a limit.
 """
 
 from __future__ import annotations
@@ -83,7 +82,6 @@ class PortForward:
 
 
 def _carry(connection: socket.socket, channel: Any) -> None:
-    """Copy both ways until one side ends."""
     opened: set[int] = set()
     while True:
         pending = getattr(channel.sock, "pending", lambda: 0)()

@@ -1,7 +1,4 @@
-"""The pods of one cluster in Kubernetes: made, awaited, looked at, removed.
-
-Everything that is made is remembered before it is asked for, so that `close` finds it whatever happened meanwhile.
-"""
+"""The pods of one cluster in Kubernetes; all is remembered before it is asked for, so that `close` finds it."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ class _Look:
     """One pod as it was last seen."""
 
     seen: Mapping[str, Any] | None
-    """As it is; None before it is there, and after."""
     gone: str
     """What is to be said of it once it was deleted by others."""
 
@@ -188,12 +184,10 @@ class Session:
                 self._changed.wait_for(lambda: self._changes() != seen, max(0.0, deadline - time.monotonic()))  # noqa: B023
 
     def _changes(self) -> tuple[object, ...]:
-        """Return what differs whenever there is something new to look at."""
         assert self._watched is not None and self._events is not None
         return self._closed.is_set(), self._watched.changes, self._events.changes
 
     def _looks(self) -> Iterator[_Look]:
-        """Return each pod as it was last seen, in rank order."""
         assert self._watched is not None
         by_name = {item["metadata"]["name"]: item for item in self._watched.objects.values()}
         gone = {item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()}
@@ -205,14 +199,12 @@ class Session:
             yield _Look(by_name.get(name), words)
 
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
-        """Return the first pod that will not come any more, and why."""
         for index, look in enumerate(looks):
             if look.gone or (look.seen and is_hopeless(look.seen)):
                 return index, look.gone or why(look.seen or {}, self._warnings()) or "it ended"
         return None
 
     def _waits(self, looks: Sequence[_Look]) -> dict[int, str]:
-        """Return, of each pod that has not come, what it waits for."""
         reasons = {i: why(look.seen, self._warnings()) if look.seen else "" for i, look in enumerate(looks)}
         return {i: f"pod-{i}" + (f" ({text})" if text else "") for i, text in reasons.items() if i not in self._pods}
 

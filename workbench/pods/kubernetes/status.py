@@ -1,7 +1,4 @@
-"""What Kubernetes says of a pod, read: its phase, whether it is up, and why it is not, in the platform's words.
-
-Pure: takes the JSON of pods and events, asks nobody.
-"""
+"""What Kubernetes says of a pod, read: its phase, whether it is up, and why it is not. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +100,6 @@ def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> li
 
 
 def _ended(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return why a container ended, unless it is that it was done."""
     ended = container.get("state", {}).get("terminated")
     if not ended or (ended.get("reason") == "Completed" and not ended.get("message")):
         return {}

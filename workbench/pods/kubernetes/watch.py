@@ -1,7 +1,6 @@
 """Some Kubernetes objects, kept up to date: one list, then a watch, in a thread.
 
-Nothing is polled. A watch that the server ends goes on from where it was; one whose place is too old (410), and one
-that broke, begins again with a list, so that no deletion is missed.
+A watch whose place is too old (410), or that broke, begins again with a list, so that no deletion is missed.
 """
 
 from __future__ import annotations
