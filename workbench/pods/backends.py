@@ -23,7 +23,6 @@ KINDS = tuple(place.kind for place in _PLACES)
 """The words that `{"kind": …}` takes."""
 
 CLASSES = {place.kind: place.__name__ for place in _PLACES}
-"""The name of each kind's class, which `workbench` exports."""
 
 
 def backend_from_dict(data: Mapping[str, object]) -> PodBackend:

@@ -1,9 +1,7 @@
 """The hostfile: which addresses take part, and how many ranks each carries.
 
-Parses and writes the two forms that DeepSpeed's and OpenMPI's launchers read, and holds the one rule for what may
-stand as an address. Launchers interpret some host names (`-oProxyCommand=…` runs a command, `exec:x` runs locally,
-`^file` and `n[1-3]` expand), so addresses are parsed here and never passed on unread. Nothing here resolves a name
-or opens a connection.
+Launchers interpret some names (`-oProxyCommand=…` runs a command, `exec:x` runs locally, `^file` and `n[1-3]` expand),
+so `check_address` holds the one rule for what may stand as an address, and none is passed on unread.
 """
 
 from __future__ import annotations
@@ -83,7 +81,6 @@ class HostEntry:
 
     address: str
     slots: int = 1
-    """Ranks that it carries. Default 1."""
 
     def __post_init__(self) -> None:
         check_address(self.address)

@@ -1,8 +1,4 @@
-"""The nouns of a place to run: `Pod`, and `PodBackend`, the protocol of four verbs.
-
-Nothing here starts anything; `local/pods.py` and its siblings do. `PodSpec` has a file of its own: the guardian of a
-pod needs `Pod` alone, and starts in half the time without pydantic.
-"""
+"""`Pod`, and `PodBackend`, the protocol of a place to run; no pydantic, so that a guardian starts in half the time."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ class Pod:
     name: str
     """Its name within the cluster: `pod-0`, `pod-1`, …"""
     phase: Phase = Phase.PENDING
-    """Where it is in its life."""
     address: str = ""
     """IP address or host name by which the pods call each other; empty until known."""
     ssh_port: int = 22
@@ -63,7 +58,6 @@ class Pod:
     ssh_address: str = ""
     """Address that reaches its SSH daemon from this machine, such as that of a port-forward; empty: `address`."""
     user: str = ""
-    """User to log in as."""
     key: str = ""
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
     jump: Jump | None = None
@@ -126,11 +120,7 @@ class PodBackend(Protocol):
         ...
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
-        """Take over the pods that a keeper launched which is no more; return them in rank order.
-
-        Raises:
-            WorkbenchError: They cannot be found again, and why.
-        """
+        """Take over, in rank order, the pods of a keeper that is no more; WorkbenchError where they cannot be found."""
         ...
 
     def refresh(self) -> Sequence[Pod]:
@@ -138,13 +128,13 @@ class PodBackend(Protocol):
         ...
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Return the last lines of the pod's own log (its SSH daemon, its start)."""
+        """Return the last lines of the pod's own log, also after `stop`; ConfigError for a name never launched."""
         ...
 
     def stop(self) -> None:
-        """Stop all pods and remove all that `launch` made. Idempotent; also after a `launch` that failed half way."""
+        """Remove all that `launch` made, also where it failed half way; BackendError if refused. Idempotent."""
         ...
 
     def remove_left(self, directory: Path) -> None:
-        """Remove what a keeper that was killed left of the cluster in this directory. Idempotent."""
+        """Remove what a keeper that was killed left of this cluster; BackendError if refused. Idempotent."""
         ...

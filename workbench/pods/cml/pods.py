@@ -1,9 +1,4 @@
-"""`CMLPods`: pods that are workers of a Cloudera ML session, through `cml.workers_v1`.
-
-That module exists only inside a session of Cloudera ML. A session and its workers share the project's folder, so what
-a worker is to be travels in a file there that only its owner may read; each worker reports to the session and runs an
-SSH daemon of its own, with the cluster's key. Workers are stopped by their ids, never all of the project.
-"""
+"""`CMLPods`: workers of a Cloudera ML session, each told what to be by a private file in the folder that all share."""
 
 from __future__ import annotations
 
@@ -143,21 +138,13 @@ class CMLPods(Place):
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Return the last lines of a worker's pod and its SSH daemon; also after `stop`.
-
-        Raises:
-            ConfigError: No pod of this name was launched.
-        """
+        """Return the last lines of a worker's pod and its SSH daemon; also after `stop`."""
         if name not in self._logs:
             raise ConfigError(f"no worker {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
         return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
-        """Stop the workers that `launch` started, by their ids, and no others. Idempotent; the logs stay.
-
-        Raises:
-            BackendError: The platform refused; carries its words. What is left ends by its lease.
-        """
+        """Stop the workers that `launch` started and no others; one that the platform keeps ends by its lease."""
         with self._starting:
             self._stopped = True
         ids, self._ids, self._pods = list(self._ids.values()), {}, []
@@ -168,11 +155,7 @@ class CMLPods(Place):
             self._api.call("stop_workers", *ids)
 
     def remove_left(self, directory: Path) -> None:
-        """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory.
-
-        Raises:
-            BackendError: The platform refused.
-        """
+        """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory."""
         if self._recall(directory):
             self.stop()
 
@@ -187,7 +170,6 @@ class CMLPods(Place):
     def _configure(
         self, name: str, own: str, spec: PodSpec, context: LaunchContext, rendezvous: Rendezvous
     ) -> WorkerConfig:
-        """Make the configuration of one worker; its address and port it fills in itself."""
         log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
         gpus = spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu
         return WorkerConfig(
@@ -230,7 +212,6 @@ class CMLPods(Place):
             write_text(self._files[-1], json.dumps(worker["id"]))
 
     def _await(self, timeout_s: float) -> None:
-        """Have the platform say which workers failed to start, while others report."""
         ids = list(self._ids.values())
         names = {str(worker): name for name, worker in self._ids.items()}
         try:
@@ -243,7 +224,6 @@ class CMLPods(Place):
             self._failed.append(f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}")
 
     def _watch(self) -> None:
-        """Give up at once when a worker failed or `stop` was called meanwhile."""
         if self._stopped:
             raise PodError("the workers were stopped before all of them had come")
         if self._failed:
@@ -278,5 +258,4 @@ class CMLPods(Place):
 
 
 def _code(argv: Sequence[str]) -> str:
-    """Write the Python that a worker runs: start our process and wait for it, in the worker's own environment."""
     return f"import subprocess\nsubprocess.run({list(argv)!r}, check=True)\n"

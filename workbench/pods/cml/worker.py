@@ -1,10 +1,4 @@
-"""What a Cloudera ML worker runs: it holds the process that is the pod (`guest/guardian.py`) while that is wanted.
-
-Started as `python -m workbench.pods.cml.worker FILE`, where FILE, in the project's folder and for its owner alone, says
-what the pod is to be. Fills in what only the worker knows: its address and a free port. It ends the pod when nobody
-has been logged in for the lease: the keeper, which always is, died. Nothing of the pod is left then, and the worker,
-whose code has ended, goes too.
-"""
+"""What a Cloudera ML worker runs: it holds the pod's guardian until that ends or nobody was logged in for the lease."""
 
 from __future__ import annotations
 
@@ -28,7 +22,7 @@ from workbench.pods.guest.process import LocalWorker, session_environment
 __all__ = ["ADDRESS", "main", "own_address"]
 
 ADDRESS = "CDSW_IP_ADDRESS"
-"""The variable in which Cloudera ML tells each session and worker its own address."""
+"""The platform tells each session and worker its own address in it."""
 
 _LOOK_S = 1.0
 _END_S = 5.0
@@ -60,7 +54,6 @@ def main(path: Path) -> int:
 
 
 def _hold(config: WorkerConfig) -> int:
-    """Run the process that is the pod until it ends or nobody wants it any more; return its exit code."""
     worker = LocalWorker.start(config).process
     assert worker.stdin is not None
     try:
@@ -74,7 +67,7 @@ def _hold(config: WorkerConfig) -> int:
 
 
 def own_address() -> str:
-    """Return the address of this session or worker, in the platform's own variable."""
+    """Return the address of this session or worker."""
     return os.environ[ADDRESS]
 
 
@@ -90,7 +83,6 @@ def _completed(config: WorkerConfig) -> WorkerConfig:
 
 
 def _guard(worker: subprocess.Popen[bytes], config: WorkerConfig) -> int:
-    """Wait until the pod ends, or nobody was logged in for the lease."""
     deadline = time.monotonic() + config.timeout_s + config.lease_s
     while worker.poll() is None:
         if len(live_descendants(worker.pid)) > 1:  # the daemon, and a child of its for each login

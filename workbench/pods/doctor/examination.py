@@ -1,8 +1,4 @@
-"""The doctor: look at every pod from outside, all at once, and say of each check how it stands and what mends it.
-
-It goes over the OpenSSH client, past keeper and agents, and changes nothing on any pod. How what it finds is judged is
-in `verdicts.py`, the all-reduce between the pods in `exchange.py`.
-"""
+"""The doctor: looks at every pod at once over OpenSSH, past keeper and agents, and changes nothing there."""
 
 from __future__ import annotations
 
@@ -57,13 +53,12 @@ class HostReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis(Shown):
-    """What the doctor found: every host, every check, each one that is wrong with what mends it."""
+    """What the doctor found on every host, and between them."""
 
     hosts: tuple[HostReport, ...]
     exchange: Exchange | None = None
     """The all-reduce between them; None where none was measured."""
     note: str = ""
-    """Why none was measured."""
     hosts_s: float
 
     @property

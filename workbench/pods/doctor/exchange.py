@@ -1,7 +1,4 @@
-"""How fast the pods speak to each other: an all-reduce over torch's own backend, one process a pod, over SSH.
-
-What runs on the pods is `worker/probe/allreduce.py`. Every process there ends with its stdin, so nothing stays behind.
-"""
+"""How fast the pods speak to each other: an all-reduce, one process a pod, each ending with its stdin."""
 
 from __future__ import annotations
 

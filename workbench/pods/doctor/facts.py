@@ -42,7 +42,6 @@ class PodFacts(BaseModel):
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
     memory_gib: float | None = None
-    """Memory that is free."""
     memory_limit_gib: float | None = None
     """Memory that its processes may have together."""
     disk: DiskSpace | None = None

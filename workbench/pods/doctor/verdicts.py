@@ -17,9 +17,8 @@ CHECKS = (
     "ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench",
     "GPUs", "GPU memory", "memory", "disk", "/dev/shm", "compiled ops",
 )  # fmt: skip
-"""The checks of a host, in the order in which they are shown."""
+"""In the order in which they are shown."""
 MEMORY_OF_JOB = "the job's memory"
-"""One more, where the doctor is asked about a job."""
 
 _SKEW_S = 1.0
 _DISK_GIB = 10.0
@@ -45,7 +44,6 @@ class Finding:
     """One check of one host."""
 
     check: str
-    """Which; one of `CHECKS`, or `MEMORY_OF_JOB`."""
     verdict: Verdict
     detail: str
     fix: str = ""

@@ -1,14 +1,10 @@
-"""The process that is one local pod: it runs the pod's SSH daemon, reports it, and ends all that ran there.
+"""The process that is one local pod: its SSH daemon runs under it, and nothing that is started there outlives it.
 
-Started as `python -m workbench.pods.guest.guardian`, its configuration one JSON line on stdin, its stderr the pod's
-log. It is the reaper of every process that is started on the pod, daemonised ones too, so that nothing outlives it:
+Its configuration is one JSON line on stdin, its stderr the pod's log; every process of the pod is its to reap.
 
 - SIGTERM: TERM to all of them, KILL after two seconds, then it exits.
-- Its stdin ends without a SIGTERM: the keeper is dead. It does the same once nobody has been logged in for the lease;
-  a keeper that takes over is.
+- Its stdin ends, so the keeper is dead: the same once nobody has been logged in for the lease; a new keeper is.
 - It is killed itself: the kernel kills its SSH daemon; the agents end by their own lease.
-
-It starts no training and knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -46,7 +42,6 @@ from workbench.pods.rendezvous.report import register
 __all__ = ["NOTE", "PORT_IN_USE", "WorkerConfig", "main"]
 
 PORT_IN_USE = 98
-"""Exit code when another process has the port (EADDRINUSE)."""
 
 NOTE = "guardian.json"
 """The file, in the pod's folder, by which another keeper finds this process."""
@@ -64,7 +59,6 @@ class WorkerConfig:
     port: int
     slots: int
     root: str
-    """The pod's folder; the worker makes it."""
     log: str
     public_key: str
     environment: Mapping[str, str]
@@ -193,7 +187,6 @@ def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
 
 
 def _end(config: WorkerConfig) -> None:
-    """End every process of the pod and remove its host key; the data stays."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -1,7 +1,6 @@
-"""A limit on the memory of a pod on this machine: a memory cgroup, version 1 or 2, where this user may make one.
+"""A limit on the memory of a pod on this machine: a memory cgroup, version 1 or 2, that all it starts stays in.
 
-Whatever a pod starts stays in its group. A process that would go beyond the limit makes the kernel end one of the
-group's, a rank first: the agents ask for that order.
+Where it would be passed the kernel ends one of the group, a rank first: the agents ask for that order.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """The first process of a Kubernetes pod: it runs the pod's SSH daemon, says who the pod is, and ends the pod.
 
-Its text travels to the pod in a Secret and runs under the image's Python: standard library only, and nothing of this
-package. What the guardian of other pods needs too, it imports from here. It ends, and the pod with it:
-
-- on SIGTERM, which is how Kubernetes stops a pod;
-- when its SSH daemon ends;
-- when nobody has been logged in for the lease: the keeper, which always is, died or lost the network.
-
-As process 1 it also reaps what daemonised on the pod. It starts no training and knows nothing of runs.
+Its text travels in a Secret and runs under the image's Python, so it needs the standard library alone. It ends, and
+the pod with it, on SIGTERM, with its SSH daemon, or when nobody (the keeper always is) was logged in for the lease.
 """
 
 from __future__ import annotations
@@ -185,7 +179,6 @@ def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
 
 
 def _session() -> str:
-    """Return what every login gets of the container: the image's variables, and those of the user's Secrets."""
     path = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath)
     given = {name: value for name, value in os.environ.items() if not _HIDDEN.match(name)}
     words = []

@@ -1,4 +1,4 @@
-"""The keeper's side of one local pod's worker process: starting it, its log, its end, and the environments it gets."""
+"""The keeper's side of one local pod's worker process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SESSION_VARIABLES = (
 
 
 class AdoptedProcess:
-    """A worker process that another keeper started: what is needed of `Popen`, for a process that is not our child."""
+    """What is needed of `Popen`, for a worker that another keeper started and that is not our child."""
 
     stdin = None
     returncode = None

@@ -1,8 +1,4 @@
-"""One OpenSSH daemon for one pod: its folder, host key and configuration, run as the calling user.
-
-The machine's own sshd, its keys and its configuration are not touched. Nothing here waits or supervises; `guardian.py`
-does.
-"""
+"""One OpenSSH daemon for one pod, run as the calling user; the machine's own sshd and its files are not touched."""
 
 from __future__ import annotations
 
@@ -38,7 +34,6 @@ class Daemon:
     """What the daemon of one pod is made from."""
 
     folder: Path
-    """Its own folder, absolute, made by `prepare`."""
     address: str
     port: int
     user: str

@@ -1,8 +1,4 @@
-"""What happens between this machine and existing hosts: a login to all at once, a folder on each, checks, and its end.
-
-Nothing is made on any host before all have let us in. Every trouble is said with the host's name, those of all hosts
-together. `pods.py` keeps what comes of it.
-"""
+"""What happens between this machine and existing hosts; nothing is made on any before all have let us in."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ class HostFacts:
     """What a host told of itself when its pod's folder was made."""
 
     root: str
-    """The pod's folder there."""
     python: str
     """The Python that answered."""
     versions: Mapping[str, str]
@@ -61,7 +56,6 @@ class HostFacts:
     cores: int
     """Processor cores that this login may use."""
     memory_gib: float
-    """Memory of the machine."""
     daemon: Sequence[str]
     """Address and port of its SSH daemon and the boot id of its machine: two names of one host give the same."""
 
@@ -205,7 +199,6 @@ def _at_once(jumps: Sequence[object]) -> int:
 
 
 def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
-    """Raise one error that says what all that failed say."""
     errors: list[WorkbenchError] = []
     for future, words in zip(futures, unfinished, strict=True):
         if not future.done():

@@ -1,9 +1,7 @@
-"""What is run on an existing host when its pod is made and when it goes: sent there as text, run by the host's Python.
+"""What existing hosts run when a pod is made there and when it goes: standard library, and a `folders.py` sent along.
 
-Standard library only: on the host there is no package of ours yet, and what it imports of it,
-`base/files/folders.py`, is sent along by `entry.far_end_script`. Run as `python - JSON`, where the JSON says `enter`
-or `leave`; answers with one marked line of JSON. Ends only processes that bear the pod's own mark in their
-environment and what they started, and removes only the folder that `enter` made.
+Run as `python - JSON`; ends only processes with the pod's own mark and what they started, and removes only the folder
+that `enter` made.
 """
 
 from __future__ import annotations
@@ -125,7 +123,6 @@ def _send(pid: int, number: int) -> None:
 
 
 def _versions(packages: list[str]) -> dict[str, str]:
-    """Look up what is installed beside this Python, without importing it."""
     from importlib import metadata
 
     versions = {}

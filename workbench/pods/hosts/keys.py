@@ -1,8 +1,4 @@
-"""Whether a host that answers is the one that is meant: its key against known_hosts files and vouched fingerprints.
-
-The first connection to a host, before anything is pinned: connect, have its key proved, check it, log in, close. An
-unknown key is refused with its fingerprint and the ways to trust it; nothing is ever added by itself.
-"""
+"""Whether a host that answers is the one meant: its key against known_hosts and vouched fingerprints, none added."""
 
 from __future__ import annotations
 
@@ -65,7 +61,6 @@ def vouched(host: Host, trust: Mapping[str, str]) -> str:
 
 
 def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transport | None) -> str:
-    """Check a host's key, log in, close; return the key."""
     check_key_file(Path(host.key))
     expected = vouched(host, trust)
     pinned = [] if expected else known_keys(host)
@@ -101,7 +96,6 @@ def _prove_key(host: Host, pinned: Sequence[str], expected: str, timeout_s: floa
 
 
 def _check_key(host: Host, shown: str, pinned: Sequence[str], expected: str, transport: Transport) -> None:
-    """Refuse a key that is not the known or vouched one."""
     mark = fingerprint(shown)
     if expected:
         if mark != expected:

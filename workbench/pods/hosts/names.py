@@ -1,7 +1,4 @@
-"""Existing hosts as a user names them: parsed, completed from defaults or, when asked, from an OpenSSH configuration.
-
-Opens no connection. `~/.ssh` is read only through `ssh -G`, and only for a user who asked for it.
-"""
+"""Existing hosts as a user names them; `~/.ssh` is read only through `ssh -G`, for a user who asked for it."""
 
 from __future__ import annotations
 
@@ -169,7 +166,6 @@ def _read_text(text: str) -> dict[str, object]:
 
 
 def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
-    """Have `ssh -G` work out a host's options; the values of each, in order."""
     argv = ["ssh", "-G", *(["-F", config] if config else []), "--", check_address(name)]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_CONFIG_S, stdin=subprocess.DEVNULL)

@@ -1,8 +1,7 @@
 """`SSHPods`: pods on machines that exist, reached through their own SSH daemons with the user's own key.
 
 Owns nothing there but the folders that it makes and the agents that are started in them, and stops nothing else.
-`~/.ssh` is read only when asked, and never written; a host key that nobody vouches for is refused. `names.py` reads
-how hosts are named, `keys.py` judges who answers, `far_end.py` is what runs there.
+`~/.ssh` is read only when asked, and never written; a host key that nobody vouches for is refused.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ _NOTE = "left.json"
 
 
 def _kept(given: object) -> object:
-    """Read a host as a user wrote it; one that is read already stays."""
     match given:
         case Host():
             return given
@@ -150,11 +148,7 @@ class SSHPods(Place):
         return f"SSHPods({', '.join(f'{key}={value!r}' for key, value in {**options, 'hosts': hosts}.items())})"
 
     def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
-        """Log in to the first `count` hosts, check that they are what is asked, and make a folder on each.
-
-        See `PodBackend.launch`. A host that cannot be reached or is not believed is named, with all others like it,
-        within five seconds, before anything is made anywhere.
-        """
+        """Log in to the first `count` hosts, name all that fail within five seconds, then make a folder on each."""
         if self._pods:
             raise BackendError(f"these hosts are in use already ({len(self._pods)} pods); stop them first")
         if count < 1:
@@ -200,11 +194,7 @@ class SSHPods(Place):
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Return what is known of a host, and the end of its agent's log; also after `stop`.
-
-        Raises:
-            ConfigError: No pod of this name was launched.
-        """
+        """Return what is known of a host, and the end of its agent's log; also after `stop`."""
         if name not in self._logs:
             raise ConfigError(f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
         lines = list(self._logs[name])
@@ -216,10 +206,7 @@ class SSHPods(Place):
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
-        """End what we started on the hosts and remove our folders; the hosts and their daemons go on. Idempotent.
-
-        A host that cannot be reached keeps its folder; its agent ends when its lease runs out.
-        """
+        """End what we started and remove our folders; where a host cannot be reached, the agent ends by its lease."""
         self._stopped = True
         if self._working.locked():  # a launch that waits for a host gives up when its connection goes
             for connection in list(self._connections.values()):
@@ -240,7 +227,6 @@ class SSHPods(Place):
             self.stop()
 
     def _complete(self, host: Host) -> Host:
-        """Fill in what the ssh configuration, if asked, and the defaults say."""
         asked = replace(host, jump=host.jump or self.jump)
         port = self.port if self.port != 22 else 0  # what is said here goes before what the configuration says
         asked = replace(asked, user=host.user or self.user, port=host.port or port, key=host.key or self.key)
@@ -249,7 +235,6 @@ class SSHPods(Place):
         return completed(asked, user=self.user, port=self.port, key=self.key, known_hosts=self.known_hosts)
 
     def _enter(self, spec: PodSpec, context: LaunchContext) -> None:
-        """Make a folder on each host and complete the pods with what the hosts say."""
         from workbench.pods.ssh.connection import SSHConnection
 
         if self._stopped:
@@ -292,7 +277,6 @@ class SSHPods(Place):
         return replace(pod, phase=Phase.RUNNING, message="")
 
     def _leave(self, pod: Pod) -> None:
-        """Tidy up on one host; one that does not answer is noted."""
         connection = self._connections.get(pod.name)
         if connection is None or not self._folder:
             return

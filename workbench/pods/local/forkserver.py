@@ -1,4 +1,4 @@
-"""The keeper's side of the fork server of a cluster's local pods: starting and ending it, and where it listens."""
+"""The keeper's side of the fork server of a cluster's local pods."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own.
+"""`LocalPods`: pods on this machine, each a real OpenSSH daemon on a loopback address of its own, without root.
 
-All run as the calling user, without root, on one port that is free on all the addresses. Each is one `guardian.py`
-process that reports to a rendezvous as any other pod would. CPU is shared with all else that runs here: `PodSpec.cpus`
-says how many threads a rank gets. `memory_gib` is held to by a memory cgroup where this user may make one
-(`can_limit_memory`), elsewhere only the planner heeds it; `image` means nothing here.
-
-Pods that are alike share one import of torch: not those under a limit, which counts what each imports, nor those with
-GPUs of their own.
+CPU is shared with all else that runs here; `memory_gib` binds where this user may make a memory cgroup
+(`can_limit_memory`), and `image` means nothing. Pods that are alike share one import of torch: not those under a limit,
+which counts what each imports, nor those with GPUs of their own.
 """
 
 from __future__ import annotations
@@ -123,20 +119,13 @@ class LocalPods(Place):
         return list(pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Return the last lines of a pod's daemon and worker; also after `stop`.
-
-        Raises:
-            ConfigError: No pod of this name was launched.
-        """
+        """Return the last lines of a pod's daemon and worker; also after `stop`."""
         if name not in self._logs:
             raise ConfigError(f"no local pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}")
         return tail_of(self._logs[name], tail)
 
     def stop(self) -> None:
-        """End every process of every pod and remove the pods' folders. Idempotent; takes at most five seconds.
-
-        The logs stay beside them.
-        """
+        """End all processes of the pods, in five seconds at most, and remove the folders; the logs stay. Idempotent."""
         with self._starting:  # no worker may start unseen beside `_end`
             self._stopped = True
         self._end()
@@ -274,7 +263,6 @@ def _configure(
 
 
 def _adopted(root: Path) -> LocalWorker:
-    """Return the worker of a pod that another keeper launched; of its configuration, what names it."""
     config = WorkerConfig(
         name=root.name,
         address="",

@@ -1,9 +1,4 @@
-"""Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else.
-
-For places that do not tell addresses themselves, local pods among them. Listens on one interface, runs in the thread
-that waits, and is closed when the pods have come. `report.py` is the worker's half and says how the exchange
-goes. Garbage, half messages, idle connections and wrong tokens are counted and logged, never raised.
-"""
+"""Where workers report: a TCP listener that takes N proven reports before a deadline and survives everything else."""
 
 from __future__ import annotations
 
@@ -34,8 +29,6 @@ _TICK_S = 0.05
 
 @dataclass(slots=True)
 class _WorkerConnection:
-    """One connection that has not reported yet."""
-
     socket: socket.socket
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     since_s: float = field(default_factory=time.monotonic)

@@ -1,4 +1,4 @@
-"""A worker's report as it was received: read with nothing in it trusted, since whoever sent it may be anybody."""
+"""A worker's report as it was received: nothing in it is trusted, since whoever sent it may be anybody."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ _Word = Annotated[str, StringConstraints(max_length=80), AfterValidator(_check_p
 
 
 class _Report(BaseModel):
-    """What `encode_report` writes."""
-
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: Annotated[str, AfterValidator(_check_name)]

@@ -1,8 +1,7 @@
-"""How a worker tells the rendezvous who it is, and how either side proves that it holds the cluster's token.
+"""How a worker tells the rendezvous who it is: the worker's half of the exchange, and the proofs of both.
 
-One exchange of JSON lines over TCP. The rendezvous sends a nonce; the worker answers with its report and an HMAC over
-both nonces and the report; the rendezvous answers with an HMAC of its own. The token itself never travels. This
-module is the worker's half; `listener.py` is the other half, and `received.py` reads the report there.
+JSON lines over TCP: a nonce; the report and an HMAC over both nonces and the report; an HMAC in answer. The cluster's
+token itself never travels.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from workbench.pods.pod import Pod
 __all__ = ["MAX_MESSAGE_BYTES", "encode_report", "proof", "register"]
 
 MAX_MESSAGE_BYTES = 4096
-"""No message of either side is longer."""
 
 _RETRY_S = 0.2
 _EXCHANGE_S = 5.0
