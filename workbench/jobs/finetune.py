@@ -1,8 +1,4 @@
-"""`FineTune`, our trainer with typed options, and the reader of a job of any kind.
-
-Making a job checks each option and the options against each other; it touches no file (`data/sources/` and
-`deepspeed/` do, before a run is submitted).
-"""
+"""`FineTune`, our trainer with typed options, and the reader of a job of any kind; neither touches a file."""
 
 from __future__ import annotations
 
@@ -32,9 +28,7 @@ from workbench.jobs.script import Script
 __all__ = ["PROMPTS", "TRACKERS", "FineTune", "Job", "job_from_dict"]
 
 PROMPTS = ("plain", "alpaca", "llama2-chat")
-"""The prompt forms that have names."""
 TRACKERS = ("wandb", "mlflow")
-"""The trackers that metrics can be handed to."""
 
 Tokens = Annotated[Size, Unit("tokens")]
 Steps = Annotated[Size, Unit("steps")]

@@ -1,7 +1,4 @@
-"""What a model is asked: the prompt forms of the field, filled in with a row's instruction and input. Pure text.
-
-Tokens, the mark that begins a text, and the cutting of long prompts are the business of `worker/model/encode.py`.
-"""
+"""What a model is asked: the prompt forms of the field, filled in with a row's instruction and input. Pure text."""
 
 from __future__ import annotations
 

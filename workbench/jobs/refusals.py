@@ -1,8 +1,4 @@
-"""Combinations of a job's options that cannot work, each refused with what to use instead.
-
-What needs the pods' hardware to be known is refused by `check_hardware`; what needs the
-model's own files, by the ranks.
-"""
+"""Combinations of a job's options that cannot work, each refused with what to use instead."""
 
 from __future__ import annotations
 

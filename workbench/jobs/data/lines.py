@@ -1,7 +1,4 @@
-"""JSON lines from outside: reading them, and checking their fields so that each error names its place.
-
-What the fields mean is `rows.py`'s business.
-"""
+"""JSON lines from outside: reading them, and checking their fields so that each error names its place."""
 
 from __future__ import annotations
 

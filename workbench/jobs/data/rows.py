@@ -1,9 +1,7 @@
-"""Rows in the forms they come in, made into the one form that the trainer reads.
+"""Rows in the forms they come in, made into the one form that the trainer reads. Pure; errors name place and field.
 
-Instructions, dialogues with summaries, and plain text are recognised by their keys. Three forms of WikiSQL differ in
-what `sql` holds: columns by name (the JSONL of corrected editions), columns by index with a tables file (the original
-release), and the hub's rows, which carry their table. A row that is `source` and `target` already passes as it is.
-Everything here is pure; each error names place and field.
+Three forms of WikiSQL differ in what `sql` holds: columns by name (the JSONL of corrected editions), columns by index
+with a tables file (the original release), and the hub's rows, which carry their table.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ __all__ = ["PREFIX", "SUMMARIZE", "Row", "row_from", "table_from"]
 PREFIX = "translate to SQL: "
 """The instruction before every question."""
 SUMMARIZE = "Summarize this dialogue:"
-"""The instruction of a dialogue with its summary."""
 
 _FORMS = "A row is source and target, instruction and output, dialogue and summary, text alone, or question and sql"
 
@@ -35,7 +32,6 @@ class Row:
     source: str
     """What the model reads, or its instruction; empty where the target is plain text to learn from."""
     target: str
-    """What it should answer."""
     table_id: str | None = None
     """The table that the question is asked of; None for a row without a table."""
     input: str = ""

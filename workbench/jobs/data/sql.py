@@ -1,9 +1,7 @@
-"""The SQL of WikiSQL as text: one column, one aggregation, conditions joined by AND.
+"""The SQL of WikiSQL as text: `SELECT AGG col FROM table WHERE col = value AND …`; `parse(format_query(q)) == q`.
 
-`SELECT AGG col FROM table WHERE col = value AND …`. Names and values stand bare, as a person would write them,
-and are quoted only where the bare text could be read in another way: a column then in double quotes, a value in
-single ones, the quote itself doubled. A bare value that reads as a number is a number; text that looks like one is
-quoted. So `parse(format_query(q)) == q` for every query. Nothing here knows tables or runs a query: see `tables.py`.
+Names and values stand bare, as a person would write them. Where that could be read in another way, a column is put in
+double quotes and a value in single ones, the quote itself doubled.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ __all__ = ["AGGREGATES", "OPERATORS", "Condition", "Query", "Value", "fold", "fo
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
 """In the order of the original release, whose files name them by index."""
 OPERATORS = ("=", ">", "<")
-"""In the order of the original release, whose files name them by index."""
+"""In that order too."""
 Value = str | int | float
 
 
@@ -27,7 +25,6 @@ class Condition(NamedTuple):
     """One comparison of a column with a constant."""
 
     column: str
-    """Name of the column."""
     operator: str
     """One of `OPERATORS`."""
     value: Value
@@ -39,11 +36,9 @@ class Query:
     """What a WikiSQL query says, with columns by name."""
 
     select: str
-    """Name of the column asked for."""
     aggregate: str = ""
     """One of `AGGREGATES`; "" for the plain values."""
     conditions: tuple[Condition, ...] = ()
-    """All must hold."""
 
     def logical_form(self) -> object:
         """Return a hashable key that is equal for queries that say the same."""
@@ -70,10 +65,7 @@ def format_query(query: Query) -> str:
 
 
 def parse(text: str) -> Query | None:
-    """Read the text of a query back.
-
-    Keywords are upper case. Where a text cannot be read so, it is read once more with keywords in any case,
-    because a model may have learned to write it in lower case.
+    """Read the text of a query back, with keywords in any case only where upper case does not do.
 
     Returns:
         The query, or None where the text is not a query.

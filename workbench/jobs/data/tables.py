@@ -1,7 +1,6 @@
-"""Tables that questions are asked of: reading them, and running a query on one in SQLite.
+"""Tables that questions are asked of, and queries run on one in SQLite: in memory, read only, time and rows capped.
 
-A query runs in memory, read only, with capped time and rows. Tables come from outside: every name is bound by
-position and every value as a parameter, so no text of theirs becomes SQL.
+Tables come from outside: names are bound by position and values as parameters, so no text of theirs becomes SQL.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ __all__ = ["TYPES", "Cell", "SqlTable", "execute", "read_number"]
 
 Cell = str | int | float | None
 TYPES = ("text", "real")
-"""What a column may hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +27,7 @@ class SqlTable:
     """One table, as WikiSQL describes it."""
 
     id: str
-    """What a question's `table_id` names."""
     name: str = ""
-    """A title for people."""
     header: tuple[str, ...]
     """Names of the columns. WikiSQL repeats a name now and then; the first column of that name is meant."""
     types: tuple[str, ...]
@@ -53,8 +49,8 @@ class SqlTable:
 def execute(query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000) -> list[Cell]:
     """Run a query on a table, with WikiSQL's semantics.
 
-    Text is compared without letter case; in a `real` column a condition's text is read as a number, thousands
-    separators and all. A condition's column decides how its value is compared.
+    A condition's column decides how its value is compared: text without letter case, in a `real` column as a number,
+    thousands separators and all.
 
     Args:
         query: What to ask.
@@ -63,11 +59,10 @@ def execute(query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: 
         max_rows: Rows after which the answer is cut.
 
     Returns:
-        The answer: one value per row in the table's order, or the single value of an aggregation.
+        One value per row in the table's order, or the single value of an aggregation.
 
     Raises:
-        ConfigError: The query names a column that the table lacks, or compares a number with text, or ran out of
-            time.
+        ConfigError: A column is missing, a number is compared with text, or time ran out.
     """
     sql, parameters = _statement(query, table)
     deadline = time.monotonic() + timeout_s

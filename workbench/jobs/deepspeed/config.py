@@ -1,8 +1,4 @@
-"""The DeepSpeed configuration of a job: read, checked, and filled in for the pods it will run on.
-
-`"auto"` is left where the Hugging Face Trainer knows the value. DeepSpeed itself is not imported: a configuration
-that cannot work is refused in the notebook, before anything starts.
-"""
+"""A job's DeepSpeed configuration: read, checked and filled in without importing DeepSpeed, before anything starts."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
     """Make the configuration that the ranks of a job train with.
 
     Args:
-        job: The job; its own `deepspeed`, or else its technique's file in `dsconfig/`, is the start.
+        job: Its own `deepspeed`, or else its technique's file in `dsconfig/`, is the start.
         gpus: GPUs of a pod; 0 for CPUs.
         world_size: The number of ranks, where it is known: then `train_batch_size` is checked too.
 
@@ -37,8 +33,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
         The whole configuration, or None for a technique without DeepSpeed.
 
     Raises:
-        ConfigError: When the file is missing or not JSON, a key is unknown or was removed from DeepSpeed, or the
-            configuration says something else than the job.
+        ConfigError: The file is missing or not JSON, or a key is unknown, was removed, or contradicts the job.
 
     Example:
         >>> resolve(FineTune(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
@@ -56,15 +51,13 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
 
 
 def load(job: FineTune) -> tuple[dict[str, Any], str]:
-    """Read a job's configuration as it was written.
-
-    A path `dsconfig/NAME.json` that is not there from where one stands is the file of that name that is shipped.
+    """Read a job's configuration as written; a missing `dsconfig/NAME.json` is the file of that name that is shipped.
 
     Returns:
         A copy of its own, and what to call it in messages.
 
     Raises:
-        ConfigError: When there is no such file, or it is not a JSON object.
+        ConfigError: There is no such file, or it is not a JSON object.
     """
     name = f"{job.technique}.json"
     match job.deepspeed:

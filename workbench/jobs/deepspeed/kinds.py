@@ -1,4 +1,4 @@
-"""What a value of a DeepSpeed configuration may be: a flag, a number, a text, a list or an object. Pure."""
+"""What a value of a DeepSpeed configuration may be. Pure."""
 
 from __future__ import annotations
 

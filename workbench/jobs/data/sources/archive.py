@@ -1,9 +1,6 @@
-"""Unpack a `.tar.bz2` that came from outside, trusting nothing in it.
+"""Unpack a `.tar.bz2` that came from outside, trusting nothing in it; one that is refused leaves no file.
 
-Only regular files and folders, under plain relative names, into a fresh folder; links, devices, sparse files and
-anything larger or more numerous than it may be are refused by name. Python's own `filter="data"` has had several
-bypasses, so no member is extracted by `tarfile`: it is only asked for names, sizes and bytes. Nothing outside the
-folder is touched, and a refused archive leaves an error and no file.
+Python's own `filter="data"` has had several bypasses, so `tarfile` is only asked for names, sizes and bytes.
 """
 
 from __future__ import annotations

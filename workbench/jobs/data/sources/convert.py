@@ -1,9 +1,4 @@
-"""Convert rows and tables into the files that the trainer and the predictions' reader take.
-
-Line by line, so that a file's size does not matter; a broken line is an error before anything starts. Each writer
-leaves train.jsonl, eval.jsonl and, where there are tables, tables.jsonl in a folder, and gives the rows of the first
-two; making that atomic is `dataset.py`'s business.
-"""
+"""Convert rows and tables, line by line, into the files that the trainer and the predictions' reader take."""
 
 from __future__ import annotations
 

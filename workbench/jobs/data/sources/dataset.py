@@ -1,8 +1,4 @@
-"""The kinds of dataset a job may name, and their preparation into files that travel to the pods.
-
-Preparing reads and checks every line here, so that a broken one is found before any pod starts. A hub dataset is the
-exception: the pods load it, with `datasets`, and map its rows by the same functions (`rows.py`).
-"""
+"""The kinds of dataset a job may name; each line is checked before any pod starts, but the hub's, which pods load."""
 
 from __future__ import annotations
 
@@ -132,15 +128,12 @@ class Prepared:
     train: Path | None
     """One object of source, target, table_id a line; None for a hub dataset."""
     eval: Path | None
-    """The same for evaluation."""
     tables: Path | None
     """The tables that evaluation asks of, with their rows; None where there are none."""
     train_rows: int
     """Lines of `train`; 0 for a hub dataset, whose size is not known here."""
     eval_rows: int
-    """Lines of `eval`."""
     hub: Mapping[str, object] | None
-    """The options of a hub dataset."""
 
 
 def dataset_from(value: str | Mapping[str, object]) -> Dataset:
@@ -151,8 +144,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
             `dev.jsonl`), tables beside them, or of a `.tar.bz2`; or an object with `kind` and its options.
 
     Raises:
-        ConfigError: The kind, a key or a name is not known (names those that are), a needed key is missing, or a
-            file is (named).
+        ConfigError: The kind, a key or a name is not known, or a needed key or a file is missing.
 
     Example:
         >>> dataset_from({"kind": "wikisql-mini", "train_rows": 100}).train_rows
@@ -167,9 +159,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
 
 
 def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepared:
-    """Write a dataset's files into a folder, checking every line.
-
-    The files appear whole or not at all, and replace earlier ones; a dataset that is refused changes nothing.
+    """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there.
 
     Args:
         dataset: What to prepare.

@@ -1,9 +1,7 @@
-"""`wikisql-mini`: questions, with their SQL, over the small tables of `mini_tables.py`, made up by a seeded generator.
+"""`wikisql-mini`: made-up questions, with their SQL, over the tables of `mini_tables.py`; always the same bytes.
 
-All six aggregations, the three operators, up to three conditions, several phrasings of each. Columns and values are
-named in a question as they stand in the table, so a T5 trained from scratch can learn to copy them; conditions are
-taken from a row that is there, so every answer has something in it. Train and eval ask of the same tables but share
-no question. The same options give the same bytes on every machine.
+Columns and values are named as they stand in the table, so that a T5 trained from scratch can learn to copy them. Train
+and eval share no question.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from workbench.jobs.data.tables import Cell, SqlTable
 __all__ = ["MAX_ROWS", "mini_rows", "mini_tables"]
 
 MAX_ROWS = 100_000
-"""The most questions, train and eval together, that are handed out; there are some more."""
+"""There are some more, train and eval together."""
 
 
 def mini_tables() -> tuple[SqlTable, ...]:
@@ -95,7 +93,6 @@ def _query(rng: random.Random, table: SqlTable) -> Query:
 
 
 def _condition(rng: random.Random, table: SqlTable, position: int, cell: Cell) -> Condition:
-    """Make a condition that the row with this cell fulfils; thresholds are cells of the same column."""
     column = table.header[position]
     if isinstance(cell, str) or cell is None:
         return Condition(column, "=", str(cell))

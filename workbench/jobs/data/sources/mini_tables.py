@@ -1,7 +1,6 @@
-"""The tables of `wikisql-mini`: invented, small, from many walks of life.
+"""The tables of `wikisql-mini`: plain words and numbers, many shared, so that a small model meets each often.
 
-One block a table: its name in the plural, the columns (`#` marks one that holds numbers), then a row a `;`. Cells are
-plain words and numbers, many of them shared between tables, so that a small model meets each often.
+One block a table: its name in the plural, the columns (`#` marks one that holds numbers), then a row a `;`.
 """
 
 from __future__ import annotations
