@@ -26,9 +26,6 @@ def child_environment(**more: str) -> Mapping[str, str]:
 def start(
     *words: str, cwd: str | Path = "/", env: Mapping[str, str] | None = None, **streams: Any
 ) -> subprocess.Popen[bytes]:
-    """Start this Python with these arguments, in a session of its own: a signal meant for the notebook passes it by.
-
-    In `/`, for a file of the user's called torch.py must not be imported.
-    """
+    """Start this Python in a session of its own, out of the notebook's signals, and in `/`, past a user's torch.py."""
     env = child_environment() if env is None else env
     return subprocess.Popen([sys.executable, "-P", *words], cwd=cwd, env=env, start_new_session=True, **streams)

@@ -1,7 +1,4 @@
-"""The time of day as it was when this machine's agent or keeper began, and the seconds since: it never jumps.
-
-Durations across processes are differences of such times; a clock that is set meanwhile moves none of them.
-"""
+"""Time that never jumps: the time of day when this machine's agent or keeper began, and the seconds since."""
 
 from __future__ import annotations
 

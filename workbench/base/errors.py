@@ -1,7 +1,6 @@
-"""The one tree of errors that this package raises.
+"""The errors that this package raises; each says what happened, where, and what to do next.
 
-Every message says what happened, where, and what to do next. A training run that failed is no exception
-but a value (`RunResult`); only `RunResult.raise_for_status` turns it into `RunFailed`.
+A training run that failed is no exception but a value (`RunResult`), until `RunResult.raise_for_status`.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ class DiskFull(RunError, OSError):
 
 
 class RunFailed(RunError):
-    """Report a run that did not succeed.
-
-    Attributes:
-        result: The `RunResult` of the failed run.
-    """
+    """Report a run that did not succeed; `result` is its `RunResult`."""
 
     def __init__(self, message: str, *, result: object = None):
         super().__init__(message)

@@ -1,7 +1,4 @@
-"""Read values out of JSON that nobody vouches for: of another version, cut short, or written by hand. Pure.
-
-What is not of the kind that is wanted counts as not there.
-"""
+"""Read values out of JSON that nobody vouches for; what is not of the kind that is wanted counts as not there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What travels to pods is named by its content: this package as one zip, and the digests of files.
-
-A name made of the content's SHA-256 means that what is there already need not travel again. A script's folder is in
-`scriptfolder.py`.
-"""
+"""This package as one zip, and digests of files: what a pod has already, by its SHA-256, need not travel again."""
 
 from __future__ import annotations
 

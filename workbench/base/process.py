@@ -1,8 +1,7 @@
 """Processes as Linux's `/proc` shows them: find those that are ours, and signal exactly those.
 
-A process is known by its pid and its start time together, never by its name or command line: pids are used again, and
-a process that merely looks like ours is left alone. Standard library only: the agent uses it too. On a system without
-`/proc` everything here finds nothing.
+A process is known by its pid and its start time together: pids are used again, and what merely looks like ours is left
+alone. Without `/proc` everything here finds nothing. Standard library only, for the agent.
 """
 
 from __future__ import annotations
@@ -67,11 +66,9 @@ class Process:
     """One process at one moment; equal to every other look at the same process."""
 
     pid: int
-    """Its number."""
     start_time: int
     """When it started, in clock ticks since boot."""
     parent: int = field(default=0, compare=False)
-    """Its parent's number."""
     session: int = field(default=0, compare=False)
     """Its session: the pid of whoever called setsid."""
     zombie: bool = field(default=False, compare=False)

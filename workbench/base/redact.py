@@ -1,4 +1,4 @@
-r"""Mask secrets in text: values that are known, and what looks like a key, a token or a password. Pure.
+r"""Mask secrets in text. Pure.
 
 A mask is as long as what it hides and keeps line ends, so an offset into a log stays what it was and JSON stays JSON.
 """

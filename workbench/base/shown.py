@@ -1,8 +1,4 @@
-"""Records do not draw themselves: they ask the views below, which `display/views.py` fills at the first look.
-
-That import is the one place where a lower room reaches a higher one, by name and late. Where display/ cannot be
-imported, a record shows its plain repr.
-"""
+"""The views that records ask to be drawn, which `display/` fills at the first look; without it, their plain repr."""
 
 from __future__ import annotations
 
@@ -108,7 +104,6 @@ def load_views() -> bool:
 
 
 def _view(view: _SingleDispatchCallable[T], record: object, otherwise: Callable[..., T]) -> Callable[..., T]:
-    """Return the registered drawing of a record that has none yet: the views may not be loaded."""
     load_views()
     drawing = view.dispatch(type(record))
     return otherwise if drawing is view.dispatch(object) else drawing

@@ -1,4 +1,4 @@
-"""A table for people, and its text. Everything in a cell is foreign: what a terminal would obey is taken out."""
+"""A table for people, and its text; what a terminal would obey is taken out of every cell."""
 
 from __future__ import annotations
 
@@ -29,15 +29,12 @@ class Grid(Shown):
     """A table for people."""
 
     columns: Sequence[str]
-    """Titles of the columns."""
     rows: Sequence[Sequence[Cell]]
-    """Cells, by row and column, ready to read."""
     right: Collection[str] = ()
     """Titles of the columns that hold numbers and stand at the right."""
     whole: Collection[str] = ()
     """Titles of the columns whose cells stay on one line in HTML; where that is too wide, the table's place scrolls."""
     caption: str = ""
-    """What the table shows, in a line."""
 
 
 def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:

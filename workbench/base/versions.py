@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["PACKAGES", "VERSION", "installed_versions"]
 
 VERSION = "0.1.0"
-"""The version of this package."""
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 """The packages that all pods must have in the same versions."""

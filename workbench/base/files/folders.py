@@ -1,7 +1,4 @@
-"""Whether a folder is its user's own: who may change what lies in it, or put another in its place.
-
-Standard library only, and no import of this package: the text of this file also travels to hosts.
-"""
+"""Whether a folder is its user's own. Standard library, no import of this package: the text also travels to hosts."""
 
 from __future__ import annotations
 

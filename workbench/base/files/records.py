@@ -1,8 +1,4 @@
-"""Files that are replaced whole, so that a reader sees the old one or the new one; and the one reader of records.
-
-A directory may come from somebody else, be cut short, or be meant to harm: records are read out of regular files of a
-bounded size, and no link is followed.
-"""
+"""Files that are replaced whole; and the one reader of records, which may come from somebody who means harm."""
 
 from __future__ import annotations
 
@@ -36,7 +32,6 @@ __all__ = [
 ]
 
 LARGEST = 16 << 20
-"""Bytes of the largest record that is read."""
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
@@ -67,10 +62,7 @@ def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600, syn
 
 
 def open_record(path: Path, within: Path | None = None) -> BinaryIO:
-    """Open a file that somebody else may have put there, to read it: a regular file, never a link or a pipe.
-
-    In `within`, by default the file's own folder, no folder on the way may be a link either. Raises OSError.
-    """
+    """Open a regular file, no link or pipe, with no link on the way in `within` (by default its folder), or OSError."""
     root = path.parent if within is None else within
     *folders, name = path.relative_to(root).parts
     with contextlib.ExitStack() as opened:

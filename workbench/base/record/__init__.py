@@ -1,7 +1,4 @@
-"""Records whose every option is checked and explained in the same words, and the types of their options.
-
-This is the one part of `base/` that needs more than the standard library: nothing that the agent imports may import it.
-"""
+"""Checked records and the types of their options; needs pydantic, so nothing that the agent imports may import it."""
 
 from workbench.base.record.record import Option, Record, nested, read_kind
 from workbench.base.record.types import Allowed, Choice, Count, Environment, PathText, Positive, Size, Text, Unit

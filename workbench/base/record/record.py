@@ -1,7 +1,4 @@
-"""Records that are read from JSON or made in Python, whose every option is checked and explained in the same words.
-
-A refusal names the option, the value, what is allowed and the nearest option there is.
-"""
+"""Records whose every option is checked; a refusal names it, its value, what is allowed and the nearest there is."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ class Option:
     name: str
     meaning: str
     allowed: str
-    """What it may be, in words."""
     choices: Sequence[str]
     """The closed set it is out of; empty for an open one."""
     default: object
