@@ -1,7 +1,7 @@
 """How much memory a rank needs at the highest moment of a training step, and what it is made of. Pure.
 
-The activations come from a trace of the model's own step; who holds weights, gradients and optimizer states how long
-is read in the code of torch 2.13 and DeepSpeed 0.19.8 and held to measured steps by tests/planner/test_measured.py.
+Who holds weights, gradients and optimizer states how long is read in the code of torch 2.13 and DeepSpeed 0.19.8 and
+held to measured steps by tests/planner/test_measured.py.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class Memory:
     """Bytes of one rank in one place, by what they are for."""
 
     parameters: float = 0.0
-    """Weights that stay."""
     gradients: float = 0.0
-    """Gradients."""
     optimizer: float = 0.0
     """Its states, its copy of the weights in FP32 where there is one, and what its update works with."""
     activations: float = 0.0
@@ -71,7 +69,6 @@ class Need:
     gpu: Memory | None
     """On its GPU; None where it computes on the CPU."""
     host: Memory
-    """In the pod's own memory."""
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
@@ -87,7 +84,6 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
 
 
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
-    """Return what the device and the host hold at a moment of the forward or the backward pass."""
     device, host = _kept(setting, trace)
     logits = max(0.0, moment.logits + rows * moment.logits_row)
     held = moment.held(rows)
@@ -101,7 +97,6 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
 
 
 def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-    """Return what both hold while the optimizer works."""
     device, host = _kept(setting, trace)
     trained, shard = trace.trained, trace.trained / setting.shards
     technique = setting.technique
@@ -126,7 +121,6 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 
 
 def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-    """Return what device and host hold all the time."""
     frozen = trace.parameters - trace.trained - trace.packed
     packed = trace.packed * (_PACKED if setting.packed else setting.weight_bytes)
     trained, shards = trace.trained, setting.shards
@@ -153,7 +147,6 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 
 
 def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
-    """Return the bytes of gradients and of communication at a moment."""
     trained, arrived, technique = trace.trained, min(moment.gradients, trace.trained), setting.technique
     held = trained if setting.accumulates else arrived
     if technique in (Technique.SINGLE, Technique.DDP):

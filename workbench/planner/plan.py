@@ -1,8 +1,4 @@
-"""`plan`: which techniques fit on the pods, before anything starts.
-
-The table is predicted: activations are counted on the model's own step (`tracing.py`), the rest is arithmetic
-(`memory.py`). Nothing is downloaded, and no torch is imported in this process.
-"""
+"""`plan`: which techniques fit on the pods, before anything starts; nothing is downloaded, no torch imported here."""
 
 from __future__ import annotations
 
@@ -58,9 +54,7 @@ class PlanRow:
     """What one technique needs."""
 
     technique: str
-    """The technique."""
     fit: Fit
-    """Whether it fits."""
     gpu: Memory | None = None
     """On one GPU, in bytes; None where it computes on CPUs or is refused."""
     host: Memory | None = None
@@ -74,7 +68,6 @@ class PlanRow:
     cheapest: bool = False
     """Whether it is the one that fits and moves least over the network."""
     why: str = ""
-    """Why it is refused."""
 
     @property
     def gpu_gib(self) -> float | None:
@@ -94,26 +87,21 @@ class PlanRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTable(Shown):
-    """What a job needs under every technique; all of it predicted."""
+    """What a job needs under every technique, as predicted."""
 
     model: str
-    """The model."""
     parameters: int
     """Elements of its weights, adapters among them."""
     trained: int
-    """Those that are trained."""
     pods: int
-    """The pods it is planned for."""
     gpu_memory_gib: float | None
     """Memory of one GPU; None for CPUs."""
     memory_gib: float | None
     """Memory of one pod; None where it is not known."""
     job: FineTune
-    """The job as it was asked."""
     lengths: tuple[int, int]
     """Tokens of a row: source and target."""
     rows: Sequence[PlanRow]
-    """One a technique."""
 
     @property
     def cheapest(self) -> PlanRow | None:
@@ -128,7 +116,6 @@ class PlanTable(Shown):
         raise ConfigError(f"the plan has no technique {technique!r}")
 
     def __repr__(self) -> str:
-        """Return it in a line."""
         best = self.cheapest
         return f"PlanTable({self.model} on {self.pods} pods, {f'cheapest: {best.technique}' if best else 'none fits'})"
 
@@ -157,8 +144,8 @@ def plan(
         pods: How many pods.
         gpus: GPUs of each, if `gpu_memory_gib` says that there are any.
         gpu_memory_gib: Memory of one GPU in GiB. None plans for CPUs.
-        memory_gib: Memory of one pod in GiB. None leaves the pods' own memory out of the verdict where there are
-            GPUs; on CPUs there is no verdict then.
+        memory_gib: Memory of one pod in GiB. None leaves it out of the verdict where there are GPUs; on CPUs there is
+            no verdict then.
         techniques: Which rows. Default: all.
         lengths: Tokens of a row's source and target. Default: the longest that the job allows.
 

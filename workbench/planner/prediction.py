@@ -1,8 +1,7 @@
 """What a run is predicted to need of memory and disk, written beside its other files.
 
-Submitting must not wait for a trace. What was traced before answers at once; for the rest an inquiry is left in the run
-directory, and the keeper has it answered beside the run: by the first pod, whose warm server has torch imported
-(`workbench.worker.trace.inquiry`), or by `python -m workbench.planner.prediction`, at the lowest priority here.
+Submitting must not wait for a trace: what is not cached is left as an inquiry, for the first pod, whose warm server has
+torch imported, or for this module as a program, at the lowest priority here.
 """
 
 from __future__ import annotations

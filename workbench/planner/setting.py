@@ -33,7 +33,6 @@ class Setting:
     """How a technique trains, in the numbers that its memory depends on."""
 
     technique: Technique
-    """The technique."""
     ranks: int
     """Ranks that train together."""
     shards: int
@@ -41,7 +40,6 @@ class Setting:
     on_pod: int
     """Ranks of a pod."""
     gpu: bool
-    """Whether ranks compute on GPUs."""
     arithmetic: str
     """Which of the trace's steps it is."""
     weight_bytes: int
@@ -49,7 +47,6 @@ class Setting:
     compute_bytes: int
     """Bytes of a weight that is computed with, where it is gathered for that."""
     packed: bool
-    """Whether frozen weights are in 4 bits."""
     state_bytes: float
     """Bytes that the optimizer keeps for a trained element."""
     paged: bool
@@ -61,7 +58,6 @@ class Setting:
     bucket: int
     """Elements of a communication bucket."""
     buckets: int
-    """How many of them."""
     prefetch: int
     """Elements, or layers under FSDP, that are gathered ahead."""
     persist: int

@@ -59,7 +59,6 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
     },
     TINY_LLAMA: {**_llama(128, 352, 8, 2), "vocab_size": 4096, "max_position_embeddings": 2048},
 }
-"""Shapes that are known by name."""
 
 
 def model_config(model: str) -> Mapping[str, object]:

@@ -64,7 +64,6 @@ class Parameters:
     frozen: int
     """That are not trained and stay in whole numbers of bytes."""
     trained: int
-    """That are trained."""
     packed: int
     """That are not trained and can be held in 4 bits."""
     largest: int
@@ -87,7 +86,6 @@ class Trace:
     moments: Mapping[str, Sequence[Moment]]
     """By arithmetic, the moments that can be the highest."""
     layers: Sequence[Parameters]
-    """The transformer layers."""
     rest: Parameters
     """What is in none of them: embeddings, the output layer, last norms."""
 
