@@ -26,12 +26,7 @@ CLASSES = {place.kind: place.__name__ for place in _PLACES}
 
 
 def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
-    """Make the backend that `to_dict` described.
-
-    Example:
-        >>> backend_from_dict({"kind": "local", "port": 2222})
-        LocalPods(port=2222)
-    """
+    """Make the backend that `to_dict` described."""
     if "kind" not in data:
         raise ConfigError(f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}')
     return cast(PodBackend, read_kind("backend", data, _PLACES))

@@ -29,15 +29,7 @@ _OPTION = re.compile(r"(slots|max[_-]slots)=([0-9]{1,9}|-[0-9]{1,9})")
 
 
 def check_address(text: str) -> str:
-    """Return the address unchanged if it is an IP address or an RFC 1123 host name.
-
-    Example:
-        >>> check_address("127.0.0.2"), check_address("gpu-1.example.org")
-        ('127.0.0.2', 'gpu-1.example.org')
-        >>> check_address("-oProxyCommand=id")
-        Traceback (most recent call last):
-        workbench.base.errors.ConfigError: '-oProxyCommand=id' is not an IP address or a host name
-    """
+    """Return the address unchanged if it is an IP address or an RFC 1123 host name."""
     shown = repr(text if len(text) <= 60 else text[:60] + "…")
     if "%" in text or not text.isascii():
         raise ConfigError(f"{shown} is not an IP address or a host name")
@@ -107,12 +99,7 @@ class Hostfile:
 
     @classmethod
     def parse(cls, text: str, source: str = "hostfile") -> Hostfile:
-        r"""Read DeepSpeed's form (`host slots=N`) or OpenMPI's (also `max_slots`, and a bare host for one slot).
-
-        Example:
-            >>> Hostfile.parse("# two pods\n127.0.0.2 slots=2\n127.0.0.3").world_size
-            3
-        """
+        """Read DeepSpeed's form (`host slots=N`) or OpenMPI's (also `max_slots`, and a bare host for one slot)."""
         entries: list[HostEntry] = []
         lines: dict[object, int] = {}
         for number, line in enumerate(text.split("\n"), start=1):

@@ -22,7 +22,6 @@ from workbench.pods.guest.process import LocalWorker, session_environment
 __all__ = ["ADDRESS", "main", "own_address"]
 
 ADDRESS = "CDSW_IP_ADDRESS"
-"""The platform tells each session and worker its own address in it."""
 
 _LOOK_S = 1.0
 _END_S = 5.0

@@ -59,6 +59,7 @@ class Diagnosis(Shown):
     exchange: Exchange | None = None
     """The all-reduce between them; None where none was measured."""
     note: str = ""
+    """Why no exchange was measured."""
     hosts_s: float
 
     @property

@@ -42,8 +42,8 @@ class PodFacts(BaseModel):
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
     memory_gib: float | None = None
+    """Memory that is free."""
     memory_limit_gib: float | None = None
-    """Memory that its processes may have together."""
     disk: DiskSpace | None = None
     shm: DiskSpace | None = None
     locks: Sequence[CompileLock] = ()

@@ -48,9 +48,7 @@ class HostFacts:
 
     root: str
     python: str
-    """The Python that answered."""
     versions: Mapping[str, str]
-    """Versions of what is installed beside it."""
     gpus: int
     """GPUs that this login may use."""
     cores: int

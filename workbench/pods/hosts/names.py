@@ -55,7 +55,6 @@ class Host:
     known_as: str = ""
     """Its name in known_hosts files (`HostKeyAlias`); empty: by address and port."""
     known_hosts: tuple[str, ...] = ()
-    """Files that its host key may be found in."""
     jump: Host | None = None
     """The host to go through; None: straight."""
 

@@ -136,7 +136,6 @@ class SSHPods(Place):
     _working: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def __init__(self, hosts: Sequence[object] = (), *, hostfile: str | Path = "", **options: object) -> None:
-        """Keep which hosts, and how to get in; connects to none."""
         if bool(hosts) == bool(hostfile):
             raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
         options["hosts"] = hosts or from_hostfile(Path(hostfile).expanduser().absolute())

@@ -64,7 +64,6 @@ class KubeApi:
     """One API server and one namespace. Several threads may use it."""
 
     def __init__(self, options: KubernetesOptions):
-        """Read the configuration; nothing is sent yet."""
         from kubernetes import client
 
         access = find_access(options)

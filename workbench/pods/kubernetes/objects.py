@@ -32,7 +32,6 @@ Manifest = dict[str, object]
 CLUSTER_LABEL = "deepspeed-workbench/cluster"
 """The label that all objects of one cluster carry; its value is their common name."""
 MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
-"""The label that all objects of ours carry."""
 _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
 _GRACE_S = 2
@@ -92,7 +91,6 @@ class ClusterObjects:
     """All that the manifests of one cluster are made from."""
 
     base: str
-    """See `base_name`."""
     namespace: str
     options: KubernetesOptions
     spec: PodSpec
@@ -240,7 +238,6 @@ class ClusterObjects:
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the labels and annotations by which the pods are admitted together."""
         labels = {self.options.pod_group_label: self.base} if self.options.pod_group_label else {}
         if not self.options.queue:
             return labels, {}

@@ -99,7 +99,6 @@ def _carry(connection: socket.socket, channel: Any) -> None:
 
 
 def _receive(channel: Any, opened: set[int]) -> bytes | None:
-    """Return what a message brings; None when the far side closed."""
     from websocket import ABNF
 
     opcode, frame = channel.recv_data_frame()

@@ -48,7 +48,6 @@ class Session:
     """One launch, from its first object to the removal of the last."""
 
     def __init__(self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool):
-        """Prepare; `open` makes the objects."""
         self._api, self._objects, self._context, self._forward = api, objects, context, forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
         self._made: list[tuple[str, str]] = []  # the pods, by name and unique id; all else goes with the first
@@ -219,7 +218,6 @@ class Session:
             self._context.report(line)
 
     def _admit(self, index: int, address: str) -> None:
-        """Read in its log who a pod says it is, and hold that against what we know."""
         name = self._objects.names[index]
         report = self._report_of(index)
         pod = decode_report(report)
@@ -266,7 +264,6 @@ class Session:
             raise PodError("the Kubernetes pods were stopped before all of them had come")
 
     def _check_allowed(self) -> None:
-        """Give up where the server will not let us see our pods."""
         match self._watched.error if self._watched is not None else None:
             case ApiRefusal(status=401 | 403) as refusal:
                 raise refusal

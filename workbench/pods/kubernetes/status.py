@@ -47,12 +47,7 @@ def is_hopeless(pod: Mapping[str, Any]) -> bool:
 
 
 def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Return why a pod is as it is; empty where there is nothing to say.
-
-    Example:
-        >>> why({"status": {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}})
-        'Evicted: The node was low on memory.'
-    """
+    """Return why a pod is as it is; empty where there is nothing to say."""
     status = _status(pod)
     reasons = [_join(status)]
     reasons += [_join(end) for container in _containers(pod) if (end := _ended(container))]

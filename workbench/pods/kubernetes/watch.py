@@ -33,7 +33,6 @@ class WatchedObjects:
         self.error: WorkbenchError | None = None
         """Why the watch stands still; None while it goes."""
         self.changes = 0
-        """Grows whenever something above changes."""
         self._api, self._kind, self._changed, self._selector = api, kind, changed, selector
         self._stream: EventStream | None = None
         self._closed = threading.Event()

@@ -22,7 +22,6 @@ class ForkServer:
     """`workbench.worker.forkserver`, for pods whose sessions have the same environment but for their marks."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], mark: str, package: str) -> None:
-        """Start it."""
         # The forks write the folder of their pod over this name: it must not be shorter than any of those.
         self.name = str(folder / "fork-server")
         self.socket = folder / "fork-server.sock"

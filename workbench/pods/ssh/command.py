@@ -25,7 +25,6 @@ class CommandResult:
     """What came of a command on a pod."""
 
     reached: bool
-    """Whether the command ran there at all."""
     exit_code: int | None
     """Its exit code; None where it did not end in time."""
     out: str

@@ -1,4 +1,4 @@
-"""The ephemeral key of one cluster and the host keys of its pods, in one private folder; `~/.ssh` is not touched."""
+"""The ephemeral key of one cluster and the host keys of its pods, in one private folder; `~/.ssh` is left alone."""
 
 from __future__ import annotations
 
