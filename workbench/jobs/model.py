@@ -51,12 +51,7 @@ def model_family(model: str) -> Family | None:
 
 
 def model_kind(model: str) -> ModelKind:
-    """Return where the model that a job names comes from.
-
-    Example:
-        >>> print(model_kind("tiny-t5"), model_kind("google/flan-t5-small"))
-        builtin hub
-    """
+    """Return where the model that a job names comes from."""
     if model in (TINY_T5, TINY_LLAMA):
         return ModelKind.BUILTIN
     folder = user_path(model)

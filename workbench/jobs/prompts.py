@@ -58,20 +58,10 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
 
 
 def source_text(instruction: str, input: str = "") -> str:
-    r"""Return what an encoder-decoder model reads of a row.
-
-    Example:
-        >>> source_text("Summarize this dialogue:", "Ann: Hi!")
-        'Summarize this dialogue:\nAnn: Hi!'
-    """
+    """Return what an encoder-decoder model reads of a row."""
     return "\n".join(part for part in (instruction, input) if part)
 
 
 def wording(prompt: str, *, system: str | None = None) -> str:
-    r"""Return the words that a form itself puts around every row.
-
-    Example:
-        >>> wording("llama2-chat")
-        '[INST] \n [/INST]'
-    """
+    """Return the words that a form itself puts around every row."""
     return fill(prompt, "\n", system=system)

@@ -19,7 +19,6 @@ from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 __all__ = ["PREFIX", "SUMMARIZE", "Row", "row_from", "table_from"]
 
 PREFIX = "translate to SQL: "
-"""The instruction before every question."""
 SUMMARIZE = "Summarize this dialogue:"
 
 _FORMS = "A row is source and target, instruction and output, dialogue and summary, text alone, or question and sql"
@@ -50,13 +49,7 @@ class Row:
 
 
 def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Row:
-    """Make the trainer's row of a row in any known form.
-
-    Example:
-        >>> sql = {"sel": "Round", "agg": "", "conds": [["Circuit", "=", "Assen"]]}
-        >>> row_from({"table_id": "1-1", "question": "Where was Assen held?", "sql": sql}, "line 1").target
-        'SELECT Round FROM table WHERE Circuit = Assen'
-    """
+    """Make the trainer's row of a row in any known form."""
     row = Fields(data, where)
     if "sql" not in row.data and (written := _written(row)) is not None:
         return written

@@ -47,14 +47,7 @@ class Query:
 
 
 def format_query(query: Query) -> str:
-    """Write a query as the text that a model is taught.
-
-    Example:
-        >>> format_query(Query(select="Player", aggregate="COUNT", conditions=(Condition("School", "=", "Butler"),)))
-        'SELECT COUNT Player FROM table WHERE School = Butler'
-        >>> format_query(Query(select="No.", conditions=(Condition("Act", "=", "A AND B"), Condition("Year", ">", 5))))
-        "SELECT No. FROM table WHERE Act = 'A AND B' AND Year > 5"
-    """
+    """Write a query as the text that a model is taught."""
     aggregate = f"{query.aggregate} " if query.aggregate else ""
     text = f"SELECT {aggregate}{_column_text(query.select)} FROM table"
     if query.conditions:

@@ -31,7 +31,6 @@ class SqlTable:
     header: tuple[str, ...]
     """Names of the columns. WikiSQL repeats a name now and then; the first column of that name is meant."""
     types: tuple[str, ...]
-    """`text` or `real`, by column."""
     rows: tuple[tuple[Cell, ...], ...] = ()
     """Cells, by row and column; empty where only the columns are known."""
 

@@ -1,4 +1,4 @@
-"""The keys that DeepSpeed 0.19.8 knows, what they may be, and which it has removed; a test compares with its source."""
+"""The keys that DeepSpeed 0.19.8 knows, what they may be, and which it has removed; a test compares with it."""
 
 from __future__ import annotations
 

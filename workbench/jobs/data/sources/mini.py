@@ -19,7 +19,7 @@ from workbench.jobs.data.tables import Cell, SqlTable
 __all__ = ["MAX_ROWS", "mini_rows", "mini_tables"]
 
 MAX_ROWS = 100_000
-"""There are some more, train and eval together."""
+"""The most questions, train and eval together, that are handed out; there are some more."""
 
 
 def mini_tables() -> tuple[SqlTable, ...]:
