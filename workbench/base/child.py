@@ -12,7 +12,6 @@ from typing import Any
 __all__ = ["HOME", "QUIET", "child_environment", "start"]
 
 HOME = str(Path(__file__).absolute().parents[2])
-"""What holds the package `workbench`."""
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 """Variables of every rank: no warnings of forks, no reports to the hub, no output held back."""
 

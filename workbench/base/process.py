@@ -72,7 +72,6 @@ class Process:
     session: int = field(default=0, compare=False)
     """Its session: the pid of whoever called setsid."""
     zombie: bool = field(default=False, compare=False)
-    """Whether it has ended and only waits to be reaped."""
 
     def is_alive(self) -> bool:
         """Whether it still runs; a zombie does not."""

@@ -13,12 +13,7 @@ UNKNOWN = "–"
 
 
 def duration(seconds: float | None) -> str:
-    """Write a length of time with its two largest units.
-
-    Example:
-        >>> duration(0.00042), duration(0.25), duration(7.31), duration(65), duration(3 * 3600 + 62)
-        ('420 µs', '250 ms', '7.3 s', '1 min 5 s', '3 h 1 min')
-    """
+    """Write a length of time with its two largest units."""
     if seconds is None:
         return UNKNOWN
     for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
@@ -36,24 +31,14 @@ def duration(seconds: float | None) -> str:
 
 
 def gib(size_gib: float | None) -> str:
-    """Write an amount of memory given in GiB.
-
-    Example:
-        >>> gib(1.256), gib(0.031)
-        ('1.26 GiB', '32 MiB')
-    """
+    """Write an amount of memory given in GiB."""
     if size_gib is None:
         return UNKNOWN
     return f"{size_gib:.2f} GiB" if abs(size_gib) >= 0.1 or size_gib == 0 else f"{size_gib * 1024:.0f} MiB"
 
 
 def count(value: int | None) -> str:
-    """Write a whole number with thousands separators.
-
-    Example:
-        >>> count(15927)
-        '15,927'
-    """
+    """Write a whole number with thousands separators."""
     return UNKNOWN if value is None else f"{value:,}"
 
 
@@ -139,12 +124,7 @@ def printable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Make foreign text fit for one line: no line ends, no control characters that a terminal would obey.
-
-    Example:
-        >>> plain("loss\x1b[31m is\tnan\n")
-        'loss�[31m is nan'
-    """
+    """Make foreign text fit for one line: no line ends, no control characters that a terminal would obey."""
     line = " ".join(text.split())
     if line.isprintable():
         return line

@@ -63,7 +63,6 @@ class Record(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: object) -> None:
-        """Let `help()` show every option with its default and meaning."""
         types = get_type_hints(SimpleNamespace(__annotations__={n: f.annotation for n, f in cls._fields().items()}))
         parameters = inspect.signature(cls).parameters.values()
         cls.__signature__ = inspect.Signature([p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters])
