@@ -68,6 +68,7 @@ class PlanRow:
     cheapest: bool = False
     """Whether it is the one that fits and moves least over the network."""
     why: str = ""
+    """Why it is refused."""
 
     @property
     def gpu_gib(self) -> float | None:

@@ -34,11 +34,9 @@ class Setting:
 
     technique: Technique
     ranks: int
-    """Ranks that train together."""
     shards: int
     """Ranks that the state is cut over; fewer where replicas stand on other pods."""
     on_pod: int
-    """Ranks of a pod."""
     gpu: bool
     arithmetic: str
     """Which of the trace's steps it is."""
