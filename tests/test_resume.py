@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -68,14 +69,18 @@ def submit(cluster: Cluster, **options: object) -> Run:
 
 
 def pid_of(rank: Path) -> int:
-    """Find a rank by where its output goes; one that a warm server forked has the environment of that."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if (folder / "fd" / "1").readlink().parent == rank:
-                return int(folder.name)
-        except OSError:
-            continue
-    raise AssertionError(f"nobody writes into {rank}")
+    """Find a rank by where its output goes, once it does; one that a warm server forked has that one's environment."""
+    pids: list[int] = []
+
+    def look() -> bool:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "fd" / "1").readlink().parent == rank:
+                    pids.append(int(folder.name))
+        return bool(pids)
+
+    until(look, why=lambda: f"nobody writes into {rank}")
+    return pids[0]
 
 
 def stopped_while_writing(pid: int, checkpoints: Path) -> bool:

@@ -7,7 +7,8 @@ from workbench.base.words import UNKNOWN, count, duration, gib, number, percent,
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.00042, "420 µs"), (0.25, "250 ms"), (0, "0 s"), (1e-9, "0.001 µs"), (0.0009996, "1 ms"), (0.9996, "1.0 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"),
+    [(0.00042, "420 µs"), (0.25, "250 ms"),
+     (0, "0 s"), (1e-9, "0.001 µs"), (0.0009996, "1 ms"), (0.9996, "1.0 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"),
      (3599.4, "59 min 59 s"), (3599.6, "1 h 0 min"), (86400, "24 h 0 min"), (None, UNKNOWN)],
 )  # fmt: skip
 def test_durations_round_into_the_next_unit(seconds: float | None, text: str) -> None:

@@ -175,7 +175,9 @@ def _holds(path: str, wanted: str, stamp: str) -> int:
 
 
 def _make_folder(path: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
+    umask = os.umask(0o077)  # makedirs gives its mode to the last folder alone
+    os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+    os.umask(umask)
 
 
 def _say_full(path: str, needed: int | None) -> None:
