@@ -40,9 +40,11 @@ class HostSlots(TolerantRecord):
     """One line of the hostfile that a run used."""
 
     address: str
+    """The pod's address."""
     slots: Whole
     """Ranks on it."""
     pod: str = ""
+    """The pod's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,11 +54,13 @@ class RunFault(TolerantRecord):
     host: str = ""
     """Address of the pod; empty where no pod is to blame."""
     pod: str = ""
+    """Name of the pod."""
     rank: Whole | None = None
     """The rank that failed first; None where no rank is to blame."""
     kind: str = ""
     """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`, `stall`."""
     message: str = ""
+    """What happened, in one line."""
     traceback: str = ""
     """The failing rank's own traceback; empty where there is none."""
     others: str = ""
@@ -104,22 +108,29 @@ class ResultRecord(Measurements):
     """The frozen facts of a run. A figure that was not measured is None."""
 
     path: Path
+    """The run directory."""
     state: RunState
     """How it ended; `running` in a look at a run that has not."""
     message: str = ""
+    """One line on the state, for people."""
     hosts: tuple[HostSlots, ...] = ()
+    """The pods that it ran on."""
     world_size: Whole = 0
+    """Number of ranks."""
     technique: str = ""
     """The technique that was asked for and ran; `script` for a script."""
     peft: str = ""
     """Which weights were trained: `none` for all of the model's own, `lora`, `qlora`."""
     launcher: str = ""
+    """How ranks started."""
     precision: str = ""
     """Number format of the arithmetic."""
     model: str = ""
+    """What was trained."""
     parameters: Whole | None = None
     """Parameters of the whole model, adapters included."""
     trainable_parameters: Whole | None = None
+    """Those of them that were trained."""
     resumed_step: Whole | None = None
     """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
     global_batch_size: Whole | None = None
@@ -143,14 +154,17 @@ class ResultRecord(Measurements):
     package: str = ""
     """File name of this package as it was sent to the pods; it holds a hash of the content."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    """By package."""
     command: str = ""
     """The launch command as a shell line."""
     started_s: Number | None = None
     """When it started, in seconds since 1970."""
     ended_s: Number | None = None
+    """When it ended."""
     left_processes: Whole | None = None
     """Processes of the run still alive on its pods when it was over; 0 is right."""
     error: RunFault | None = None
+    """Where and why it failed."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -186,7 +200,10 @@ class ResultRecord(Measurements):
 
     @property
     def predicted_memory_gib(self) -> float | None:
-        """GiB that each pod was predicted to need for the longest rows, on GPUs if it computes there; None: unknown."""
+        """GiB that each pod was predicted to need, on its GPUs where it computes there; None where nobody could say.
+
+        It is the planner's figure for the longest rows that the job allows; shorter rows need less.
+        """
         raw = read_json(RunPaths(self.path).prediction)
         on_gpu = number(raw.get("pod_gpu_gib")) if self.memory_kind == "cuda" else None
         return number(raw.get("host_gib")) if on_gpu is None else on_gpu
