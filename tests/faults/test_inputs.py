@@ -25,12 +25,12 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 
-def submit_much(world: World, cluster: Cluster, folder: Path) -> Run:
+def submit_much(world: World, cluster: Cluster, folder: Path, lines: int = 20) -> Run:
     """Submit a script with so much beside it that it travels for a while, and wait until it does."""
     folder.mkdir()
     shutil.copy(SCRIPTS / "beat.py", folder)
     (folder / "weights.bin").write_bytes(random.Random(7).randbytes(60 * MIB))
-    run = cluster.submit(Script(path=str(folder / "beat.py"), args=["--lines", "20"]))
+    run = cluster.submit(Script(path=str(folder / "beat.py"), args=["--lines", str(lines)]))
     world.until(lambda: "sending" in run.message, 60)
     return run
 
@@ -52,7 +52,7 @@ def test_a_line_that_breaks_while_inputs_travel_is_outlived(world: World, tmp_pa
 
 def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Path) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
-        run = submit_much(world, cluster, tmp_path / "job")
+        run = submit_much(world, cluster, tmp_path / "job", lines=5000)  # it ends by the fault, wherever that meets it
         pod = cluster.pods[1]
         os.kill(parent_of(daemon(world, pod)), signal.SIGKILL)
         assert "sending" in run.message, "it was over before the fault"
