@@ -191,6 +191,24 @@ def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None
     assert list(run.paths.checkpoints.glob("*/*/*")) == [run.paths.checkpoints / f"step-{result.steps}/pod-0/rank-0"]
 
 
+@pytest.mark.parametrize("checkpoints", ["pod", "bring"])
+def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(cluster: Cluster, checkpoints: str) -> None:
+    """Its pod lives, and has another agent at once."""
+    run = submit(cluster, save_steps=1, max_steps=200, checkpoints=checkpoints)
+    until(lambda: len(checkpoints_of(run)) > 2)
+    os.kill(json.loads((Path(cluster.pods[1].root) / "agent.json").read_text())["pid"], signal.SIGKILL)
+    result = run.wait(60, progress=False)
+    assert result.state is RunState.FAILED
+    assert result.error is not None
+    assert "lost the agent of pod-1" in result.error.message
+    assert "out of reach" not in result.message
+    last = max(checkpoints_of(run))
+    resumed = submit(cluster, max_steps=last + 3, resume=str(run.path)).wait(120, progress=False).raise_for_status()
+    assert resumed.steps == last + 3
+    assert resumed.resumed_step is not None
+    assert resumed.resumed_step >= last - 1
+
+
 @pytest.fixture(scope="module")
 def left(cluster: Cluster, killed: Run) -> Run:
     """A run that was cancelled and left its checkpoints where they were written."""
@@ -249,21 +267,3 @@ def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_g
     assert left.message.endswith(f"its checkpoint of step {last} came back")
     assert not left.paths.held.exists()
     assert newest_good(left.path).step == last
-
-
-@pytest.mark.parametrize("checkpoints", ["pod", "bring"])
-def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(cluster: Cluster, checkpoints: str) -> None:
-    """Its pod lives, and has another agent at once."""
-    run = submit(cluster, save_steps=1, max_steps=200, checkpoints=checkpoints)
-    until(lambda: len(checkpoints_of(run)) > 2)
-    os.kill(json.loads((Path(cluster.pods[1].root) / "agent.json").read_text())["pid"], signal.SIGKILL)
-    result = run.wait(60, progress=False)
-    assert result.state is RunState.FAILED
-    assert result.error is not None
-    assert "lost the agent of pod-1" in result.error.message
-    assert "out of reach" not in result.message
-    last = max(checkpoints_of(run))
-    resumed = submit(cluster, max_steps=last + 3, resume=str(run.path)).wait(120, progress=False).raise_for_status()
-    assert resumed.steps == last + 3
-    assert resumed.resumed_step is not None
-    assert resumed.resumed_step >= last - 1
