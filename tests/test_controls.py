@@ -82,6 +82,9 @@ def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -
     run.cancel()
     result = run.wait(60, progress=False)
     assert (result.state, result.message, result.left_processes) == (RunState.CANCELLED, "stopped when asked", 0)
+    evaluated = [event.whole("step") for event in run.events() if event.kind == "eval" and event.whole("step")]
+    assert result.eval_step == (evaluated[-1] if evaluated else None)
+    assert (result.eval_loss is None) == (not evaluated), "an evaluation that did not take place is not stated"
 
 
 def test_a_script_is_cancelled_and_not_stopped(cluster: Cluster) -> None:

@@ -43,6 +43,15 @@ def test_the_facts_of_a_run() -> None:
         assert fact in text
 
 
+def test_only_evaluations_that_took_place_are_stated() -> None:
+    before = "evaluation loss 9.5 before the first step,"
+    for change, words in (({"eval_loss": None}, "not evaluated again"), ({"eval_step": 800}, "0.61 after step 800")):
+        text = " ".join(str(replace(DONE, state=RunState.CANCELLED, **change)).split())
+        assert f"{before} {words}" in text
+        assert "after the last" not in text
+    assert "after the last" in str(replace(DONE, eval_step=1200))
+
+
 def test_the_peaks_stand_in_the_order_of_the_hosts() -> None:
     hosts = tuple(HostSlots(address=f"127.0.0.{n}", slots=1) for n in (2, 10))
     text = str(replace(DONE, hosts=hosts, world_size=2, peak_memory_gib={"127.0.0.10": 0.5, "127.0.0.2": 0.25}))

@@ -82,19 +82,21 @@ def test_peaks_are_sums_over_a_host_and_cuda_wins() -> None:
 def test_figures_of_a_run_that_was_cut_short_are_those_it_reached() -> None:
     events = [
         Event(time_s=10, rank=0, kind="start", data={"global_batch_size": 24}),
-        Event(time_s=11, rank=0, kind="eval", data={"eval_loss": 5.0}),
+        Event(time_s=11, rank=0, kind="eval", data={"step": 0, "eval_loss": 5.0}),
         Event(time_s=12.5, rank=0, kind="first_step"),
         Event(time_s=13, rank=0, kind="step", data={"step": 7, "epoch": 0.5, "loss": 3.0}),
     ]
     facts = RunTotals.of(events).facts(10)
     assert facts == {
         "global_batch_size": 24,
-        "eval_loss": 5.0,
         "first_eval_loss": 5.0,
         "time_to_first_step_s": 2.5,
         "steps": 7,
         "epochs": 0.5,
-    }
+    }, "of the trained model there is no evaluation to state"
+    events.insert(-1, Event(time_s=12.8, rank=0, kind="eval", data={"step": 5, "eval_loss": 4.0}))
+    facts = RunTotals.of(events).facts(10)
+    assert [facts[name] for name in ("first_eval_loss", "eval_loss", "eval_step", "steps")] == [5.0, 4.0, 5, 7]
 
 
 def traffic(rank: int, **told: object) -> list[Event]:

@@ -89,7 +89,9 @@ class Measurements(TolerantRecord):
     train_loss: Number | None = None
     """Mean training loss over the steps."""
     eval_loss: Number | None = None
-    """Loss on the evaluation rows after the last step."""
+    """Loss on the evaluation rows after `eval_step`; None where nothing was evaluated after the first step."""
+    eval_step: Whole | None = None
+    """The optimizer step of that evaluation: the step of the model that is saved, where one is."""
     perplexity: Number | None = None
     """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
     exact_match: Number | None = None

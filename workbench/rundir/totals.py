@@ -18,6 +18,7 @@ _MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
 _END_FIELDS = (
     *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
+    "eval_step",
     *("exact_match", "global_batch_size", "useful_tokens_per_s", "padded_tokens_per_s", "profiled_tokens"),
 )
 
@@ -41,6 +42,8 @@ class RunTotals:
         """When the last event was."""
         self.last_step: Event | None = None
         self.eval_loss: float | None = None
+        """That of the last evaluation, which may be the one before the first step."""
+        self._eval_step: int | None = None
         self._first_step: Event | None = None
         self._first_step_s: float | None = None
         self._first_eval_loss: float | None = None
@@ -66,8 +69,8 @@ class RunTotals:
                 self.last_step = event
                 self._first_step = self._first_step or event
             case EventKind.EVAL:
-                self.eval_loss = event.number("eval_loss")
-                self._first_eval_loss = self.eval_loss if self._first_eval_loss is None else self._first_eval_loss
+                self.eval_loss, self._eval_step = event.number("eval_loss"), event.whole("step")
+                self._first_eval_loss = self.eval_loss if self._eval_step == 0 else self._first_eval_loss
             case EventKind.PHASE if rank is not None:
                 self.phases[rank] = event.text("name")
                 if rank == 0:
@@ -119,8 +122,9 @@ class RunTotals:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
         facts |= {
             "resumed_step": self._resumed_step,
-            "eval_loss": self.eval_loss,
             "first_eval_loss": self._first_eval_loss,
+            # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
+            **({"eval_loss": self.eval_loss, "eval_step": self._eval_step} if self._eval_step else {}),
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
         }
         loss = number(facts.get("eval_loss"))

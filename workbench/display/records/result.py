@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, scaled
+from workbench.base.words import count, duration, gib, number, percent, scaled
 from workbench.client.result import RunResult
 from workbench.display.kit.doc import Code, Doc, Facts
 
@@ -62,10 +62,15 @@ def _hosts(result: RunResult) -> str:
 
 
 def _eval_loss(result: RunResult) -> str:
-    if result.eval_loss is None:
-        return ""
-    first = UNKNOWN if result.first_eval_loss is None else number(result.first_eval_loss)
-    return f"{first} before the first step, {number(result.eval_loss)} after the last"
+    parts = []
+    if result.first_eval_loss is not None:
+        parts.append(f"{number(result.first_eval_loss)} before the first step")
+    if result.eval_loss is not None:
+        when = "the last" if result.eval_step in (None, result.steps) else f"step {count(result.eval_step)}"
+        parts.append(f"{number(result.eval_loss)} after {when}")
+    elif parts:
+        parts.append("not evaluated again")
+    return ", ".join(parts)
 
 
 def _tokens(result: RunResult) -> str:
