@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Technique
 from workbench.jobs.deepspeed import keys as dskeys
 from workbench.jobs.deepspeed.config import load, resolve
+from workbench.jobs.deepspeed.kinds import Kind, Table, Whole
 from workbench.jobs.finetune import FineTune
 
 WITH_DEEPSPEED = [t for t in Technique if t.uses_deepspeed]
@@ -126,6 +128,12 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ("zero1", {"zero_optimization": {**ZERO1, "mics_shard_size": 2}}, "zero_optimization.mics_shard_size.*removed"),
         ("zero1", {"zero_optimisation": ZERO1}, "did you mean 'zero_optimization'"),
         ("zero1", {"zero_optimization": {**ZERO1, "reduce_bucket": 1}}, "did you mean 'zero_optimization.reduce_buck"),
+        ("zero1", {"zero_optimization": ZERO1, "compile": {"deepcompil": True}}, "did you mean 'compile.deepcompile'"),
+        (
+            "zero1",
+            {"zero_optimization": ZERO1, "autotuning": {"metric": "speed"}},
+            "metric is 'speed'; it must be one of",
+        ),
         ("zero1", {}, "stage is 0, and technique 'zero1' is stage 1"),
         ("zero1", {"zero_optimization": ZERO3}, "stage is 3"),
         ("zero1", {"zero_optimization": 1}, "must be an object"),
@@ -213,22 +221,71 @@ def test_the_files_are_found_in_a_wheel_and_in_a_zip(tmp_path: Path) -> None:
     assert load(FineTune())[1] == "dsconfig/zero1.json"
 
 
+MODELS = {
+    "": "",
+    "bf16": "runtime.precision_config.DeepSpeedBF16Config",
+    "bfloat16": "runtime.precision_config.DeepSpeedBF16Config",
+    "comet": "monitor.config.CometConfig",
+    "comms_logger": "comm.config.CommsLoggerConfig",
+    "compile": "compile.config.CompileConfig",
+    "csv_monitor": "monitor.config.CSVConfig",
+    "expert_parallel": "module_inject.auto_ep_config.AutoEPConfig",
+    "fp16": "runtime.precision_config.DeepSpeedFP16Config",
+    "hybrid_engine": "runtime.config.HybridEngineConfig",
+    "tensor_parallel": "runtime.tensor_parallel.config.TPTrainingConfig",
+    "tensor_parallel.tensor_parallel": "runtime.tensor_parallel.config.TPConfig",
+    "tensor_parallel.tp": "runtime.tensor_parallel.config.TPConfig",
+    "tensorboard": "monitor.config.TensorBoardConfig",
+    "timers.throughput": "utils.config.DeepSpeedThroughputTimerConfig",
+    "wandb": "monitor.config.WandbConfig",
+    "weight_quantization": "inference.config.WeightQuantConfig",
+    "zero_optimization": "runtime.zero.config.DeepSpeedZeroConfig",
+    "zero_optimization.leaf_module": "runtime.zero.leaf_module_config.DeepSpeedZeroLeafModuleConfig",
+    "zero_optimization.offload_optimizer": "runtime.zero.offload_config.DeepSpeedZeroOffloadOptimizerConfig",
+    "zero_optimization.offload_param": "runtime.zero.offload_config.DeepSpeedZeroOffloadParamConfig",
+    "zero_optimization.zenflow": "runtime.zenflow.zenflow_config.ZenFlowConfig",
+}
+"""What DeepSpeed reads each section with whose keys are all written down."""
+NOT_IN_JSON = {"dtype", "mpu", "tp_group", "load_balance_coeff", "_load_balance_coeff_explicit"}
+"""Objects of Python, and a key that DeepSpeed itself refuses."""
+ASK = """
+import dataclasses, importlib, json, pathlib, sys, deepspeed.runtime.config as c
+models, keys = json.loads(sys.argv[1])
+def names(path):
+    module, name = path.rsplit(".", 1)
+    model = getattr(importlib.import_module("deepspeed." + module), name)
+    if dataclasses.is_dataclass(model):
+        return 2 * [[f.name for f in dataclasses.fields(model)]]
+    return [[f.alias or n for n, f in model.model_fields.items()], list(model.model_fields)]
+text = "".join(p.read_text() for p in pathlib.Path(c.__file__).parents[1].rglob("*.py"))
+print(json.dumps([c._REMOVED_TOP_LEVEL_CONFIG_KEYS and sorted(c._REMOVED_TOP_LEVEL_CONFIG_KEYS),
+                  sorted(c._REMOVED_ZERO_CONFIG_KEYS),
+                  {at: names(model) for at, model in models.items() if model},
+                  [k for k in keys if f'"{k}"' not in text and f"'{k}'" not in text]]))
+"""
+
+
+def sections(table: Table, at: str = "") -> Iterator[tuple[str, Table]]:
+    yield at, table
+    for key, inner in table.items():
+        if not isinstance(inner, Kind):
+            yield from sections(inner, f"{at}.{key}".lstrip("."))
+
+
 @pytest.mark.slow
 def test_the_written_down_keys_are_those_of_the_installed_deepspeed() -> None:
-    code = """
-import json, pathlib, deepspeed.runtime.config as c
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig as Z
-root = pathlib.Path(c.__file__).parents[1]
-text = "".join(p.read_text() for p in root.rglob("*.py"))
-print(json.dumps([sorted(c._REMOVED_TOP_LEVEL_CONFIG_KEYS), sorted(c._REMOVED_ZERO_CONFIG_KEYS),
-                  sorted(f.alias or n for n, f in Z.model_fields.items()),
-                  [k for k in %r if f'"{k}"' not in text and f"'{k}'" not in text]]))
-""" % sorted(set(dskeys.TOP_LEVEL) - {"compile"})  # noqa: UP031  # braces stand in the code
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    removed, removed_zero, zero, strange = json.loads(done.stdout.splitlines()[-1])
+    tables = dict(sections(dskeys.TOP_LEVEL))
+    assert {at for at, table in tables.items() if type(table) is Whole} <= set(MODELS)
+    read_by_name = {key for at, table in tables.items() if at not in MODELS for key in table}
+    of_torch = {"compile", "dampening", "nesterov"}
+    ask = json.dumps([MODELS, sorted({*dskeys.TOP_LEVEL, *read_by_name} - of_torch)])
+    done = subprocess.run([sys.executable, "-c", ASK, ask], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    removed, removed_zero, models, strange = json.loads(done.stdout.splitlines()[-1])
     assert set(removed) == set(dskeys.REMOVED)
     assert set(removed_zero) == set(dskeys.REMOVED_ZERO)
-    assert set(zero) == set(dskeys.ZERO)
+    for at, (keys, other_names) in models.items():
+        assert set(keys) - NOT_IN_JSON <= set(tables[at]) <= {*keys, *other_names}, at
     assert strange == []
 
 

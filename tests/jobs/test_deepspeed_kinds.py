@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,10 @@ def keys(table: Table, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
 KEYS = list(keys(TOP_LEVEL))
 
 
+def right(kind: Kind) -> object:
+    return re.findall("'([^']+)'", kind.words)[0] if kind.words.startswith("one of") else RIGHT[kind.words]
+
+
 def filled(at: tuple[str, ...], value: object) -> dict[str, Any]:
     for key in reversed(at):
         value = {key: value}
@@ -56,6 +61,8 @@ def belongs(value: object, kind: Kind) -> bool:
         return True
     if kind.words == "true or false":
         return isinstance(value, bool)
+    if kind.words.startswith("one of"):
+        return isinstance(value, str) and repr(value) in kind.words
     if kind.words == "text":
         return isinstance(value, str)
     if kind.words == "an object":
@@ -75,9 +82,9 @@ def belongs(value: object, kind: Kind) -> bool:
 
 
 def test_every_key_takes_what_belongs_there() -> None:
-    assert len(KEYS) > 150
+    assert len(KEYS) > 240
     for at, kind in KEYS:
-        check_kinds(filled(at, RIGHT[kind.words]), TOP_LEVEL, "deepspeed")
+        check_kinds(filled(at, right(kind)), TOP_LEVEL, "deepspeed")
 
 
 def test_every_key_refuses_what_does_not() -> None:
@@ -161,13 +168,24 @@ def test_whatever_stands_in_thousands_of_files_is(tmp_path: Path) -> None:
     assert refused > seen / 2
 
 
-def test_twenty_thousand_keys_are_refused_at_once(tmp_path: Path) -> None:
+MANY = {f"key_{n}": n for n in range(20_000)}
+
+
+@pytest.mark.parametrize(
+    ("section", "refused"), [("", "key_0"), ("zero_optimization", "zero_optimization.key_0"), ("autotuning", None)]
+)
+def test_twenty_thousand_keys_take_less_than_a_second(tmp_path: Path, section: str, refused: str | None) -> None:
+    """Some 0.01 s where the first is refused, 0.1 to 0.2 s where all pass; it took 7 to 30 s."""
     file = tmp_path / "own.json"
-    file.write_text(json.dumps({"zero_optimization": {"stage": 1}, **{f"key_{n}": n for n in range(20_000)}}))
+    base: dict[str, Any] = {"zero_optimization": {"stage": 1}}
+    file.write_text(json.dumps({**base, **(MANY if not section else {section: {**base.get(section, {}), **MANY}})}))
     began = time.process_time()
-    with pytest.raises(ConfigError, match="key 'key_0' is not known"):
-        resolve(FineTune(deepspeed=str(file)), gpus=0)
-    assert time.process_time() - began < 5  # it took 7 to 30 s
+    if refused:
+        with pytest.raises(ConfigError, match=f"key '{refused}' is not known"):
+            resolve(FineTune(deepspeed=str(file)), gpus=0)
+    else:
+        assert resolve(FineTune(deepspeed=str(file)), gpus=0) is not None
+    assert time.process_time() - began < 1
 
 
 def test_a_deep_configuration_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from workbench.base.errors import ConfigError, shortened
+from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import items, number
 
 __all__ = [
@@ -22,8 +22,10 @@ __all__ = [
     "WHOLE",
     "Kind",
     "Table",
+    "Whole",
     "check_kinds",
     "is_object",
+    "words",
 ]
 
 
@@ -57,6 +59,20 @@ Table = Mapping[str, "Kind | Table"]
 """By key, what its value may be; a table for an object whose own keys are known."""
 
 
+class Whole(dict[str, "Kind | Table"]):
+    """A table of all keys of a section: DeepSpeed refuses others, where it ignores them elsewhere."""
+
+
+def words(*allowed: str) -> Kind:
+    """Return the kind that is one of some words.
+
+    Example:
+        >>> str(words("cpu", "none"))
+        "one of 'cpu', 'none'"
+    """
+    return Kind("one of " + ", ".join(map(repr, allowed)), lambda value: _is_text(value) and value in allowed)
+
+
 def is_object(value: object) -> bool:
     """Whether a value is an object of JSON."""
     match value:
@@ -66,9 +82,11 @@ def is_object(value: object) -> bool:
 
 
 def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
-    """Refuse a value that is of another kind than its key asks for; keys that are in no table pass."""
+    """Refuse a value of another kind than its key asks for; an unknown key passes where the table is not `Whole`."""
     for key, value in config.items():
         match table.get(key):
+            case None if type(table) is Whole:
+                raise one_of(f"{source}: key", f"{where}{key}"[:_SHOWN], sorted(where + name for name in table))
             case Kind() as kind if not kind.takes(value):
                 raise _refusal(source, f"{where}{key}", value, str(kind))
             case Mapping() as inner:
@@ -81,7 +99,11 @@ def check_kinds(config: Mapping[str, object], table: Table, source: str, where: 
                         raise _refusal(source, f"{where}{key}", value, OBJECT.words)
 
 
-_MAY_BE_NULL = {("zero_optimization.", name) for name in ("offload_param", "offload_optimizer", "zenflow")}
+_SHOWN = 100  # letters of a key that is refused
+_MAY_BE_NULL = {
+    *(("zero_optimization.", name) for name in ("offload_param", "offload_optimizer", "zenflow")),
+    ("autotuning.", "model_info"),
+}
 
 
 def _refusal(source: str, key: str, value: object, allowed: str) -> ConfigError:
