@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Row, row_from, table_from
+from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Row, check_columns, renamed, row_from, table_from
 from workbench.jobs.data.sql import parse
 from workbench.jobs.data.tables import SqlTable
 
@@ -99,6 +99,15 @@ WRITTEN = [
     ({"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
      Row(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet.")),
     ({"dialog": "Ann: Hi!", "summary": "Ann greets."}, Row(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets.")),
+    ({"id": 1, "document": "Long.", "summary": "Short."},
+     Row(source="Summarize this document:", input="Long.", target="Short.")),
+    ({"article": "Long.", "highlights": "Short."},
+     Row(source="Summarize this article:", input="Long.", target="Short.")),
+    ({"prompt": "1 + 1", "completion": 2}, Row(source="1 + 1", target="2")),
+    ({"context": "A park.", "question": "Where?", "answer": "There."},
+     Row(source="Where?", input="A park.", target="There.")),
+    ({"query": "a", "response": "", "type": "b"}, Row(source="a", target="")),
+    ({"source": None, "target": None, "text": None, "query": "a", "response": "b"}, Row(source="a", target="b")),
     ({"text": "Once upon\n a time", "url": "…"}, Row(source="", target="Once upon\n a time")),
 ]  # fmt: skip
 
@@ -109,27 +118,52 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
 ) -> None:
     assert row_from(raw, "here") == row
     assert row_from(json.loads(row.to_json()), "here") == row
-    assert row.is_plain == ("text" in raw and "instruction" not in raw)
+    assert row.is_plain == (raw.get("text") is not None and "instruction" not in raw)
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"instruction": "a"}, "here: the key 'output' is missing; there is: instruction"),
+        ({"instruction": "a"}, "here: no known form .* 'instruction'; .* 'output', and 'output' is missing"),
         ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
-        ({"instruction": "a", "output": 5}, "here: output is 5; it must be text"),
+        ({"instruction": "a", "output": True}, "here: output is true; it must be text"),
+        ({"instruction": "a", "output": float("nan")}, "here: output is NaN; it must be text"),
         ({"instruction": "a", "input": ["b"], "output": "c"}, r"here: input is \["),
-        ({"summary": "a"}, "here: the key 'dialogue' is missing"),
+        (
+            {"summary": "a", "dialouge": "b"},
+            "here: .*the nearest is 'dialogue' and 'summary', and 'dialogue' is missing",
+        ),
         ({"dialogue": "a", "summary": ""}, "here: summary is empty"),
         ({"text": ""}, "here: text is empty"),
         ({"text": "\ud800"}, "here: text is .*surrogate"),
         ({"source": "", "target": " "}, "here: target is empty"),
-        ({"prompt": "a", "completion": "b"}, "here: the key 'question' is missing.*instruction and output, dialogue"),
+        (
+            {"prompt": "a", "compl": "b"},
+            "here: .* 'prompt', 'compl'; the nearest is 'prompt' and 'completion'.*columns=",
+        ),
+        ({"id": 7, "a": "b"}, "here: .*'id', 'a'; the nearest is "),
+        ({"query": "a", "response": ["b"]}, r"here: response is \[\"b\"\]; it must be text"),
+        ({"question": " ", "answer": "b"}, "here: question is empty"),
     ],
 )
 def test_a_broken_row_of_text_names_the_place_and_the_field(raw: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         row_from(raw, "here")
+
+
+def test_columns_of_other_names() -> None:
+    columns = {"source": "body", "target": "title"}
+    assert row_from(renamed({"body": "a", "title": "b", "text": "c"}, columns, "here"), "here") == Row(
+        source="a", target="b"
+    )
+    with pytest.raises(ConfigError, match="here: the column for 'target', 'title' is not known: did you mean 'titel'"):
+        renamed({"body": "a", "titel": "b"}, columns, "here")
+    check_columns(columns)
+    check_columns({"text": "body"})
+    with pytest.raises(ConfigError, match="the field 'sauce' is not known: did you mean 'source'"):
+        check_columns({"sauce": "body", "target": "title"})
+    with pytest.raises(ConfigError, match="name 'source', which make no row; the nearest is 'source' and 'target'"):
+        check_columns({"source": "body"})
 
 
 @pytest.mark.parametrize(

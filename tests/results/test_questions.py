@@ -114,8 +114,8 @@ def test_objects_are_taken_as_they_are(paths: RunPaths) -> None:
         ("one", "single row"),
         ([" "], r"rows\[0\] is empty"),
         (["a", 5], r"rows\[1\] is int"),
-        ([{"target": "b"}], r"rows\[0\].*'question' is missing"),
-        ([{"source": 5}], r"rows\[0\].*source"),
+        ([{"target": "b"}], r"rows\[0\].*'source' is missing"),
+        ([{"source": [5]}], r"rows\[0\].*source"),
     ],
 )
 def test_a_row_of_no_known_form_is_named(paths: RunPaths, rows: object, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import open_record
-from workbench.base.json_values import parse_json, whole
+from workbench.base.json_values import number, parse_json, whole
 from workbench.jobs.data.sql import Value
 
 __all__ = ["Fields", "read_lines", "short"]
@@ -86,10 +86,12 @@ class Fields:
         return " ".join(value.split())
 
     def prose(self, key: str, *, needed: bool = True) -> str:
-        """Return a text with its blanks and lines as they are, but for those around it."""
+        """Return a text with its blanks and lines as they are, but for those around it; a number as JSON writes it."""
         value = self.get(key) if needed else self.data.get(key)
         if value is None and not needed:
             return ""
+        if number(value) is not None:
+            value = json.dumps(value)
         if not self.words(key, value) and needed:
             self.fail(key, "is empty")
         return str(value).replace("\r\n", "\n").strip()

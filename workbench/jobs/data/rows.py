@@ -7,8 +7,10 @@ with a tables file (the original release), and the hub's rows, which carry their
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import text
@@ -16,12 +18,42 @@ from workbench.jobs.data.lines import Fields, short
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 
-__all__ = ["PREFIX", "SUMMARIZE", "Row", "row_from", "table_from"]
+__all__ = ["ANSWERS", "PREFIX", "SUMMARIZE", "Row", "check_columns", "renamed", "row_from", "table_from"]
 
 PREFIX = "translate to SQL: "
 SUMMARIZE = "Summarize this dialogue:"
 
-_FORMS = "A row is source and target, instruction and output, dialogue and summary, text alone, or question and sql"
+
+class _Form(NamedTuple):
+    """Two keys that make a row, and what may stand beside them."""
+
+    asks: str
+    answers: str
+    given: str = ""
+    """The key of what the question is about; it need not be there."""
+    heading: str = ""
+    """What the model is told to do, where the row has only what to do it with."""
+
+
+_FORMS = (
+    _Form("source", "target", given="input"),
+    _Form("instruction", "output", given="input"),
+    _Form("instruction", "response", given="context"),
+    _Form("dialogue", "summary", heading=SUMMARIZE),
+    _Form("dialog", "summary", heading=SUMMARIZE),
+    _Form("document", "summary", heading="Summarize this document:"),
+    _Form("article", "highlights", heading="Summarize this article:"),
+    _Form("prompt", "completion"),
+    _Form("question", "answer", given="context"),
+    _Form("query", "response"),
+)
+_SQL = _Form("question", "sql")
+ANSWERS = {form.asks: [other.answers for other in (*_FORMS, _SQL) if other.asks == form.asks] for form in _FORMS}
+"""The key of a form that says what is asked, and those that may answer it."""
+_ALONE = "text"
+_FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if key) | dict.fromkeys(
+    (_ALONE, "table_id", "table")
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +83,8 @@ class Row:
 def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Row:
     """Make the trainer's row of a row in any known form."""
     row = Fields(data, where)
-    if "sql" not in row.data and (written := _written(row)) is not None:
-        return written
-    if "question" not in row.data:
-        present = ", ".join(map(str, row.data)) or "nothing"
-        raise ConfigError(f"{where}: the key 'question' is missing; there is: {present}. {_FORMS}")
+    if "sql" not in row.data:
+        return _written(row)
     question, sql = row.text("question"), row.child("sql")
     if "table" in row.data:
         table = table_from(row.data["table"], f"{where}: table", named_types=False)
@@ -72,6 +101,24 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
     else:
         query = _indexed(sql, table_or_none, sql.items("conds"))
     return Row(source=PREFIX + question, target=format_query(query), table_id=table_id)
+
+
+def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str, object]:
+    """Return a row's fields, taken from the columns that were named for them."""
+    row = Fields(data, where)
+    for field, column in columns.items():
+        if column not in row.data:
+            raise one_of(f"{where}: the column for {field!r},", column, row.data)
+    return {field: row.data[column] for field, column in columns.items()}
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Refuse fields that no row has, or that make no row together."""
+    for field in columns:
+        if field not in _FIELDS:
+            raise one_of("dataset columns: the field", field, _FIELDS)
+    if columns and _form_of(columns) is None and _ALONE not in columns:
+        raise ConfigError(f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}")
 
 
 def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTable:
@@ -92,26 +139,64 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
     return SqlTable(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
 
 
-def _written(row: Fields) -> Row | None:
-    if "source" in row.data and "target" in row.data:
-        table_id = row.text("table_id") if row.data.get("table_id") is not None else None
-        source, given = row.prose("source", needed=False), row.prose("input", needed=False)
-        # An answer may be empty, as some are in published sets; a text to learn from may not.
-        target = row.prose("target", needed=not (source or given))
-        return Row(source=source, target=target, table_id=table_id, input=given)
-    if "instruction" in row.data:
-        given, answer = ("context", "response") if "response" in row.data else ("input", "output")
-        row.get(answer)
-        return Row(
-            source=row.prose("instruction"),
-            input=row.prose(given, needed=False),
-            target=row.prose(answer, needed=False),
-        )
-    if "summary" in row.data:
-        spoken = "dialog" if "dialog" in row.data else "dialogue"
-        row.get(spoken)
-        return Row(source=SUMMARIZE, input=row.prose(spoken, needed=False), target=row.prose("summary"))
-    return Row(source="", target=row.prose("text")) if "text" in row.data else None
+def _written(row: Fields) -> Row:
+    # A table's row has every column of the table: those that are empty in it do not count, unless nothing else fits.
+    filled = {key for key, value in row.data.items() if value is not None}
+    if (form := _form_of(filled)) is None and _ALONE not in filled:
+        form = _form_of(row.data)
+    if form is not None:
+        return _of_form(row, form)
+    if _ALONE in row.data:
+        return Row(source="", target=row.prose(_ALONE))
+    present = _listed(row.data) or "nothing"
+    raise ConfigError(f"{row.where}: no known form of a row has the columns {present}; {_nearest(row.data)}")
+
+
+def _of_form(row: Fields, form: _Form) -> Row:
+    if form.heading:
+        asked = row.prose(form.asks, needed=False)
+        return Row(source=form.heading, input=asked, target=row.prose(form.answers))
+    prepared = form.asks == "source"
+    table_id = row.text("table_id") if prepared and row.data.get("table_id") is not None else None
+    given = row.prose(form.given, needed=False) if form.given else ""
+    source = row.prose(form.asks, needed=not prepared)
+    # An answer may be empty, as some are in published sets; a text to learn from may not.
+    target = row.prose(form.answers, needed=not (source or given))
+    return Row(source=source, target=target, table_id=table_id, input=given)
+
+
+def _form_of(keys: Iterable[str]) -> _Form | None:
+    present = set(keys)
+    return next((form for form in (*_FORMS, _SQL) if {form.asks, form.answers} <= present), None)
+
+
+def _nearest(keys: Iterable[str]) -> str:
+    """Name the form whose keys look most like those that there are, and what is missing of it.
+
+    Example:
+        >>> print(_nearest(["id", "article", "abstract"]))
+        the nearest is 'article' and 'highlights', and 'highlights' is missing: rename the columns, or name those that \
+hold them, as in columns={'source': …, 'target': …}
+    """
+    names = [str(key) for key in keys]
+
+    def likeness(form: _Form) -> tuple[int, float]:
+        missing = [key for key in form[:2] if key not in names]
+        others = [name.lower() for name in names if name not in form]
+        near = (SequenceMatcher(None, key, other).ratio() for key in missing for other in others)
+        return -len(missing), max(near, default=0)
+
+    form = max((*_FORMS, _SQL), key=likeness)
+    missing = " and ".join(repr(key) for key in form[:2] if key not in names)
+    return (
+        f"the nearest is {form.asks!r} and {form.answers!r}, and {missing} "
+        f"{'are' if ' and ' in missing else 'is'} missing: rename the columns, or name those that hold them, as in "
+        "columns={'source': …, 'target': …}"
+    )
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(repr(str(name)) for name in names)
 
 
 def _named(sql: Fields, table: SqlTable | None) -> Query:

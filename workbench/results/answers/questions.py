@@ -11,7 +11,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
 from workbench.jobs.data.lines import Fields, read_lines
-from workbench.jobs.data.rows import PREFIX, row_from
+from workbench.jobs.data.rows import ANSWERS, PREFIX, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.prompts import source_text
@@ -149,9 +149,9 @@ def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
 
 
 def _question_of_row(row: Mapping[str, object], where: str) -> Question:
-    asked = next((key for key in _ANSWERS if row.get(key) is not None), "")
-    unknown = bool(asked) and all(row.get(key) is None for key in _ANSWERS[asked])
-    made = row_from({**row, _ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
+    asked = next((key for key in ANSWERS if row.get(key) is not None), "")
+    unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
+    made = row_from({**row, ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
     if made.is_plain:
         return Question(source="", opening=made.target)
     return Question(
@@ -160,12 +160,3 @@ def _question_of_row(row: Mapping[str, object], where: str) -> Question:
         expected=None if unknown else made.target,
         table_id=made.table_id,
     )
-
-
-# The key of a form that says what is asked, and those that may answer it.
-_ANSWERS = {
-    "source": ("target",),
-    "instruction": ("output", "response"),
-    "dialogue": ("summary",),
-    "dialog": ("summary",),
-}
