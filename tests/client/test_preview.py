@@ -50,6 +50,10 @@ def test_a_place_that_needs_options_says_so_while_it_has_none() -> None:
 def test_the_batch_is_spelled_out() -> None:
     batch = preview_of(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)).batch
     assert batch.startswith("4 rows a rank × 2 accumulated × 5 ranks = 40 rows per optimizer step")
+    composed = Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10)
+    assert preview_of(composed).batch == (
+        "4 rows a rank × 2 accumulated × 3 ranks = 24 rows per optimizer step; 10 steps see 240 rows, 0.06 epochs"
+    )
     assert "1 rank = 8 rows" in preview_of(Composition(technique="single")).batch
     assert "167 steps" in preview_of(Composition()).batch  # 4,000 rows by 24
     assert "epochs" not in preview_of(Composition(dataset="wikisql", max_steps=9)).batch  # nobody here knows its rows

@@ -124,7 +124,14 @@ def test_repeats_give_a_median_and_a_spread_and_overlaps_are_not_called_differen
     assert said.endswith(": rows 1 and 2.")
     page = Page(benchmark_html(groups(rows)))
     assert "100.0–110.0" in page.text
-    assert "median of 3" in page.text
+    alike = sheet_of(groups(repeated_rows({name: [100.0, 110.0, 105.0] for name in ("ddp", "zero1", "zero3")})))
+    assert any(note.endswith(": rows 1, 2 and 3.") for note in alike.parts[0].notes)
+
+
+def test_a_model_that_is_a_folder_is_named_by_the_end_of_its_path() -> None:
+    for model, short in (("/home/ada/runs/a/model", "…/a/model"), ("google-t5/t5-small", "google-t5/t5-small")):
+        sheet = sheet_of(groups([replace(mixed_rows()[0], model=model)]))
+        assert [line.model for line in sheet.lines] == [short]
 
 
 def test_a_repeat_that_failed_is_not_hidden_behind_those_that_did_not() -> None:

@@ -97,14 +97,14 @@ class Redactor:
             >>> Redactor({"PGPASS": "opensesame"})("login opensesame at https://me:pw@host")
             'login ********** at https://me:**@host'
         """
-        known = text
+        masked = text
         for value in self._values:
-            if value in known:
-                known = known.replace(value, _stars(value))
+            if value in masked:
+                masked = masked.replace(value, _stars(value))
         looks = mask_secrets(text)  # of the text as it was: what a mask hides may tell what stands beside it
-        if text in (known, looks):
-            return looks if text == known else known
-        return "".join("*" if "*" in pair else pair[0] for pair in zip(known, looks, strict=True))
+        if text in (masked, looks):
+            return looks if text == masked else masked
+        return "".join("*" if "*" in pair else pair[0] for pair in zip(masked, looks, strict=True))
 
     def blob(self, data: bytes) -> bytes:
         """Return the bytes of a text with its secrets masked."""

@@ -98,12 +98,6 @@ def count_memory(composition: Composition) -> None:
 
 
 def _batch_text(composition: Composition) -> str:
-    """Spell out how many rows one optimizer step sees, and how many the whole run.
-
-    Example:
-        >>> _batch_text(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10))
-        '4 rows a rank × 2 accumulated × 3 ranks = 24 rows per optimizer step; 10 steps see 240 rows, 0.06 epochs'
-    """
     job = composition.make_job()
     rows = job.global_batch(composition.ranks)
     ranks = f"{count(composition.ranks)} rank{'s' if composition.ranks != 1 else ''}"

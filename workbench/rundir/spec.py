@@ -111,8 +111,8 @@ def stored(spec: Json) -> dict[str, object]:
     pods = part(cluster, "pods")
     pods = {**pods, "env": hide_values(part(pods, "env"))} if "env" in pods else pods
     job = {**job, "env": hide_values(part(job, "env"))} if "env" in job else job
-    known = Redactor(_texts(part(part(cluster, "pods"), "env")), _texts(part(part(spec, "job"), "env")))
-    return known.json({**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job})
+    redact = Redactor(_texts(part(part(cluster, "pods"), "env")), _texts(part(part(spec, "job"), "env")))
+    return redact.json({**spec, "cluster": {**cluster, "pods": pods} if pods else cluster, "job": job})
 
 
 def resolved(record: _WithEnv) -> _WithEnv:

@@ -164,12 +164,7 @@ def _line(number: int, summary: Summary, figures: Sequence[Figures], several_mod
 
 
 def _short(model: str) -> str:
-    """Name a model that is a folder by the end of its path.
-
-    Example:
-        >>> _short("/home/ada/runs/a/model"), _short("google-t5/t5-small")
-        ('…/a/model', 'google-t5/t5-small')
-    """
+    """Name a model that is a folder by the end of its path."""
     return "…/" + "/".join(model.split("/")[-2:]) if model.startswith("/") and model.count("/") > 2 else model
 
 
@@ -219,12 +214,6 @@ def _alike(lines: Sequence[Line]) -> list[list[int]]:
 
 
 def _rows(numbers: Sequence[int]) -> str:
-    """Name rows by number.
-
-    Example:
-        >>> _rows([1, 2, 5]), _rows([3])
-        ('rows 1, 2 and 5', 'row 3')
-    """
     if len(numbers) == 1:
         return f"row {numbers[0]}"
     return f"rows {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

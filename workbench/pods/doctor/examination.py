@@ -113,12 +113,7 @@ def judge_result(
 
 
 def _skew(there_s: float, began_s: float, ended_s: float) -> float:
-    """Return the seconds by which a clock is certainly off: its reading lay between two of ours if it agrees.
-
-    Example:
-        >>> _skew(10.5, 10.0, 11.0), _skew(14.0, 10.0, 11.0), _skew(9.0, 10.0, 11.0)
-        (0.0, 3.0, -1.0)
-    """
+    """Return the seconds by which a clock is certainly off: its reading lay between two of ours if it agrees."""
     return max(0.0, there_s - ended_s) - max(0.0, began_s - there_s)
 
 

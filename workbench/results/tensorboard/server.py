@@ -72,10 +72,10 @@ class BoardServer:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(f"http://{HOST}:{self.port}/{self.token}/data/environment", timeout=5) as answer:
-                told = json.loads(answer.read(_LARGEST_ANSWER))
+                environment = json.loads(answer.read(_LARGEST_ANSWER))
         except (OSError, ValueError, http.client.HTTPException):
             return False
-        return hmac.compare_digest(str(dict(told).get("window_title")), _title(self.nonce))
+        return hmac.compare_digest(str(dict(environment).get("window_title")), _title(self.nonce))
 
     def stop(self) -> None:
         """End it and return when it is gone. Idempotent."""
