@@ -11,6 +11,7 @@ import pytest
 from tests.pods.conftest import Launched
 from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import Hostfile
+from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 
@@ -48,7 +49,8 @@ def test_pdsh_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_pa
 
 def mpirun(launched: Launched, *command: str) -> subprocess.CompletedProcess[str]:
     hosts = ",".join(f"{address}:1" for address in Hostfile.from_pods(launched.pods).addresses)
-    mca = ["plm_rsh_agent", ssh_wrapper(launched.identity)], ["oob_tcp_if_include", "lo"], ["btl_tcp_if_include", "lo"]
+    wrapper = ssh_wrapper(launched.identity, launched.pods)
+    mca = ["plm_rsh_agent", wrapper], ["oob_tcp_if_include", "lo"], ["btl_tcp_if_include", "lo"]
     argv = ["mpirun", "--allow-run-as-root", "-np", "2", "--host", hosts]
     options = [word for pair in mca for word in ("--mca", *pair)]
     return subprocess.run(
@@ -74,10 +76,11 @@ def test_mpirun_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_
 
 
 def test_the_wrapper_is_ssh(launched: Launched) -> None:
-    wrapper = ssh_wrapper(launched.identity)
-    argv = [wrapper, "127.0.0.3", "basename $WORKBENCH_POD"]
+    wrapper = ssh_wrapper(launched.identity, launched.pods)
+    argv = [wrapper, "-x", "127.0.0.3", "sh", "-c", "'echo $WORKBENCH_POD $TMPDIR'", "127.0.0.3"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
-    assert done.stdout == "pod-1\n", done
+    own = launched.pods[1].root
+    assert done.stdout == f"{own} {own}\n", "two orteds of one machine must not share a folder: they race in it"
 
 
 def test_paths_that_the_launchers_would_split_are_refused(tmp_path: Path) -> None:
@@ -85,11 +88,11 @@ def test_paths_that_the_launchers_would_split_are_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"pdsh cannot use the path .*a b"):
         pdsh_environment(blank)
     with pytest.raises(ConfigError, match=r"mpirun cannot use the path .*a b"):
-        ssh_wrapper(blank)
+        ssh_wrapper(blank, [Pod(name="pod-0")])
     with pytest.raises(ConfigError, match="pdsh cannot use"):
         pdsh_environment(Identity.create(tmp_path / "100%h"))
     with pytest.raises(ConfigError, match="mpirun cannot use"):
-        ssh_wrapper(Identity.create(tmp_path / "a:b"))
+        ssh_wrapper(Identity.create(tmp_path / "a:b"), [Pod(name="pod-0")])
 
 
 def test_a_hostile_address_never_becomes_an_argument(launched: Launched) -> None:

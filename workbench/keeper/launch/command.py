@@ -149,9 +149,7 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
         "plm_rsh_no_tree_spawn": "1",  # pods hold no key for each other
         "btl_tcp_if_include": plan.interface,
         "oob_tcp_if_include": plan.interface,
-        # In /tmp another user may have made the folder that it expects there; its option for pods is not heeded.
-        "orte_local_tmpdir_base": str(plan.rsh_wrapper.parent),
-        "orte_launch_agent": f"env TMPDIR={PurePosixPath(plan.pods[0].root).parent} orted",
+        "orte_local_tmpdir_base": str(plan.rsh_wrapper.parent),  # in /tmp another user may have made the folder
     }
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
     exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]

@@ -82,10 +82,11 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
 def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
     """Gather what the launch command of a run is made of."""
     launcher, identity, links = Launcher(context.spec.job.launcher), context.identity, context.links
+    pods = [link.pod for link in links]
     return LaunchPlan(
         run_id=context.run_id,
         launcher=launcher,
-        pods=[link.pod for link in links],
+        pods=pods,
         places=context.places,
         master_port=master_port,
         interface=links[0].interface,
@@ -93,7 +94,7 @@ def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
         hostfile=context.paths.hostfile,
         ssh_argv={link.pod.name: ssh_argv(link.pod, identity) for link in links},
         pdsh_env=pdsh_environment(identity) if launcher is Launcher.PDSH else {},
-        rsh_wrapper=Path(ssh_wrapper(identity)) if launcher is Launcher.OPENMPI else Path("ssh"),
+        rsh_wrapper=Path(ssh_wrapper(identity, pods)) if launcher is Launcher.OPENMPI else Path("ssh"),
     )
 
 

@@ -28,10 +28,15 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
     return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {path}"}
 
 
-def ssh_wrapper(identity: Identity) -> str:
+def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
     """Write an executable that is `ssh` with this identity; return its path: OpenMPI's `plm_rsh_agent`."""
-    path = identity.folder / "ssh"
+    path = identity.folder / f"ssh-{pods[0].name}"  # a pod is in one run at a time
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(f"mpirun cannot use the path {str(path)!r}; choose a cluster folder without blanks and : , ;")
-    write_text(path, f'#!/bin/sh\nexec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n', mode=0o700)
+    # Two orteds of one machine that share a folder race to make the same one in it; one of them may end without a word,
+    # and mpirun then waits for it for ever. In /tmp another user may have made it.
+    own = {pod.address: shlex.quote(shlex.quote(f"TMPDIR={pod.root}")) for pod in pods if pod.root}
+    cases = " ".join(f'{shlex.quote(address)}) set -- "$@" env {folder} ;;' for address, folder in own.items())
+    words = f'for word do\n  shift\n  set -- "$@" "$word"\n  case $word in {cases} esac\ndone\n'
+    write_text(path, f'#!/bin/sh\n{words}exec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n', mode=0o700)
     return str(path)
