@@ -14,6 +14,8 @@ from poll import until
 
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.client.result import RunResult
+from workbench.pods.pod import Pod
+from workbench.rundir.state import RunState
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
@@ -56,6 +58,14 @@ class World:
     def beats(self, run: Run, ranks: int = 3) -> None:
         """Wait until every rank of `beat.py` has printed a line."""
         self.until(lambda: all(" line 3" in self.log(run, rank) for rank in range(ranks)), 90)
+
+    @staticmethod
+    def blames(result: RunResult, pod: Pod) -> str:
+        """See that the result names the pod as the first cause; return its message."""
+        assert result.state is RunState.FAILED
+        assert result.error is not None
+        assert (result.error.kind, result.error.pod, result.error.host) == ("pod", pod.name, pod.address)
+        return result.error.message
 
     @staticmethod
     def log(run: Run, rank: int, stream: str = "stdout") -> str:

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,13 +57,18 @@ def apart(networks: list[Namespace], tmp_path: Path) -> Iterator[SSHPods]:
         )
 
 
+@contextmanager
+def beating_until(end: Path, world: World, apart: SSHPods) -> Iterator[Run]:
+    with Cluster(apart, PodSpec(), count=2, path=end.parent / "c", warm=False) as cluster:
+        yield world.beating("--until", str(end), "--pause-s", "0.1", pods=2, cluster=cluster)
+
+
 @pytest.mark.long
 def test_a_silent_network_is_shown_and_outlived(
     world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
 ) -> None:
     """Row 24."""
-    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
-        run = world.beating("--until", str(tmp_path / "end"), "--pause-s", "0.1", pods=2, cluster=cluster)
+    with beating_until(tmp_path / "end", world, apart) as run:
         with networks[1].silent():
             shown_s = until(lambda: "no sign from pod-1 for 15 s" in run.message, 120)
             world.measured("24", "network silent -> shown", shown_s, 15)
@@ -114,8 +119,7 @@ def test_all_pods_silent_at_once_is_said_so_and_blamed_on_none(
 def test_two_minutes_without_a_network_are_outlived_with_the_default_lease(
     world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
 ) -> None:
-    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
-        run = world.beating("--until", str(tmp_path / "end"), "--pause-s", "0.1", pods=2, cluster=cluster)
+    with beating_until(tmp_path / "end", world, apart) as run:
         with networks[0].silent(), networks[1].silent():
             silent = time.monotonic()
             until(lambda: time.monotonic() - silent > 125, 140)
