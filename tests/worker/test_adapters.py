@@ -21,10 +21,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.finetune import FineTune
-from workbench.results.answers.merge import merge
 from workbench.results.answers.questions import Question
 from workbench.results.answers.server import close_all, server_of
+from workbench.results.export.folder import merge
 from workbench.rundir.paths import RunPaths
+from workbench.worker.answer.export import export_model
 from workbench.worker.data.rows import Example
 from workbench.worker.model import adapters
 from workbench.worker.model import load as model
@@ -158,7 +159,8 @@ def test_an_adapter_on_its_base_answers_as_the_run_did_and_merged_it_answers_the
     assert isinstance(with_adapter.model, PeftModel)
     expected = logits(with_adapter.model, with_adapter.tokenizer)
     assert (expected - logits(base_of(run).model, with_adapter.tokenizer)).abs().max() > 0.1
-    adapters.merge(folder_of(run), base_of(run), tmp_path / "merged")
+    merged_model = adapters.merged(folder_of(run), base_of(run))
+    export_model(merged_model, tmp_path / "merged", None, "5GB")
     auto = AutoModelForSeq2SeqLM if name.startswith("t5") else AutoModelForCausalLM
     merged = auto.from_pretrained(tmp_path / "merged")
     assert all(value.dtype == torch.float32 for value in merged.parameters())

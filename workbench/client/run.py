@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from workbench.base.words import plain
 from workbench.client.home import RunHome
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
+from workbench.client.trained import TrainedModel
 from workbench.jobs.script import Script
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.progress import Progress
@@ -29,8 +30,6 @@ from workbench.rundir.status import cluster_of, id_of, message_of, run_at, state
 from workbench.rundir.totals import RunTotals
 
 if TYPE_CHECKING:
-    from workbench.results.answers.predictions import Answers
-    from workbench.results.answers.questions import RowLike
     from workbench.results.kubeflow.manifest import Manifest
     from workbench.results.tensorboard.board import Board
 
@@ -49,7 +48,7 @@ class Detached(KeyboardInterrupt):
 
 
 @dataclass(frozen=True, slots=True)
-class Run(ShownLive):
+class Run(ShownLive, TrainedModel):
     """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
 
     path: Path
@@ -131,43 +130,6 @@ class Run(ShownLive):
             raise RunError(
                 f"there is no log of rank {rank}, {stream} ({error.strerror}); {self.paths.logs} holds what there is"
             ) from error
-
-    def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
-        """Let the trained model answer rows, greedily and in batches; blocks until it has.
-
-        The model is loaded once, in a process of its own that ends with this one or after ten idle minutes.
-
-        Args:
-            rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: of the run's evaluation.
-            before: Also ask the model as it was before training.
-
-        Raises:
-            RunError: The run left no model, or the model's process failed; carries its words.
-            ConfigError: A row is of no known form.
-        """
-        from workbench.results.answers.ask import predict
-
-        return predict(self, rows, before=before)
-
-    def merge(self, path: str | Path) -> Path:
-        """Add the adapters that this run trained to the weights of their base; blocks until it is done.
-
-        The folder is one that plain `from_pretrained` loads, and a `FineTune(model=…)` trains on. The base is loaded
-        in the process that answers `predict`, in FP32: 4 bytes a parameter of memory.
-
-        Args:
-            path: The folder to make; it must be new or empty.
-
-        Returns:
-            The folder, absolute.
-
-        Raises:
-            ConfigError: The folder holds something.
-            RunError: The run trained no adapters or left none, or the process failed; carries its words.
-        """
-        from workbench.results.answers.merge import merge
-
-        return merge(self.paths, path)
 
     def manifest(self, kind: str, **options: object) -> Manifest:
         """Write this job as one that Kubeflow carries out unattended; `str()` is the YAML. Nothing is sent anywhere.

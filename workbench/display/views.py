@@ -29,6 +29,7 @@ from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_bundle, board_html, show_board
 from workbench.display.records.doctor import diagnosis_doc
+from workbench.display.records.export import export_doc, model_card_doc, pushed_doc
 from workbench.display.records.history import history_doc, history_grid
 from workbench.display.records.manifest import manifest_doc
 from workbench.display.records.plan import plan_doc
@@ -41,6 +42,9 @@ from workbench.display.run.panel import run_bundle, show_run
 from workbench.planner.plan import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.results.answers.predictions import Answers, Predictions
+from workbench.results.export.folder import Export
+from workbench.results.export.model_card import ModelCard
+from workbench.results.export.push import Pushed
 from workbench.results.kubeflow.manifest import Manifest
 from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile
@@ -63,13 +67,16 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     BenchmarkForecast: forecast_doc,
     Cluster: lambda it: cluster_doc(look_at(it)),
     Diagnosis: diagnosis_doc,
+    Export: export_doc,
     FaultCard: fault_doc,
     History: history_doc,
     Manifest: manifest_doc,
+    ModelCard: model_card_doc,
     PlanTable: plan_doc,
     Predictions: predictions_doc,
     Profile: profile_doc,
     ProfileComparison: comparison_doc,
+    Pushed: pushed_doc,
     Run: run_doc,
     RunResult: result_doc,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import select
 import subprocess
@@ -17,12 +18,12 @@ from typing import IO, Any
 
 from workbench.base import entries
 from workbench.base.child import child_environment, start
-from workbench.base.errors import RunError
+from workbench.base.errors import DiskFull, RunError
 from workbench.base.wire import from_line, to_line
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Answered", "ModelServer", "close_all", "server_of"]
+__all__ = ["Answered", "ModelServer", "check_model", "close_all", "server_of"]
 
 # No collections while modules load: they find next to nothing, in a tenth of the time.
 _START = (
@@ -30,6 +31,7 @@ _START = (
 )
 _IDLE_S = 600.0
 _ANSWER_S = 600.0
+_EXPORT_S = 6 * 3600.0  # a large model, a slow disk
 _END_S = 2.0
 _DYING_S = 15.0  # Python goes on for a while after its last word
 _KEPT = 4  # processes at once; each holds torch, some 400 MiB, and its model
@@ -69,7 +71,7 @@ class ModelServer:
         if self.pid is not None:
             return
         self.close()
-        _check(self._paths)
+        check_model(self._paths)
         command = ["-c", _START, str(self._paths.model)]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         self._words, self._pending = tempfile.TemporaryFile(), b""  # noqa: SIM115 - closed in close()
@@ -84,11 +86,14 @@ class ModelServer:
             raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
 
-    def merge(self, target: Path, *, timeout_s: float = _ANSWER_S) -> None:
-        """Let the child add the run's adapters to the weights of their base, and wait for it."""
-        reply = self._answered({"merge": str(target)}, timeout_s)
+    def export(self, target: Path, **options: object) -> Mapping[str, object]:
+        """Let the child write the model into a folder, wait for it, and return what it says of it."""
+        reply = self._answered({"export": str(target), **options}, _EXPORT_S)
         if not reply["ok"]:
-            raise RunError(f"the adapters of {self._paths.root} could not be merged: {reply['error']}")
+            if reply["full"]:
+                raise DiskFull(errno.ENOSPC, reply["error"])
+            raise RunError(f"the model of {self._paths.root} could not be exported: {reply['error']}")
+        return reply
 
     def close(self) -> None:
         """End the child and return when it is gone. Idempotent."""
@@ -199,11 +204,12 @@ _guard = threading.Lock()
 _servers: dict[Path, ModelServer] = {}
 
 
-def _check(paths: RunPaths) -> None:
+def check_model(paths: RunPaths) -> None:
+    """Refuse a run directory that holds no model."""
     if not paths.root.is_dir():
         raise RunError(f"not a run directory: {paths.root}")
     if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise RunError(f"the run in {paths.root} left no model that could answer: it has not ended, or failed")
+        raise RunError(f"the run in {paths.root} left no model: it has not ended, or failed")
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; it says how the model was trained")
 

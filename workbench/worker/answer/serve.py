@@ -18,10 +18,12 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from workbench.base.errors import DiskFull
 from workbench.base.wire import from_line
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.model import ModelKind, model_kind
+from workbench.worker.answer.export import DTYPES, export_adapters, export_model
 from workbench.worker.answer.generate import answers
 from workbench.worker.data.rows import Example
 from workbench.worker.model import adapters
@@ -52,11 +54,16 @@ class Answerer:
         texts = self._batched(loaded, [_example(question) for question in questions])
         return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
 
-    def merge(self, target: str) -> dict[str, object]:
-        """Add the trained adapters to the weights of their base, and leave a plain model folder."""
+    def export(self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str) -> dict[str, object]:
+        """Write the model into a new folder, adapters added to the weights of their base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
-        adapters.merge(self._folder, self._initial(tokenizer), Path(target))
-        return {}
+        if self._job.peft == Peft.NONE:
+            loaded = model.load(self._folder, (), seed=0, options={"dtype": DTYPES[dtype] if dtype else "auto"})
+        elif merged:
+            loaded = adapters.merged(self._folder, self._initial(tokenizer))
+        else:
+            return export_adapters(self._folder, tokenizer, Path(target), dtype)
+        return export_model(loaded, Path(target), dtype, max_shard_size)
 
     def _model(self, which: str) -> model.Loaded:
         if which not in self._loaded:
@@ -162,12 +169,15 @@ def _reply(answerer: Answerer, line: str) -> dict[str, object]:
         return {"id": number, "ok": True, **_result(answerer, request)}
     except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
         traceback.print_exc()
-        return {"id": number, "ok": False, "error": f"{type(error).__name__}: {error}"}
+        if isinstance(error, DiskFull):
+            return {"id": number, "ok": False, "full": True, "error": str(error)}
+        return {"id": number, "ok": False, "full": False, "error": f"{type(error).__name__}: {error}"}
 
 
 def _result(answerer: Answerer, request: Mapping[str, Any]) -> dict[str, object]:
-    if "merge" in request:
-        return answerer.merge(request["merge"])
+    if "export" in request:
+        options = {name: request[name] for name in ("dtype", "merged", "max_shard_size")}
+        return answerer.export(request["export"], **options)
     return answerer.answer(request["questions"], request.get("which", "after"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,9 +22,9 @@ from workbench.worker.model.load import Loaded
 from workbench.worker.model.lora import with_lora
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["attached", "counts", "load_options", "load_with_adapter", "merge", "save"]
+__all__ = ["WEIGHTS", "attached", "counts", "load_options", "load_with_adapter", "merged", "save"]
 
-_WEIGHTS, _NAME = "adapter_model.safetensors", "default"
+WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
 def load_options(peft: str, precision: str) -> Mapping[str, Any]:
@@ -86,7 +84,7 @@ def save(model: Any, folder: Path, *, base: str) -> None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     kept = get_peft_model_state_dict(model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
-    save_file({name: value.contiguous() for name, value in kept.items()}, folder / _WEIGHTS, metadata={"format": "pt"})
+    save_file({name: value.contiguous() for name, value in kept.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config[_NAME]
     named, training = config.base_model_name_or_path, config.inference_mode
     config.base_model_name_or_path, config.inference_mode = base, True
@@ -96,7 +94,7 @@ def save(model: Any, folder: Path, *, base: str) -> None:
 
 def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
     """Put saved adapters onto their base, to answer; nothing is trained any more."""
-    if not (Path(folder) / _WEIGHTS).is_file():
+    if not (Path(folder) / WEIGHTS).is_file():
         return base
     from peft import PeftModel
 
@@ -104,20 +102,12 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
     return replace(base, model=PeftModel.from_pretrained(base.model, str(folder)))
 
 
-def merge(folder: str | Path, base: Loaded, target: Path) -> None:
-    """Add saved adapters to the weights of their base, and leave a folder that plain `from_pretrained` loads."""
+def merged(folder: str | Path, base: Loaded) -> Loaded:
+    """Add saved adapters to the weights of their base."""
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
             base = replace(base, model=base.model.dequantize(dtype=torch.float32))
-    model = load_with_adapter(folder, base).model.merge_and_unload()
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        part.chmod(0o755)
-        model.save_pretrained(part)
-        base.tokenizer.save_pretrained(part)
-        part.rename(target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    return replace(base, model=load_with_adapter(folder, base).model.merge_and_unload())
 
 
 def _say_nothing_of_old_names() -> None:

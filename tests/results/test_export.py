@@ -1,0 +1,236 @@
+"""A trained model taken away: as a folder, by the real child process, and to a stand-in of the model hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from hubstandin import TOKEN, Hub, hub
+from huggingface_hub import ModelCard, constants
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from writtenrun import write_run
+
+from workbench import FineTune, Run
+from workbench.base.errors import ConfigError, DiskFull, RunError
+from workbench.base.files import write_json
+from workbench.results.answers.server import close_all
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+MAKE = """
+import sys, torch
+from dataclasses import replace
+from pathlib import Path
+from workbench.worker.model import adapters, load as model
+from workbench.worker.data.rows import Example
+from workbench.jobs.finetune import FineTune
+whole, small, base = map(Path, sys.argv[1:4])
+made = model.load("tiny-llama", [Example(source="How many rows?", target="SELECT", input="", opening="")], seed=0)
+made.tokenizer.chat_template = sys.argv[4]
+for folder in (whole, base):
+    made.model.save_pretrained(folder)
+    made.tokenizer.save_pretrained(folder)
+beside = adapters.attached(made, FineTune(model="tiny-llama", peft="lora"))
+torch.manual_seed(1)
+for value in beside.model.parameters():
+    value.data += 0.02 * torch.randn_like(value) if value.requires_grad else 0
+adapters.save(beside.model, small, base=str(base))
+made.tokenizer.save_pretrained(small)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
+    """One that trained a whole model, and one that trained adapters on such a model's folder."""
+    folder = tmp_path_factory.mktemp("export")
+    base = folder / "base"
+    jobs = {
+        "whole": FineTune(model="tiny-llama", dataset="wikisql"),
+        "adapters": FineTune(model="tiny-llama", peft="lora"),
+    }
+    made = []
+    for name, job in jobs.items():
+        job_dict = job.to_dict() | ({"model": str(base)} if name == "adapters" else {})
+        run = write_run(folder / name, job_dict)
+        run.paths.inputs.mkdir()
+        write_json(run.paths.job, {"job": job_dict})
+        run.end(model="tiny-llama", eval_loss=1.25, steps=10, peft=job.peft, versions={"torch": "2.13.0"})
+        made.append(Run.load(run.paths.root))
+    models = [str(run.paths.model) for run in made]
+    command = [sys.executable, "-c", MAKE, *models, str(base), TEMPLATE]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    yield made[0], made[1]
+    close_all()
+
+
+@pytest.fixture(scope="module")
+def whole(runs: tuple[Run, Run]) -> Run:
+    return runs[0]
+
+
+@contextmanager
+def small_disk(path: Path, size: int) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "export", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_whole_model_is_written_sharded_in_another_format_and_starts_elsewhere(whole: Run, tmp_path: Path) -> None:
+    made = whole.export(tmp_path / "new" / "model", max_shard_size="100KB")
+    assert (made.dtype, made.base) == ("bf16", "")
+    assert {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"} <= made.files.keys()
+    shards = [name for name in made.files if name.endswith(".safetensors")]
+    assert len(shards) > 2
+    assert set(json.loads((made.folder / "model.safetensors.index.json").read_text())["weight_map"].values()) == set(
+        shards
+    )
+    assert made.size == sum(path.stat().st_size for path in made.folder.iterdir())
+    assert [path.name for path in made.folder.parent.iterdir()] == ["model"]  # no part of it is left
+    loaded = AutoModelForCausalLM.from_pretrained(made.folder)
+    trained = AutoModelForCausalLM.from_pretrained(whole.paths.model)
+    for (name, value), expected in zip(loaded.named_parameters(), trained.parameters(), strict=True):
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, expected.to(torch.bfloat16)), name
+    assert AutoTokenizer.from_pretrained(made.folder).chat_template == TEMPLATE
+    assert made.start_lines["vLLM"] == f"vllm serve {made.folder}"
+    assert all(line in str(made) and line in made._repr_html_() for line in list(made.start_lines.values())[1:])
+    same = whole.export(tmp_path / "same", dtype=None)
+    assert same.dtype == "fp32"
+    assert (same.folder / "model.safetensors").read_bytes() == (whole.paths.model / "model.safetensors").read_bytes()
+
+
+def test_adapters_are_written_merged_or_alone(runs: tuple[Run, Run], tmp_path: Path) -> None:
+    run = runs[1]
+    alone = run.export(tmp_path / "alone", merged=False)
+    assert alone.base.endswith("/base")
+    assert {value.dtype for value in load_file(alone.folder / "adapter_model.safetensors").values()} == {torch.bfloat16}
+    assert "config.json" not in alone.files
+    assert alone.start_lines["vLLM"] == f"vllm serve {alone.base} --enable-lora --lora-modules adapters={alone.folder}"
+    merged = run.export(tmp_path / "merged", dtype="fp32")
+    assert not merged.base
+    weights, base = (load_file(folder / "model.safetensors") for folder in (merged.folder, Path(alone.base)))
+    changed = [name for name, value in weights.items() if not torch.equal(value, base[name])]
+    assert changed
+    assert all("proj" in name for name in changed)
+    again = load_file(run.merge(tmp_path / "again") / "model.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in again.items())
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    with pytest.raises(ConfigError, match="there already"):
+        whole.export(tmp_path / "full")
+    with pytest.raises(ConfigError, match="'bf-16' is not known: did you mean 'bf16'"):
+        whole.export(tmp_path / "x", dtype="bf-16")
+    with pytest.raises(RunError, match="trained no adapters"):
+        whole.merge(tmp_path / "x")
+    failed = write_run(tmp_path / "failed")
+    failed.end("failed", "rank 1 raised")
+    for act in (lambda r: r.export(tmp_path / "x"), lambda r: r.push("me/model"), lambda r: r.merge(tmp_path / "x")):
+        with pytest.raises(RunError, match="left no model: it has not ended, or failed"):
+            act(Run.load(failed.paths.root))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+def test_a_full_disk_is_named_and_nothing_is_left(whole: Run, tmp_path: Path) -> None:
+    weights = (whole.paths.model / "model.safetensors").stat().st_size
+    for room in (weights // 2, weights + 16384):  # before the first byte, and amid the tokenizer
+        with small_disk(tmp_path / str(room), room) as disk:
+            with pytest.raises(DiskFull, match=rf"the disk of this machine is full: {disk} needs [\d,]+ bytes"):
+                whole.export(disk / "model", dtype="fp32")
+            assert not list(disk.iterdir())
+
+
+@pytest.fixture
+def standin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with hub() as held:
+        monkeypatch.setattr(constants, "ENDPOINT", held.url)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield held
+
+
+def test_a_push_arrives_byte_by_byte_with_a_model_card(whole: Run, standin: Hub, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
+    standin.private["me/model"] = True
+    standin.files = {"model-00001-of-00002.safetensors": b"old", "NOTES.md": b"mine"}
+    pushed = whole.push("me/model", token=TOKEN)
+    assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
+    expected = whole.export(tmp_path / "same")
+    got = dict(standin.files)
+    assert got.pop("NOTES.md") == b"mine"
+    card = got.pop("README.md").decode()
+    assert got == {name: (expected.folder / name).read_bytes() for name in expected.files}
+    assert {**pushed.files} == {**expected.files, "README.md": len(card.encode())}
+    data = ModelCard(card).data
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    assert (data.base_model, data.datasets) == (None, ["Salesforce/wikisql"])
+    assert {"zero1", "deepspeed-workbench"} <= set(data.tags or [])
+    assert "vllm serve me/model" in card
+    assert "1.25" in card
+    assert str(whole.path) not in card
+    assert "127.0.0.2" not in card
+    assert pushed.url == f"{standin.url}/me/model"
+    assert [path.name for path in tmp_path.iterdir()] == ["same"]  # nothing of the temporary folder is left
+    assert not any(TOKEN in text for text in (str(pushed), repr(pushed), card, *map(str, standin.commits)))
+
+
+def test_a_push_makes_the_private_repository_it_needs(
+    whole: Run, standin: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert whole.push("model").repo_id == "me/model"
+    assert standin.private == {"me/model": True}
+    standin.private = {"me/model": False}
+    with pytest.raises(RunError, match="is public; push with private=False"):
+        whole.push("model")
+
+
+def test_a_push_without_token_or_right_is_refused_first(
+    whole: Run, standin: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="'a b/c' is not a name of the hub"):
+        whole.push("a b/c", token=TOKEN)
+    with pytest.raises(RunError, match="no token for http"):
+        whole.push("me/model")
+    with pytest.raises(RunError, match="the token is not valid at http") as invalid:
+        whole.push("me/model", token=TOKEN[:-1])
+    assert TOKEN[:-1] not in str(invalid.value)
+    with pytest.raises(RunError, match="me may not write to 'other'; name one of me, team"):
+        whole.push("other/model", token=TOKEN)
+    standin.role = "read"
+    with pytest.raises(RunError, match="the token of me may only read: make a token with the right to write"):
+        whole.push("me/model", token=TOKEN)
+    standin.role, standin.writable = "fineGrained", False
+    with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
+        whole.push("me/model", token=TOKEN)
+    standin.private["me/model"] = True  # it is there, and others write to it
+    with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
+        whole.push("me/model", token=TOKEN)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(RunError, match=r"me/model cannot be uploaded to http://127\.0\.0\.1:9: .*refused"):
+        whole.push("me/model", token=TOKEN)
+    assert not standin.files
+    assert not [line for line in standin.asked if "preupload" in line]
+    assert not list(tmp_path.iterdir())

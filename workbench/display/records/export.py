@@ -1,0 +1,74 @@
+"""A model that was taken elsewhere, for the eye: what is in the folder or on the hub, and how to start it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from workbench.base.words import UNKNOWN, count, number, percent, scaled
+from workbench.display.kit.doc import Block, Code, Doc, Facts, Heading, Note
+from workbench.results.export.folder import Export
+from workbench.results.export.model_card import ModelCard
+from workbench.results.export.push import Pushed
+
+__all__ = ["export_doc", "model_card_doc", "pushed_doc"]
+
+
+def export_doc(export: Export) -> Doc:
+    """State what an export left."""
+    adapters = [("adapters of", export.base)] if export.base else []
+    pairs = [("folder", str(export.folder)), *adapters, *_facts(export.files, export.dtype)]
+    return Doc(blocks=[Facts(pairs, "Exported model", width=100), *_start(export.start_lines)])
+
+
+def pushed_doc(pushed: Pushed) -> Doc:
+    """State what was uploaded."""
+    pairs = [("model", pushed.url), ("commit", pushed.commit), *_facts(pushed.files, pushed.dtype)]
+    return Doc(blocks=[Facts(pairs, "Pushed model", width=100), *_start(pushed.start_lines)])
+
+
+def model_card_doc(card: ModelCard) -> Doc:
+    """State of a run what concerns others: neither hosts nor folders."""
+    result, job = card.result, card.job
+    learned = [
+        ("base model", card.base),
+        ("dataset", card.dataset),
+        ("trained", f"{result.technique}{f', {job.peft}' if result.peft not in ('', 'none') else ''}"),
+        ("parameters", count(result.parameters)),
+        ("trained parameters", count(result.trainable_parameters)),
+        ("ranks", count(result.world_size)),
+        ("optimizer steps", count(result.steps)),
+        ("rows per step", count(result.global_batch_size)),
+        ("learning rate", number(job.learning_rate)),
+        ("precision in training", result.precision),
+        ("number format of these weights", card.dtype),
+    ]
+    measured = [
+        ("training loss, all steps", number(result.train_loss)),
+        ("evaluation loss before the first step", number(result.first_eval_loss)),
+        ("evaluation loss after the last", number(result.eval_loss)),
+        ("perplexity", number(result.perplexity)),
+        ("exact match", percent(result.exact_match)),
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    return Doc(
+        blocks=[
+            Heading(card.repo_id.rpartition("/")[2], level=1),
+            Note("Fine-tuned with DeepSpeed Workbench.", "plain"),
+            *_start(card.start_lines),
+            Facts(_known(learned), "Training"),
+            Facts(_known(measured), "Measured in that run"),
+            Note(f"Versions: {versions}"),
+        ]
+    )
+
+
+def _facts(files: Mapping[str, int], dtype: str) -> list[tuple[str, str]]:
+    return [("size", f"{scaled(sum(files.values()), 'B')} in {len(files)} files"), ("number format", dtype)]
+
+
+def _start(lines: Mapping[str, str]) -> list[Block]:
+    return [Code(line, f"With {program}") for program, line in lines.items()]
+
+
+def _known(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, text) for name, text in pairs if text not in ("", UNKNOWN)]

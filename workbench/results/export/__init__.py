@@ -1,0 +1,1 @@
+"""Take a run's model elsewhere: as a folder, or to the model hub."""

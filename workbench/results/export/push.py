@@ -1,0 +1,130 @@
+"""Upload a run's model to the model hub by `huggingface_hub`; rights are checked before the model is loaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.redact import mask_secrets
+from workbench.base.shown import Shown
+from workbench.base.words import scaled
+from workbench.results.export.folder import SHARD, check_export, export, start_lines
+from workbench.results.export.model_card import write_model_card
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import ResultRecord
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+__all__ = ["Pushed", "push"]
+
+_WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
+_GET_TOKEN = "make a token with the right to write, and give it as token= or in HF_TOKEN, or run `hf auth login`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pushed(Shown):
+    """A model on the hub."""
+
+    url: str
+    repo_id: str
+    """Its full name there."""
+    commit: str
+    files: Mapping[str, int]
+    """Bytes of each file, by name."""
+    dtype: str
+    """The number format of the weights."""
+    start_lines: Mapping[str, str]
+    """The line that starts it, by program."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+    def __repr__(self) -> str:
+        return f"Pushed({self.url}, {len(self.files)} files, {scaled(self.size, 'B')}, {self.dtype})"
+
+
+def push(
+    result: ResultRecord, repo_id: str, *, private: bool, token: str | None, dtype: str | None, merged: bool
+) -> Pushed:
+    """Upload a run's model; see `Run.push`."""
+    from huggingface_hub import HfApi
+
+    paths = RunPaths(result.path)
+    check_export(paths, dtype, merged)
+    api = HfApi(token=token, library_name="deepspeed-workbench")
+    name = _repository(api, repo_id, private)
+    with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
+        made = export(paths, Path(folder) / "model", dtype=dtype, merged=merged, max_shard_size=SHARD)
+        card = write_model_card(result, name, made)
+        with _explained(api, name):
+            message = f"Upload the model of run {paths.root.name}"
+            # Weights of an earlier push under other names would be loaded in place of these.
+            commit = api.upload_folder(
+                repo_id=name, folder_path=made.folder, commit_message=message, delete_patterns=_WEIGHTS
+            )
+        return Pushed(
+            url=f"{api.endpoint}/{name}",
+            repo_id=name,
+            commit=commit.oid,
+            files={**made.files, card.name: card.stat().st_size},
+            dtype=made.dtype,
+            start_lines=start_lines(name, made.family, made.base),
+        )
+
+
+def _repository(api: HfApi, repo_id: str, private: bool) -> str:
+    """Return the full name of a repository that may be written to, made where there was none."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ConfigError(f"{repo_id!r} is not a name of the hub, such as 'me/model': {error}") from error
+    with _explained(api, repo_id):
+        _check_token(api.whoami(), repo_id)
+        name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        if private and not api.model_info(name).private:
+            raise RunError(f"{api.endpoint}/{name} is public; push with private=False, or under another name")
+        api.auth_check(name, write=True)
+    return name
+
+
+def _check_token(who: Mapping[str, object], repo_id: str) -> None:
+    match who:
+        case {"auth": {"accessToken": {"role": "read"}}}:
+            raise RunError(f"the token of {who.get('name')} may only read: {_GET_TOKEN}")
+    organisations = who.get("orgs")
+    names = [each.get("name") for each in organisations] if isinstance(organisations, list) else []
+    owner, slash, _ = repo_id.rpartition("/")
+    if slash and owner not in (owners := [who.get("name"), *names]):
+        raise RunError(f"{who.get('name')} may not write to {owner!r}; name one of {', '.join(map(str, owners))}")
+
+
+@contextmanager
+def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
+    """Say what the hub's refusals mean here."""
+    from httpx2 import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except LocalTokenNotFoundError as error:
+        raise RunError(f"no token for {api.endpoint}: {_GET_TOKEN}") from error
+    except HfHubHTTPError as error:
+        words = {
+            401: f"the token is not valid at {api.endpoint}: {_GET_TOKEN}",
+            403: f"the token lacks the right to write to {repo_id}: {_GET_TOKEN}",
+        }.get(error.response.status_code, f"{api.endpoint} refused {repo_id}")
+        raise RunError(mask_secrets(f"{words}\n{error}")) from error
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        why = error if error.__cause__ is None else f"{error} {error.__cause__}"
+        raise RunError(mask_secrets(f"{repo_id} cannot be uploaded to {api.endpoint}: {why}")) from error
