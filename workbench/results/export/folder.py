@@ -104,8 +104,7 @@ def export(
 
 def merge(paths: RunPaths, path: str | Path) -> Path:
     """Leave the merged model of a run that trained adapters in a folder that plain `from_pretrained` loads."""
-    check_model(paths)
-    if not has_adapters(paths):
+    if (paths.model / "config.json").is_file():
         raise RunError(f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model")
     return export(paths, path, dtype=None, merged=True, max_shard_size=SHARD).folder
 
