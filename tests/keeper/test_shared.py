@@ -16,15 +16,16 @@ import pytest
 from tests.pods.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.base.errors import ConfigError, RemoteError
-from workbench.base.files import read_json
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
-from workbench.keeper.run.stage import fetch
+from workbench.keeper.run.outputs import FileLeft
+from workbench.keeper.run.returns import fetch
 from workbench.pods.guest.addresses import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
+from workbench.worker.agent.left import files_left
 
 POD = Pod(name="pod-1", root="/nowhere/pods/pod-1", python=sys.executable)
 
@@ -99,13 +100,14 @@ class PodLink:
     def sees(self, _path: Path) -> bool:
         return True
 
-    def run(self, argv: list[str], *, again: bool = False) -> str:
-        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
-
     def get(self, remote: str, local: Path) -> str:
         self.fetched.append(PurePosixPath(remote).name)
         shutil.copyfile(remote, local)
         return hashlib.sha256(local.read_bytes()).hexdigest()
+
+
+def listed(out: Path) -> list[FileLeft]:
+    return [FileLeft(*entry) for entry in files_left(out, out / "none", out / "none", 1 << 62)["out"]]
 
 
 def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_travels(tmp_path: Path) -> None:
@@ -117,8 +119,8 @@ def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_t
     (out / "model" / "model.safetensors").write_bytes(b"weights")
     (out / "profile.txt").write_text("profile")
     pod = PodRunPaths.of(link.pod.root, "r")
-    fetch(link, pod, paths)  # type: ignore[arg-type]
-    assert read_json(paths.manifest)["profile.txt"] == hashlib.sha256(b"profile").hexdigest()
+    manifest, _ = fetch(link, pod, paths, listed(out))  # type: ignore[arg-type]
+    assert manifest["profile.txt"] == hashlib.sha256(b"profile").hexdigest()
     assert link.fetched == []
     assert (paths.model / "model.safetensors").read_bytes() == b"weights"
     assert paths.profile.read_text() == "profile"
@@ -126,7 +128,7 @@ def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_t
     out.unlink()
     out.mkdir()
     (out / "profile.txt").write_text("written elsewhere")
-    fetch(link, pod, paths)  # type: ignore[arg-type]
+    fetch(link, pod, paths, listed(out))  # type: ignore[arg-type]
     assert (link.fetched, paths.profile.read_text()) == (["profile.txt"], "written elsewhere")
 
 

@@ -229,7 +229,7 @@ def test_the_run_says_how_much_travels_and_what_stays(folder: Path, tmp_path: Pa
     job = Script(path=str(folder / "train.py"))
     prepared = prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run")
     (folder / "train.py").unlink()
-    assert stage.travels(prepared.paths) == "the script's folder (7 files, 0.1 KiB), without .env, out.txt,"
+    assert stage.travels(prepared.paths) == "the script's folder (7 files, 83 bytes), without .env, out.txt,"
     with zipfile.ZipFile(prepared.paths.script) as archive:
         assert archive.read("train.py") == b"train.py", "as it was when it was submitted"
 

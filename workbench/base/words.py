@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "printable", "ratio", "scaled",
-    "short_list", "yes_no",
+    "short_list", "size", "yes_no",
 ]  # fmt: skip
 
 UNKNOWN = "–"
@@ -35,6 +35,19 @@ def gib(size_gib: float | None) -> str:
     if size_gib is None:
         return UNKNOWN
     return f"{size_gib:.2f} GiB" if abs(size_gib) >= 0.1 or size_gib == 0 else f"{size_gib * 1024:.0f} MiB"
+
+
+def size(bytes_: int) -> str:
+    """Write bytes with the unit that leaves few digits.
+
+    Example:
+        >>> size(26), size(700), size(3 << 20), size(26 << 30)
+        ('26 bytes', '0.7 KiB', '3.0 MiB', '26.0 GiB')
+    """
+    for unit, at in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 100)):
+        if bytes_ >= at:
+            return f"{bytes_ / max(at, 1 << 10):.1f} {unit}"
+    return counted(bytes_, "byte")
 
 
 def count(value: int | None) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from workbench.base.record import Allowed, Choice, Environment, Positive, Record, Text, Unit
+from workbench.base.record import Allowed, Choice, Environment, PathText, Positive, Record, Unit
 from workbench.jobs.choices import Launcher
 
 __all__ = ["Script"]
@@ -37,7 +37,7 @@ class Script(Record):
     label: ClassVar[str] = "job"
     kind: ClassVar[str] = "script"
 
-    path: Annotated[Text, Allowed("the path of a Python file")]
+    path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
     """The script, a Python file."""
     args: Annotated[Sequence[str], Allowed("a list of strings, one an argument")] = ()
     """Its arguments, each passed as it stands; `${NAME}` of a variable in `env` is filled in within the rank, where
@@ -50,6 +50,17 @@ class Script(Record):
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down; `${NAME}` in one is filled in
     from the environment of whoever submits the job."""
+
+    outputs: Annotated[Sequence[str], Allowed("a list of patterns as in a .gitignore")] = ()
+    """What comes back from all pods, as patterns of a `.gitignore` (`*.pt`, `out/**`): new and changed files of the
+    script's folder there, into `outputs/pod-1/…`. Rank 0's pod needs none: all that was written in its copy of the
+    folder comes back, into `outputs/`."""
+    outputs_limit_gib: Annotated[Positive, Unit("GiB")] = 20.0
+    """What comes back at most, the smallest files first. What is more stays on its pod while the cluster is up, and
+    `run.fetch()` brings it."""
+
+    def __init__(self, path: object = None, /, **options: object) -> None:
+        super().__init__(**({} if path is None else {"path": path}), **options)
 
     def program(self, environment: Mapping[str, str]) -> list[str]:
         """Return what follows `python -u` in the script's folder."""

@@ -161,18 +161,18 @@ class Journal:
             except OSError as again:
                 logger.error("cannot write it to %s either: %s", self._spare, again)
 
-    def amend(self, remark: str) -> None:
-        """Add to the message of the result of a run that has ended."""
+    def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:
+        """Add to the message of the result of a run that has ended, and figures to the result."""
         result = read_json(self._paths.result)
         if remark and result:
             message = self._redact(f"{result.get('message')}; {remark}")
-            write_json(self._paths.result, {**result, "message": message})
+            write_json(self._paths.result, {**result, **(facts or {}), "message": message})
             write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
 
-    def mend(self, message: str) -> None:
+    def mend(self, message: str, facts: Mapping[str, object]) -> None:
         """Let a run have succeeded whose results alone were missing."""
         mended = {"state": RunState.SUCCEEDED, "message": message}
-        write_json(self._paths.result, {**read_json(result_file(self._paths)), **mended, "error": None})
+        write_json(self._paths.result, {**read_json(result_file(self._paths)), **facts, **mended, "error": None})
         write_json(self._paths.state, {**read_json(self._paths.state), **mended})
 
     def _close_scalars(self) -> None:

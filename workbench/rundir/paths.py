@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, TypeVar
 
-__all__ = ["ClusterPaths", "PodRunPaths", "RunPaths", "is_left"]
+__all__ = ["ClusterPaths", "PodRunPaths", "RunPaths", "is_left", "is_output"]
 
 
 P = TypeVar("P", bound=PurePath)
@@ -109,6 +110,8 @@ class RunPaths:
     """The FLOPS profiler's own report."""
     predictions = _Below("predictions.jsonl")
     """One JSON object a line: source, expected, predicted, exact_match."""
+    outputs = _Below("outputs")
+    """What a script wrote into its own folder: rank 0's pod's files, and below `pod-1/` those of others."""
     model = _Below("model")
     """The trained model, as `from_pretrained` loads it."""
     checkpoints = _Below("checkpoints")
@@ -131,6 +134,21 @@ def is_left(name: PurePath) -> bool:
     return name.parts[0] in ("model", "files") if len(name.parts) > 1 else name.name in _LEFT
 
 
+def is_output(name: str) -> bool:
+    """Whether a name is that of a file below `outputs/`, which no pod can have lead anywhere else.
+
+    Example:
+        >>> is_output("outputs/final/model.safetensors"), is_output("outputs/../spec.json"), is_output("model/x")
+        (True, False, False)
+    """
+    first, *parts = name.split("/")
+    if not name.isprintable():  # half of a surrogate pair stands for a byte that is not UTF-8
+        return False
+    plain = all(part not in ("", ".", "..") and len(os.fsencode(part)) < _LONGEST_NAME for part in parts)
+    return first == "outputs" and bool(parts) and plain
+
+
+_LONGEST_NAME = 240  # bytes of one part; a file on its way has some more
 _LEFT = ("predictions.jsonl", "profile.txt")
 
 
@@ -146,6 +164,8 @@ class PodRunPaths:
     """The request to the agent: ranks, environment, what to start."""
     out = _Below("out")
     """What rank 0 leaves to be fetched: model/, predictions.jsonl, profile.txt, and in files/ what a script likes."""
+    script = _Below("script")
+    """A copy of a script's folder, in which its ranks start."""
     checkpoints = _Below("checkpoints")
     """The checkpoints of this run's ranks on this pod: step-N/rank-R."""
     resume = _Below("resume")

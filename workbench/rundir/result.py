@@ -163,6 +163,10 @@ class ResultRecord(Measurements):
     """When it started, in seconds since 1970."""
     ended_s: Number | None = None
     """When it ended."""
+    output_files: Whole | None = None
+    """Files that a script wrote into its folder and that came back, into `outputs/`."""
+    output_bytes: Whole | None = None
+    """Bytes of them together."""
     left_processes: Whole | None = None
     """Processes of the run still alive on its pods when it was over; 0 is right."""
     error: RunFault | None = None

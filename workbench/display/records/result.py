@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.base.words import count, duration, gib, number, percent, scaled
+from workbench.base.words import count, counted, duration, gib, number, percent, scaled, size
 from workbench.client.result import RunResult
 from workbench.display.kit.doc import Code, Doc, Facts
 
@@ -40,6 +40,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         ("predicted for a pod", _predicted(result)),
         ("pods' own memory", _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else ""),
+        ("files in outputs/", _outputs(result)),
         ("run directory", str(result.path)),
     ]
 
@@ -53,6 +54,12 @@ def _adapters(result: RunResult) -> str:
     if result.trainable_parameters is None or result.trainable_parameters == result.parameters:
         return ""
     return f"{count(result.trainable_parameters)} of {count(result.parameters)} parameters trained"
+
+
+def _outputs(result: RunResult) -> str:
+    if result.output_files is None:
+        return ""
+    return f"{counted(result.output_files, 'file')}, {size(result.output_bytes or 0)}, that the script wrote"
 
 
 def _hosts(result: RunResult) -> str:

@@ -206,8 +206,8 @@ def _pods_left(view: RunView) -> str:
 def _files_left(view: RunView) -> str:
     paths = view.paths
     named = (
-        ("model", paths.model), ("predictions", paths.predictions), ("profile", paths.profile), ("logs", paths.logs),
-        ("TensorBoard files", paths.tensorboard),
+        ("model", paths.model), ("outputs", paths.outputs), ("predictions", paths.predictions),
+        ("profile", paths.profile), ("logs", paths.logs), ("TensorBoard files", paths.tensorboard),
     )  # fmt: skip
     there = [name for name, path in named if _is_there(path)]
     return f"Files: {', '.join(there)} in {paths.root}" if there else f"Files: in {paths.root}"

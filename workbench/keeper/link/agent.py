@@ -78,7 +78,7 @@ class AgentLink(PodFiles):
             self._ssh = SSHConnection(self.pod, self._identity)
             self._ssh.open()
             self._meet()
-            served = self._ssh.run(self._agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm))
+            served = self._ssh.run(self.agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm))
             if served.exit_code != 0:
                 raise RemoteError(
                     f"the agent of {self.pod.name} did not start: {served.stderr[-2000:]}",
@@ -86,7 +86,7 @@ class AgentLink(PodFiles):
                     command="agent serve",
                     exit_code=served.exit_code,
                 )
-            self._stream = self._ssh.stream(self._agent("connect", self.pod.root))
+            self._stream = self._ssh.stream(self.agent("connect", self.pod.root))
             self._greet()
 
     def _greet(self) -> None:
@@ -217,7 +217,8 @@ class AgentLink(PodFiles):
             raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address)
         return self._ssh
 
-    def _agent(self, *args: str) -> list[str]:
+    def agent(self, *args: str) -> list[str]:
+        """Return the command line of our program on the pod."""
         # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
         marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
         marked.append(f"TORCHINDUCTOR_CACHE_DIR={self._own / 'inductor'}")

@@ -60,6 +60,10 @@ class TransferProgress:
         self._thread.join()
         self._report("")
 
+    def say(self, what: str) -> None:
+        """Report something else beside the transfers from now on."""
+        self._what = what
+
     def _loop(self) -> None:
         while not self._end.wait(_LOOK_S):
             now = time.monotonic()

@@ -11,14 +11,16 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.words import short_list
+from workbench.base.words import counted, short_list, size
 from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.attempt import Attempt
+from workbench.keeper.run.outputs import Brought
 from workbench.keeper.run.prediction import PredictionInquiry
-from workbench.keeper.run.stage import clear, fetch, fetch_logs, resumed_from
+from workbench.keeper.run.returns import bring_back, clear, output_facts
+from workbench.keeper.run.stage import fetch_logs, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault, result_file
@@ -40,7 +42,7 @@ class Runner:
         self._peaks = MemoryPeaks()
         self._wishes = Wishes()
         self._returned = Returned()
-        self._strange: Sequence[str] = ()
+        self._brought = Brought()
         self._attempt = self._new_attempt(rejoin=context.left)
         self._started_s = now_s()
         self._ended = self._cleared = self._unbrought = False
@@ -102,9 +104,9 @@ class Runner:
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
-        with TransferProgress(self.links, self._journal.hint, "bringing results back"):
+        with TransferProgress(self.links, self._journal.hint, "bringing results back") as progress:
             self._returned = collector.finish(self._attempt.ledger.lost)
-            fault = self._bring_back(fault)
+            fault = self._bring_back(fault, progress)
         state, message = self._verdict(fault)
         inquiry.wait(_PREDICTED_S)
         self._write_result(state, message, fault)
@@ -159,15 +161,14 @@ class Runner:
         context = self._context
         context.everywhere(AgentLink.ensure)
         context.everywhere(partial(fetch_logs, context))
-        link = context.links[0]
-        strange = fetch(link, context.on_pod(link), context.paths)
+        brought = bring_back(context, rest=True)
         returned = bring_checkpoints_back(context)
         if self._unbrought:
-            self._journal.mend("every rank is done; its results came back later")
+            self._journal.mend("every rank is done; its results came back later", output_facts(context.paths))
         else:
-            self._journal.amend("what stayed on its pods came back later")
+            self._journal.amend("what stayed on its pods came back later", output_facts(context.paths))
         self._unbrought = False
-        return [*returned.notes, *(f"{name} stays there" for name in strange)]
+        return [*returned.notes, *brought.notes, *(f"{name} stays there" for name in brought.strange)]
 
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result."""
@@ -182,14 +183,14 @@ class Runner:
         named = re.search(rf"\b{self._attempt.master_port}\b", text) is not None
         return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
 
-    def _bring_back(self, fault: RunFault | None) -> RunFault | None:
-        link, paths = self._context.links[0], self._context.paths
+    def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
+        context = self._context
         try:
-            if not (self._context.left and paths.manifest.exists()):  # else the keeper before had come so far
-                self._strange = fetch(link, self._context.on_pod(link), paths)
+            if not (context.left and context.paths.manifest.exists()):  # else the keeper before had come so far
+                self._brought = bring_back(context, self._attempt.ledger.lost, progress.say)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
-                self._cleared = not self.holds
+                self._cleared = not (self.holds or self._brought.keeps)
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
             logger.exception("bringing back %s", self._context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
@@ -199,6 +200,8 @@ class Runner:
 
     def _clear(self) -> None:
         for link in self._context.links:
+            if link.pod.name in self._brought.keeps:
+                continue
             try:
                 clear(link, self._context.on_pod(link), all_but_checkpoints=self.holds)
             except WorkbenchError as error:
@@ -210,10 +213,9 @@ class Runner:
         notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
         notes += [f"ranks {ledger.forced} did not end when asked and were killed"] if ledger.forced else []
         notes += [*ledger.warnings, *self._returned.notes]
-        if self._strange:
-            notes += [
-                f"not brought back, as only model/, files/ and the run's own files are: {short_list(self._strange)}"
-            ]
+        if strange := self._brought.strange:
+            notes += [f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"]
+        notes += self._outputs()
         succeeded = fault is None and ledger.all_done and ledger.totals.stopped_step is None
         if self._returned.steps and not succeeded:
             where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""
@@ -230,6 +232,12 @@ class Runner:
         else:
             state, how = RunState.SUCCEEDED, "every rank is done"
         return state, "; ".join([how, *notes])
+
+    def _outputs(self) -> list[str]:
+        match output_facts(self._context.paths):
+            case {"output_files": int() as files, "output_bytes": int() as bytes_}:
+                return [f"outputs/ has {counted(files, 'file')} ({size(bytes_)}) that it wrote", *self._brought.notes]
+        return [*self._brought.notes]
 
     def _command(self) -> str:
         if self._attempt.command is not None:
@@ -250,6 +258,7 @@ class Runner:
                 "host_memory_gib": self._peaks.resident_gib,
                 "package": PurePosixPath(self._context.links[0].package).name,
                 "left_processes": self._attempt.left_processes,
+                **output_facts(self._context.paths),
             },
             spec=self._context.spec,
             pods=[link.pod for link in self._context.links],

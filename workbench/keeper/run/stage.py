@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.base.words import short_list
 from workbench.jobs.choices import Launcher
@@ -23,19 +21,16 @@ from workbench.keeper.checkpoints.collector import send_checkpoint
 from workbench.keeper.launch.command import LaunchPlan
 from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext
-from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
-from workbench.rundir.paths import PodRunPaths, RunPaths, is_left
+from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.result import RunFault
 
 __all__ = [
     "check_hostfile",
-    "clear",
     "fault_of",
-    "fetch",
     "fetch_logs",
     "launch_plan",
     "rank_request",
@@ -43,8 +38,6 @@ __all__ = [
     "send_inputs",
     "travels",
 ]
-
-_FETCHES = 3  # times that a small file is fetched when it arrives as another
 
 
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
@@ -56,7 +49,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
     site: dict[str, str] = {}
     match job:
         case Script():
-            program, cwd = job.program({**spec.env, **job.env}), str(context.on_pod(link).root / "script")
+            program, cwd = job.program({**spec.env, **job.env}), str(context.on_pod(link).script)
             theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", link.package))
             site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}"}
         case _:
@@ -109,7 +102,7 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     match job:
         case Script():
             archive = link.put(context.paths.script.read_bytes(), ".zip")
-            link.run([link.pod.python, "-P", "-m", "zipfile", "-e", archive, str(target.root / "script")])
+            link.run([link.pod.python, "-P", "-m", "zipfile", "-e", archive, str(target.script)])
             return
         case _:
             _send_finetune(link, job, paths, target, context.spec.cluster.pods.gpus)
@@ -172,34 +165,6 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
     return file_digest(path)  # read once for all pods
 
 
-def fetch(link: AgentLink, pod: PodRunPaths, paths: RunPaths) -> list[str]:
-    """Bring back what rank 0 left, checked against the pod's SHA-256; return names that no run may leave: not taken."""
-    out = pod.out
-    listing = link.run(["find", f"{out}/", "-type", "f", "-printf", r"%s %p\0"], again=True).split("\0")
-    sizes = {PurePosixPath(name): int(size) for size, _, name in (line.partition(" ") for line in listing if line)}
-    shared = link.sees(paths.arrivals)
-    small = [source for source, size in sizes.items() if shared or size < LARGE]  # others are checked on their way
-    sums = link.run(["sha256sum", "-z", "--", *map(str, small)], again=True).split("\0") if small else []
-    digests = {line[66:]: line[:64] for line in sums if line}
-    manifest: dict[str, str] = {}
-    strange: list[str] = []
-    for source in sizes:
-        relative = source.relative_to(out)
-        if not is_left(relative):
-            strange.append(str(relative))
-            continue
-        if ".." in relative.parts:
-            raise RunError(f"{link.pod.name} names a file outside its run: {source}")
-        target, digest = paths.root / relative, digests.get(str(source))
-        if not (shared and _taken(paths.arrivals / relative, target, digest)):
-            digest = _fetch_one(link, source, target, digest)
-        manifest[str(relative)] = str(digest)
-    shutil.rmtree(paths.arrivals, ignore_errors=True)
-    with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
-        write_json(paths.manifest, manifest)
-    return strange
-
-
 def fetch_logs(context: RunContext, link: AgentLink) -> None:
     """Bring back the logs of one pod's ranks that are longer there than here."""
     for place in context.places:
@@ -209,42 +174,6 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
             if link.size(there) > here.stat().st_size:
                 link.get(there, here)
                 mask_file(here, context.redact)
-
-
-def clear(link: AgentLink, pod: PodRunPaths, *, all_but_checkpoints: bool) -> None:
-    """Remove a run's folder from a pod; only for a run whose files are all back."""
-    if all_but_checkpoints:
-        others = ["-mindepth", "1", "-maxdepth", "1", "-not", "-name", pod.checkpoints.name]
-        link.run(["find", str(pod.root), *others, "-exec", "rm", "-rf", "--", "{}", "+"])
-    else:
-        link.run(["rm", "-rf", "--", str(pod.root)])
-
-
-def _taken(here: Path, target: Path, digest: str | None) -> bool:
-    """Move what a pod wrote into a shared folder to its place; False where this machine sees something else there."""
-    if not here.is_file() or here.is_symlink() or file_digest(here) != digest:
-        return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    here.replace(target)
-    return True
-
-
-def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str | None) -> str:
-    if digest is None:
-        return link.get(str(source), target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    for _ in range(_FETCHES):
-        link.get(str(source), part)
-        if file_digest(part) == digest:
-            part.replace(target)
-            return digest
-    part.unlink()
-    raise RemoteError(
-        f"{source.name} came back from {link.pod.name} {_FETCHES} times with another checksum than it has there; look "
-        "for a failing disk or memory on either side, and run again",
-        host=link.pod.address,
-    )
 
 
 def check_hostfile(context: RunContext) -> None:

@@ -22,7 +22,7 @@ from workbench.jobs.script import Script
 from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
-from workbench.rundir.make.script import check_args, zip_script
+from workbench.rundir.make.script import check_args, check_outputs, zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
@@ -76,6 +76,7 @@ def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_po
             _prepare_finetune(job, spec, paths, ask_pods)
         case Script() as job:
             check_args(job.args, environment)
+            check_outputs(job.outputs)
             write_bytes(paths.script, zip_script(Path(job.path)))
     write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
     write_json(paths.spec, spec.to_dict())

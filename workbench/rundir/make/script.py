@@ -14,11 +14,11 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.package import zip_files
 from workbench.base.redact import Redactor
-from workbench.base.words import count
+from workbench.base.words import counted, size
 
 __all__ = [
-    "DEFAULTS", "IGNORE_FILE", "SECRETS", "check_args", "check_script", "files_of", "left_out", "script_files",
-    "travelling", "zip_script",
+    "DEFAULTS", "IGNORE_FILE", "SECRETS", "check_args", "check_outputs", "check_script", "files_of", "left_out",
+    "script_files", "travelling", "zip_script",
 ]  # fmt: skip
 
 IGNORE_FILE = ".workbenchignore"
@@ -57,6 +57,15 @@ def check_args(args: Sequence[str], environment: Mapping[str, str]) -> None:
                 "value as env={'NAME': …} and read os.environ in the script, or write ${NAME} into args: it is filled "
                 "in within the rank"
             )
+
+
+def check_outputs(patterns: Sequence[str]) -> None:
+    """Refuse a pattern that nothing could be compared with when the script has ended."""
+    for pattern in patterns:
+        try:
+            GitIgnoreSpec.from_lines([pattern])
+        except ValueError as error:
+            raise ConfigError(f"outputs has {pattern!r}, which is not a pattern of a .gitignore: {error}") from error
 
 
 _SHOWN = 300  # letters of a path
@@ -123,8 +132,7 @@ def travelling(archive: bytes) -> str:
     """Return how much of a script's folder travels, in words."""
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         sizes = [member.file_size for member in packed.infolist()]
-    size, unit = (sum(sizes) / 2**20, "MiB") if sum(sizes) >= 1 << 20 else (sum(sizes) / 2**10, "KiB")
-    return f"the script's folder ({count(len(sizes))} {'file' if len(sizes) == 1 else 'files'}, {size:.1f} {unit})"
+    return f"the script's folder ({counted(len(sizes), 'file')}, {size(sum(sizes))})"
 
 
 def _with(script: Path) -> list[Path]:

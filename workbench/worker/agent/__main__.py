@@ -1,4 +1,4 @@
-"""The agent's command line: `serve`, `connect`, `rank`, `sweep`. What they do is in the modules beside this one."""
+"""The agent's command line: `serve`, `connect`, `rank`, `sweep`, `left`. The modules beside it do the work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench.base.process import LEASE_S
 from workbench.worker.agent.clients.adopted import launch_rank, place_from
 from workbench.worker.agent.clients.connect import bridge
+from workbench.worker.agent.left import files_left
 from workbench.worker.agent.main import end_leftovers, serve
 
 __all__ = ["main"]
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return bridge(root)
     if asked.command == "sweep":
         sys.stdout.write(json.dumps({"ok": True, "ended": end_leftovers(root.resolve())}) + "\n")
+        return 0
+    if asked.command == "left":
+        left = files_left(root / "out", root / "script", Path(asked.archive), asked.below)
+        sys.stdout.write(json.dumps(left) + "\n")
         return 0
     try:
         place = place_from(vars(asked), os.environ)
@@ -56,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported")
     for name, words in (("connect", "bridge stdin and stdout to the agent"), ("sweep", "end what a dead agent left")):
         commands.add_parser(name, help=words).add_argument("root", metavar="POD_ROOT")
+    left = commands.add_parser("left", help="list what a run left here")
+    left.add_argument("root", metavar="RUN_FOLDER")
+    left.add_argument("archive", help="the script's folder as it was sent")
+    left.add_argument("--below", type=int, default=0, help="bytes of a file from which on it is not hashed")
     rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")
     rank.add_argument("root", metavar="PODS_ROOT")
     rank.add_argument("run", metavar="RUN_ID")

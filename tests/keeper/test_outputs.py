@@ -1,0 +1,123 @@
+"""What a script wrote into its folder is there afterwards, whatever became of the run; and pods may lie."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from poll import until
+
+from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunError, Script
+from workbench.rundir.paths import is_output
+
+pytestmark = pytest.mark.slow
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+MODEL = bytes(range(256)) * ((9 << 20) // 256)
+OF_RANK_0 = {"config.txt", "final/model.bin", "note-0.txt", "out/common.txt", "out/shard-0.pt"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path = tmp_path_factory.mktemp("outputs") / "c"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_TEST_PODS", "of all runs")
+        spec = PodSpec(cpus=1, env={"PODS": "${WORKBENCH_TEST_PODS}"})
+        cluster = Cluster(LocalPods(), spec, count=2, path=path, warm=False, idle_timeout_s=3600).start()
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    shutil.copy(SCRIPTS / "write.py", folder)
+    (folder / "config.txt").write_text("as sent")
+    (folder / "rows.txt").write_text("read only")
+    return folder / "write.py"
+
+
+def wrote(run: Run, rank: int) -> bool:
+    log = run.paths.rank_log(rank, "stdout")
+    return log.exists() and "written" in log.read_text()
+
+
+def outputs(run: Run) -> set[str]:
+    folder = run.paths.outputs
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
+    cluster: Cluster, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Script(script, env={"JOBS": "${WORKBENCH_TEST_JOBS}"})
+    with pytest.raises(ConfigError, match=r"env takes the values of WORKBENCH_TEST_JOBS .* not set"):
+        cluster.submit(job)
+    monkeypatch.setenv("WORKBENCH_TEST_JOBS", "of this run")
+    run = cluster.submit(job)
+    result = run.wait(120, progress=False).raise_for_status()
+    assert outputs(run) == OF_RANK_0
+    assert (run.paths.outputs / "final" / "model.bin").read_bytes() == MODEL
+    assert (run.paths.outputs / "config.txt").read_text() == "changed"
+    assert (run.paths.outputs / "note-0.txt").read_text() == "note 0 of this run of all runs"
+    assert {path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in run.paths.outputs.rglob("*") if path.is_file()} == {0o600}
+    assert (result.output_files, result.output_bytes) == (5, len(MODEL) + 7 + 30 + 21 + 7)
+    assert "outputs/ has 5 files (9.0 MiB) that it wrote; not back: 1 file (24 bytes) on pod-0 in " in (
+        result.message
+    ), "the one whose name is not UTF-8"
+    assert "links on pod-0 are not followed: passwd, pipe" in result.message
+    assert "not back: 2 files (37 bytes) on pod-1 in " in result.message
+    assert "Script(outputs=[…]) does not name them; run.fetch() brings all while the pod is there" in result.message
+    assert "outputs/ has 5 files" in str(run) and "5 files, 9.0 MiB" in str(result)
+    (run.paths.outputs / "note-0.txt").unlink()
+    kept = run.fetch()
+    assert outputs(run) == OF_RANK_0 | {"pod-1/note-1.txt", "pod-1/out/shard-1.pt"}
+    assert len(kept) == 2, kept  # the name that no file here can have, and the links
+    assert run.result.output_files == 7
+    manifest = json.loads(run.paths.manifest.read_text())
+    assert {name for name in manifest if name.startswith("outputs/")} == {f"outputs/{name}" for name in outputs(run)}
+
+
+def test_a_failed_and_a_cancelled_script_have_their_files_and_patterns_take_those_of_all_pods(
+    cluster: Cluster, script: Path
+) -> None:
+    run = cluster.submit(Script(script, args=["--end", "fail", "--bytes", "4096"], outputs=["*.pt"]))
+    result = run.wait(120, progress=False)
+    assert "failed after it wrote" in result.message
+    assert outputs(run) == OF_RANK_0 | {"pod-1/out/shard-1.pt"}
+    run = cluster.submit(Script(script, args=["--end", "wait"], outputs_limit_gib=0.001))
+    until(lambda: wrote(run, 0) and wrote(run, 1), 120)
+    run.cancel()
+    result = run.wait(120, progress=False)
+    assert result.state == "cancelled"
+    assert outputs(run) == OF_RANK_0 - {"final/model.bin"}
+    assert "not back: 1 file (9.0 MiB) on pod-0" in result.message
+    assert "beyond outputs_limit_gib=0.001; run.fetch() brings all" in result.message
+    part = run.paths.outputs / "final" / ".model.bin.part"
+    part.parent.mkdir()
+    part.write_bytes(MODEL[: 8 << 20])  # of a try that broke off
+    run.fetch()
+    assert (run.paths.outputs / "final" / "model.bin").read_bytes() == MODEL
+    assert not part.exists()
+
+
+def test_a_pod_that_lies_writes_below_outputs_alone(cluster: Cluster, script: Path, tmp_path: Path) -> None:
+    run = cluster.submit(Script(script, args=["--end", "wait", "--bytes", "256"]))
+    until(lambda: wrote(run, 0), 120)
+    shutil.rmtree(run.paths.outputs, ignore_errors=True)
+    (tmp_path / "elsewhere").mkdir()
+    run.paths.outputs.mkdir()
+    (run.paths.outputs / "out").symlink_to(tmp_path / "elsewhere")
+    run.cancel()
+    run.wait(120, progress=False)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    with pytest.raises(RunError, match="out is a link, and nothing that a pod left is written through one"):
+        run.fetch()
+    for name in ("outputs/../spec.json", "outputs//etc/passwd", "outputs", "/etc/passwd", "outputs/a\0b", "model/x",
+                 "outputs/./x", "outputs/" + "a" * 255, "outputs/x\udcff", "outputs/x\ud800"):  # fmt: skip
+        assert not is_output(name), name
+    assert is_output("outputs/a b/ü.bin")

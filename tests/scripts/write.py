@@ -1,0 +1,33 @@
+"""A training script without torch that writes into its folder as people do, and ends as it is told."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--end", choices=("well", "fail", "wait"), default="well")
+parser.add_argument("--bytes", type=int, default=9 << 20)
+args = parser.parse_args()
+
+rank = int(os.environ["RANK"])
+Path("out").mkdir(exist_ok=True)
+Path("out", "common.txt").write_text("the same on every pod")
+Path("out", f"shard-{rank}.pt").write_text(f"shard {rank}")
+Path(f"note-{rank}.txt").write_text(
+    " ".join([f"note {rank}", *(os.environ.get(name, "-") for name in ("JOBS", "PODS"))])
+)
+if rank == 0:
+    Path("final").mkdir()
+    Path("final", "model.bin").write_bytes(bytes(range(256)) * (args.bytes // 256))
+    Path("config.txt").write_text("changed")
+    Path("__pycache__").mkdir()
+    Path("__pycache__", "a.pyc").write_text("a cache")
+    Path("passwd").symlink_to("/etc/passwd")
+    os.mkfifo("pipe")
+    Path(os.fsdecode(b"bad-\xff")).write_text("a name that is not UTF-8")
+print("written", flush=True)
+if args.end == "fail":
+    raise ValueError("failed after it wrote")
+while args.end == "wait":
+    time.sleep(0.05)

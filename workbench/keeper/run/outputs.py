@@ -1,0 +1,229 @@
+"""What a script wrote into its own folder on the pods: new and changed files come back, whatever became of the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec
+
+from workbench.base.errors import RemoteError, RunError
+from workbench.base.json_values import items, parse_json, text
+from workbench.base.package import file_digest
+from workbench.base.words import counted, short_list, size
+from workbench.jobs.script import Script
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext
+from workbench.pods.ssh.bulk.transfer import LARGE
+from workbench.rundir.paths import is_output
+
+__all__ = ["Brought", "FileLeft", "FilesLeft", "ScriptOutputs", "fetch_file", "files_left"]
+
+logger = logging.getLogger(__name__)
+_FETCHES = 3  # times that a small file is fetched when it arrives as another
+_LISTED_S = 600.0  # the pod hashes its small files for a list
+_LATER = "run.fetch() brings all while the pod is there"
+_HASH_ALL = 1 << 62  # files that are moved and not fetched are checked by a hash of the list
+
+
+@dataclass(frozen=True, slots=True)
+class FileLeft:
+    """A file on a pod."""
+
+    name: str
+    """Below its folder."""
+    size: int
+    digest: str
+    """SHA-256; empty for a large file, which is hashed on its way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilesLeft:
+    """What a run left on one pod."""
+
+    out: Sequence[FileLeft] = ()
+    """What rank 0 put into `out/`."""
+    script: Sequence[FileLeft] = ()
+    """New and changed files of a script's folder."""
+    links: Sequence[str] = ()
+    """Links, pipes and sockets there, which are not followed."""
+    unread: Sequence[str] = ()
+    """Files there that cannot be read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brought:
+    """What came back from the pods, and what did not."""
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of each file, by its name in the run directory."""
+    notes: Sequence[str] = ()
+    """What stays on which pod, where, and why."""
+    keeps: Collection[str] = ()
+    """Names of the pods whose folder of the run must stay."""
+    strange: Sequence[str] = ()
+    """Names in `out/` that no run may leave: not taken."""
+
+
+def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
+    """Ask a pod what the run left there; of a script's folder only what is not as it was sent."""
+    paths, sent = context.paths, "-"
+    if isinstance(context.spec.job, Script):
+        sent = link.put(paths.script.read_bytes(), ".zip")
+    below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
+    asked = link.agent("left", str(context.on_pod(link).root), sent, f"--below={below}")
+    raw = parse_json(link.run(asked, _LISTED_S, again=True))
+    lists = {str(name): items(value) for name, value in raw.items()} if isinstance(raw, dict) else {}
+    return FilesLeft(
+        out=_files(lists.get("out", [])),
+        script=_files(lists.get("script", [])),
+        links=[text(name) for name in lists.get("links", [])],
+        unread=[text(name) for name in lists.get("unread", [])],
+    )
+
+
+class ScriptOutputs:
+    """Brings back what a script wrote: of the first pod all, of others what `outputs` names, or all for `rest`."""
+
+    def __init__(self, context: RunContext, job: Script, report: Callable[[str], None], *, rest: bool) -> None:
+        self._context, self._report, self._rest = context, report, rest
+        self._wanted = GitIgnoreSpec.from_lines(job.outputs)
+        self._limit = float("inf") if rest else job.outputs_limit_gib * 2**30
+        self._over = f"beyond outputs_limit_gib={job.outputs_limit_gib:g}; {_LATER}"
+        self._lock = threading.Lock()
+        self._left = [0, 0]
+
+    def bring(self, first: FilesLeft, before: Mapping[str, str], lost: Collection[str]) -> Brought:
+        """Do so, from all pods at once; `before` has the SHA-256 of what an earlier call brought."""
+        links = self._context.links
+        same = {file for file in first.script if file.digest}
+        places = {file.name for file in first.script}
+
+        def one(link: AgentLink) -> Brought:
+            if link is links[0]:
+                return self._of_pod(link, first, first.script, before, ())
+            if link.pod.name in lost:
+                return Brought()
+            try:
+                left = files_left(self._context, link)
+                return self._of_pod(link, left, [file for file in left.script if file not in same], before, places)
+            except RemoteError as error:
+                logger.warning("%s", error)
+                why = f"what the script wrote on {link.pod.name} did not come back: {error}; run.fetch() tries again"
+                return Brought(notes=[why], keeps=[link.pod.name])
+
+        parts = self._context.everywhere(one)
+        return Brought(
+            digests={name: digest for part in parts for name, digest in part.digests.items()},
+            notes=[note for part in parts for note in part.notes],
+            keeps=[name for part in parts for name in part.keeps],
+        )
+
+    def _of_pod(
+        self,
+        link: AgentLink,
+        left: FilesLeft,
+        files: Sequence[FileLeft],
+        before: Mapping[str, str],
+        places: Collection[str],
+    ) -> Brought:
+        first = link is self._context.links[0]
+        below = "outputs" if first else f"outputs/{link.pod.name}"
+        come: list[FileLeft] = []
+        stay: dict[str, list[FileLeft]] = {}
+        room = self._limit
+        for file in sorted(files, key=lambda each: (each.name.endswith(".part"), each.size)):
+            if not is_output(f"{below}/{file.name}") or (not first and f"{link.pod.name}/{file.name}" in places):
+                why = "a file here cannot have such a name, or has it already"
+            elif not (first or self._rest or self._wanted.match_file(file.name)):
+                why = f"Script(outputs=[…]) does not name them; {_LATER}"
+            elif file.size > room:
+                why = self._over
+            else:
+                come.append(file)
+                room -= file.size
+                continue
+            stay.setdefault(why, []).append(file)
+        digests = self._carry(link, below, come, before)
+        folder = self._context.on_pod(link).script
+        notes = [
+            f"not back: {counted(len(kept), 'file')} ({size(sum(file.size for file in kept))}) on {link.pod.name} in "
+            f"{folder}; {why}"
+            for why, kept in stay.items()
+        ]
+        if left.unread:
+            notes += [f"not back, as they cannot be read on {link.pod.name} in {folder}: {short_list(left.unread)}"]
+        links = [f"links on {link.pod.name} are not followed: {short_list(left.links)}"] if left.links else []
+        return Brought(digests=digests, notes=notes + links, keeps=[link.pod.name] if notes else [])
+
+    def _carry(
+        self, link: AgentLink, below: str, files: Sequence[FileLeft], before: Mapping[str, str]
+    ) -> dict[str, str]:
+        digests: dict[str, str] = {}
+        self._tell(len(files), sum(file.size for file in files))
+        for file in files:
+            name = f"{below}/{file.name}"
+            target = self._context.paths.root / name
+            _make_folders(self._context.paths.root, name)
+            digests[name] = _here(target, file, before.get(name, "")) or fetch_file(
+                link, self._context.on_pod(link).script / file.name, target, file.digest
+            )
+            target.chmod(0o600)
+            self._tell(-1, -file.size)
+        return digests
+
+    def _tell(self, count: int, size_: int) -> None:
+        with self._lock:
+            self._left = [self._left[0] + count, self._left[1] + size_]
+            left, bytes_left = self._left
+        what = f"bringing back what the script wrote: {counted(left, 'file')} ({size(bytes_left)}) to come"
+        self._report(what if left else "bringing results back")
+
+
+def fetch_file(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> str:
+    """Fetch one file, checked against the SHA-256 of the list where that has one; return its SHA-256."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not digest:
+        return link.get(str(source), target)
+    part = target.with_name(f".{target.name}.part")
+    for _ in range(_FETCHES):
+        link.get(str(source), part)
+        if file_digest(part) == digest:
+            part.replace(target)
+            return digest
+    part.unlink()
+    raise RemoteError(
+        f"{source.name} came back from {link.pod.name} {_FETCHES} times with another checksum than it has there; look "
+        "for a failing disk or memory on either side, and run again",
+        host=link.pod.address,
+    )
+
+
+def _here(target: Path, file: FileLeft, before: str) -> str:
+    """Return the SHA-256 of a file that came before; empty where it has to come."""
+    if target.is_symlink() or not target.is_file() or target.stat().st_size != file.size:
+        return ""
+    digest = before or file_digest(target)
+    return digest if digest == (file.digest or digest) else ""
+
+
+def _make_folders(root: Path, name: str) -> None:
+    """Make the folders of a file below a run's directory, for this user alone; a link on the way is refused."""
+    place = root
+    for part in name.split("/")[:-1]:
+        place /= part
+        place.mkdir(mode=0o700, exist_ok=True)
+        if place.is_symlink():
+            raise RunError(f"{place} is a link, and nothing that a pod left is written through one; remove it")
+
+
+def _files(raw: Iterable[object]) -> list[FileLeft]:
+    files = []
+    for entry in raw:
+        match entry:
+            case [str() as name, int() as bytes_, str() as digest] if bytes_ >= 0:
+                files.append(FileLeft(name, bytes_, digest))
+    return files

@@ -1,0 +1,76 @@
+"""What a run left on this pod: the files that it put into `out/`, and those that a script wrote into its own folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["files_left"]
+
+_CACHES = frozenset(("__pycache__", ".git", ".cache", ".ipynb_checkpoints"))
+_PIECE = 1 << 20
+
+Entry = tuple[str, int, str]
+"""Name below the folder, bytes, and the SHA-256; empty for a file that is hashed on its way."""
+
+
+def files_left(out: Path, script: Path, archive: Path, below: int) -> dict[str, list[Entry] | list[str]]:
+    """List both folders; of the script's, what its archive does not hold so. Hashes files of less than `below` bytes.
+
+    Links, pipes and sockets are named alone: whoever follows one could be led anywhere.
+    """
+    sent: dict[str, tuple[int, int]] = {}
+    if archive.is_file():
+        with zipfile.ZipFile(archive) as packed:
+            sent = {member.filename: (member.file_size, member.CRC) for member in packed.infolist()}
+    put, wrote = _Listing(below, {}, frozenset()), _Listing(below, sent, _CACHES)
+    put.read(out)
+    wrote.read(script)
+    return {"out": put.files, "script": wrote.files, "links": wrote.links, "unread": put.unread + wrote.unread}
+
+
+class _Listing:
+    def __init__(self, below: int, sent: Mapping[str, tuple[int, int]], caches: frozenset[str]) -> None:
+        self.files: list[Entry] = []
+        self.links: list[str] = []
+        self.unread: list[str] = []
+        self._below, self._sent, self._caches = below, sent, caches
+
+    def read(self, folder: Path) -> None:
+        for place, folders, names in os.walk(folder):
+            here = Path(place)
+            links = [name for name in folders if (here / name).is_symlink()]
+            self.links += [(here / name).relative_to(folder).as_posix() for name in links]
+            folders[:] = sorted(set(folders) - self._caches - set(links))
+            for name in sorted(names):
+                if not (self._caches and name.endswith(".pyc")):
+                    self._take((here / name).relative_to(folder).as_posix(), here / name)
+
+    def _take(self, name: str, path: Path) -> None:
+        try:
+            facts = path.lstat()
+            if not stat.S_ISREG(facts.st_mode):
+                self.links.append(name)
+            elif not self._is_sent(name, path, facts.st_size):
+                self.files.append((name, facts.st_size, _sha256(path) if facts.st_size < self._below else ""))
+        except OSError:
+            self.unread.append(name)
+
+    def _is_sent(self, name: str, path: Path, size: int) -> bool:
+        if self._sent.get(name, (-1, 0))[0] != size:
+            return False
+        crc = 0
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                crc = zlib.crc32(piece, crc)
+        return self._sent[name][1] == crc
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
