@@ -87,12 +87,13 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
     job_env = {f"JOB_{n:02}": text for n, (text, _) in enumerate(jobs.values())}
     pod_env = {f"POD_{n:02}": text for n, (text, _) in enumerate(pods.values())}
     monkeypatch.setenv("WORKBENCH_TEST_REFERENCE", (reference := drawn(30)))
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:{(proxy := drawn(20))}@proxy.example.org:3128")
     job_env |= {
         "BACKWARDS": json.dumps([text[::-1] for text, _ in own.values()]),
         "JOB_REF": "me:${WORKBENCH_TEST_REFERENCE}",
     }
     secrets = {f"{where}: {kind}": hidden for where, all_ in (("job", jobs), ("pod", pods), ("printed", own))
-               for kind, (_, hidden) in all_.items()} | {"reference": reference}  # fmt: skip
+               for kind, (_, hidden) in all_.items()} | {"reference": reference, "proxy": proxy}  # fmt: skip
     args = ["--login=${JOB_00}", *(f"${{{name}}}" for name in job_env if name.startswith("JOB_"))]
     shown: list[str] = []
     done = threading.Event()
@@ -105,6 +106,8 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
             result = run.wait(120, progress=False)
             texts = [repr(cluster), str(cluster), repr(run), str(run), run._repr_html_(), repr(result), str(result)]
             texts += [run.logs(rank, stream, tail=None) for rank in (0, 1) for stream in ("stdout", "stderr")]
+            held = [path for path, _ in left_in(tmp_path, {"proxy": proxy}) if not path.endswith("/stdout.log")]
+            assert held == [], "while the pods live, but for what the rank has printed there"
     finally:
         done.set()
         watcher.join()

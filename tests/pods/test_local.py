@@ -65,6 +65,22 @@ def test_three_pods_are_up_in_well_under_two_seconds(context: LaunchContext) -> 
     assert min(took) < 1.5, took
 
 
+def test_what_sessions_are_given_is_in_no_file(
+    local: LocalPods, context: LaunchContext, identity: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy's address may hold its password: sshd_config was on the disk while the pod lived."""
+    proxy = "http://me:canary-77aa@proxy.example.org:3128"
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    pods = local.launch(PodSpec(), 1, context)
+    identity.pin(pods)
+    for _ in range(2):  # each login has the configuration anew
+        with SSHConnection(pods[0], identity) as connection:
+            assert connection.run(["printenv", "HTTPS_PROXY"]).stdout == f"{proxy}\n"
+    files = [path for path in context.directory.rglob("*") if path.is_file()]
+    assert {"host_key", "authorized_keys"} <= {path.name for path in files}
+    assert [path for path in files if b"canary-77aa" in path.read_bytes()] == []
+
+
 def test_each_pod_has_its_own_loopback_address_and_listens_there_alone(
     local: LocalPods, context: LaunchContext
 ) -> None:

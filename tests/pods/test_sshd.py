@@ -28,9 +28,9 @@ def daemon(tmp_path: Path, identity: Identity) -> Daemon:
 
 def test_sshd_reads_the_configuration_as_meant(daemon: Daemon) -> None:
     daemon.folder.parent.mkdir()
-    daemon.prepare(find_sshd())
-    argv = [find_sshd(), "-T", "-f", daemon.folder / "sshd_config"]
-    shown = subprocess.run(argv, capture_output=True, text=True, timeout=10)
+    daemon.prepare()
+    argv = [find_sshd(), "-T", "-f", "/dev/stdin"]
+    shown = subprocess.run(argv, input=daemon.config(), capture_output=True, text=True, timeout=10)
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     for line in (

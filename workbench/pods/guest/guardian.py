@@ -34,7 +34,7 @@ from workbench.base.process import (
 )
 from workbench.base.versions import installed_versions
 from workbench.base.wire import from_line, to_line
-from workbench.pods.guest.pod_main import Stop, has_sessions, reap, stop
+from workbench.pods.guest.pod_main import Stop, has_sessions, reap, start_sshd, stop
 from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
@@ -124,10 +124,10 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         environment=config.environment,
         allowed_from=config.allowed_from,
     )
-    daemon.prepare(sshd)
+    daemon.prepare()
     seen = Path(config.log).stat().st_size
     tied = partial(die_with_parent, os.getpid())
-    process = subprocess.Popen(daemon.command(sshd), stdin=subprocess.DEVNULL, preexec_fn=tied)
+    process = start_sshd(sshd, daemon.config(), tied)
     _await_listening(process, Path(config.log), seen)
     pod = Pod(
         name=config.name,

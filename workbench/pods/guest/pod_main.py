@@ -19,11 +19,11 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 __all__ = [
-    "REPORT", "SSHD_OPTIONS", "Stop", "can_be_set", "find_sshd", "has_sessions", "main", "reap", "stop",
-    "version_options",
+    "REPORT", "SSHD_OPTIONS", "Stop", "can_be_set", "find_sshd", "has_sessions", "main", "reap", "start_sshd", "stop",
 ]  # fmt: skip
 
 REPORT = "@pod "
@@ -109,8 +109,7 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder.mkdir(mode=0o700)
     for name in ("host_key", "authorized_keys"):  # the Secret's own files belong to root and a group
         (folder / name).write_bytes((options.secret / name).read_bytes())
-    (folder / "sshd_config").write_text(_config(options, folder, user) + SSHD_OPTIONS + version_options(sshd))
-    daemon = subprocess.Popen([sshd, "-D", "-e", "-f", str(folder / "sshd_config")], stdin=subprocess.DEVNULL)
+    daemon = start_sshd(sshd, _config(options, folder, user) + SSHD_OPTIONS)
     _await_listening(daemon, options.port)
     _report(options, user)
     (folder / "listening").touch()
@@ -195,7 +194,20 @@ def can_be_set(value: str) -> bool:
     return value.isprintable() and not set(value) & set('"\\')
 
 
-def version_options(sshd: str) -> str:
+def start_sshd(sshd: str, config: str, before: Callable[[], object] | None = None) -> subprocess.Popen[bytes]:
+    """Start a daemon in the foreground, its log on stderr. It hands its configuration on to sessions, so no file is."""
+    argv = [sshd, "-D", "-e", "-f", "/dev/stdin"]
+    daemon = subprocess.Popen(argv, stdin=subprocess.PIPE, preexec_fn=before)
+    assert daemon.stdin is not None
+    try:
+        daemon.stdin.write((config + _version_options(sshd)).encode())
+        daemon.stdin.close()
+    except BrokenPipeError:
+        pass  # it has ended, and its log says why
+    return daemon
+
+
+def _version_options(sshd: str) -> str:
     """Keep sshd 9.8 and later from shutting an address out after a failed login: a port-forward has but one."""
     done = subprocess.run([sshd, "-V"], capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
     version = re.search(r"OpenSSH_(\d+)\.(\d+)", done.stderr + done.stdout)

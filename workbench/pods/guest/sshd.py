@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_text
 from workbench.pods.guest import pod_main
-from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set, version_options
+from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key
 
@@ -47,16 +47,15 @@ class Daemon:
         """Return the public host key, `type base64`."""
         return check_key_line((self.folder / "host_key.pub").read_text().strip())
 
-    def prepare(self, sshd: str) -> None:
-        """Make the folder (0700) with host key, authorized key and configuration (0600)."""
+    def prepare(self) -> None:
+        """Make the folder (0700) with host key and authorized key (0600)."""
         self.folder.mkdir(mode=0o700)
         generate_key(self.folder / "host_key", comment=self.folder.parent.name)
         allowed = f'restrict,from="{self.allowed_from}" {check_key_line(self.public_key)}\n'
         write_text(self.folder / "authorized_keys", allowed)
-        write_text(self.folder / "sshd_config", self.config() + version_options(sshd))
 
     def config(self) -> str:
-        """Return the text of sshd_config."""
+        """Return the text of sshd_config, which is nowhere written: sessions may be given a proxy with its password."""
         session = " ".join(_quoted(f"{name}={value}") for name, value in self.environment.items())
         own = _CONFIG.format(
             listen=f"{check_address(self.address)}:{check_port(self.port)}",
@@ -66,10 +65,6 @@ class Daemon:
             session=f"SetEnv {session}",
         )
         return own + SSHD_OPTIONS
-
-    def command(self, sshd: str) -> list[str]:
-        """Return the argument list that runs the daemon in the foreground, its log on stderr."""
-        return [sshd, "-D", "-e", "-f", str(self.folder / "sshd_config")]  # -f must be absolute: sshd runs itself anew
 
 
 def find_sshd() -> str:
