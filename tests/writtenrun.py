@@ -40,6 +40,7 @@ class WrittenRun:
 
     def keeper(self, phase: str = "ready", *, alive: bool = True) -> None:
         pid = os.getpid()
+        write_json(self.cluster.config, {})
         pods = [
             {"name": f"pod-{n}", "phase": "Running", "address": f"127.0.0.{n + 2}", "ssh_port": 2222, "slots": 1}
             for n in range(3)

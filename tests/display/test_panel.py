@@ -50,7 +50,7 @@ def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, pa
     written.end()
     until(lambda: "all gone" in part(panel, "receipt"))
     assert "3 pods kept" in part(panel, "receipt")
-    assert panel.buttons._kill.widget.disabled
+    until(lambda: panel.buttons._kill.widget.disabled)
     assert not panel.over
     written.keeper("closed", alive=False)
     until(lambda: "Pods: stopped" in part(panel, "receipt"))

@@ -18,6 +18,7 @@ from workbench.benchmark.report import rows_below, write_report
 from workbench.results.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.queue import QueuedRun, write_queue
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.view import RunView
 
@@ -152,6 +153,31 @@ def test_what_its_spec_names_is_neither_read_nor_resolved(
         (root / file).write_text(json.dumps({**raw, inside: {**raw.get(inside, {}), **named}}))
     OPENED.clear()
     texts = list(shown(Run(root), tmp_path))
-    opened = {Path(path).name for path in OPENED if path.startswith(str(home))}
+    opened = [path for path in OPENED if path.startswith(str(home))]
     assert [text[max(0, text.find(CANARY) - 200) :][:300] for text in texts if CANARY in text] == []
-    assert opened <= {"config.json"}, "which of two families a model is of decides what options of a job mean"
+    assert opened == []
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_names_the_run(
+    job_runs: dict[str, Path], tmp_path: Path, ended: bool
+) -> None:
+    root, outside = tmp_path / "run", tmp_path / "home" / "cluster"
+    shutil.copytree(job_runs["script"], root)
+    info = json.loads((root / "run.json").read_text())
+    (root / "run.json").write_text(json.dumps({**info, "cluster": str(outside)}))
+    outside.mkdir(parents=True)
+    paths = ClusterPaths(outside)
+    pod = {"name": CANARY, "phase": "Running", "address": "127.0.0.2", "ssh_port": 22, "slots": 1}
+    state = {"phase": "lost", "message": CANARY, "pid": 1, "start_time": 1, "pods": [pod]}
+    for file, data in ((paths.state, state), (paths.config, {}), (paths.hostfile, CANARY), (paths.holder, {})):
+        file.write_text(json.dumps(data))
+    if not ended:
+        (root / "result.json").unlink()
+    OPENED.clear()
+    assert CANARY not in "".join(shown(Run(root), tmp_path))
+    opened = {path for path in OPENED if path.startswith(str(outside))}
+    assert opened <= {str(outside), str(paths.queue), str(paths.results)}, "whether it names the run, and no more"
+    write_queue(paths.queue, [QueuedRun(id=str(info["id"]), path=root)])
+    run = Run(root)
+    assert (CANARY in run.message) is not ended, "its own cluster, which names it too, is believed"

@@ -33,6 +33,7 @@ def make_run(root: Path, *, submitted: float = 0.0, result: object = None, clust
 
 def make_cluster(root: Path, pid: int) -> Path:
     root.mkdir(parents=True)
+    (root / "cluster.json").write_text("{}")
     (root / "state.json").write_text(json.dumps({"pid": pid, "start_time": process_start_time(pid)}))
     return root
 

@@ -21,7 +21,7 @@ from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import model_kind
-from workbench.jobs.refusals import check_hardware
+from workbench.jobs.refusals import check_at_submit
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
@@ -219,7 +219,7 @@ def _check_job(job: Job, pod: PodSpec) -> None:
     check_launcher(Launcher(job.launcher))
     match job:
         case FineTune():
-            check_hardware(job, gpus=pod.gpus)
+            check_at_submit(job, gpus=pod.gpus)
             dataset_from(job.dataset)
             model_kind(job.model)
         case Script():

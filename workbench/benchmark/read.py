@@ -17,7 +17,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.jobs.choices import LossOn, Peft, Technique
 from workbench.jobs.finetune import job_from_dict
-from workbench.jobs.model import Family, model_family
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.shortage import shortage_of
@@ -166,9 +165,6 @@ def _sequence(job: Json) -> str:
     if source is None or target is None:
         return ""
     words = f"source {source}, target {target}, padded to the longest"
-    with suppress(OSError, ValueError):
-        if model_family(text(job.get("model"))) is Family.ENCODER_DECODER:
-            return words
     prompt, loss_on = text(job.get("prompt")), text(job.get("loss_on"))
     words += f", prompt {prompt}" if prompt not in ("", "plain") else ""
     return words + (f", loss on {loss_on}" if loss_on not in ("", LossOn.ANSWER) else "")

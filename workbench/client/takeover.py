@@ -21,10 +21,10 @@ from workbench.keeper.lock import TAKEN
 from workbench.keeper.spawn import spawn_successor
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.queue import read_queue
+from workbench.rundir.queue import cluster_of, is_listed, read_queue
 from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, cluster_of, cluster_status
+from workbench.rundir.status import ClusterStatus, cluster_status
 
 __all__ = ["checkpoint_on_pods", "obstacle", "reattach", "stored_spec", "take_over", "unfinished_runs"]
 
@@ -57,8 +57,10 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     try:
         if cluster_status(cluster).alive:
             return True
-        if why := _foreign((run.root, run.info, run.state)) or _unlisted(run, cluster):
+        if why := _foreign((run.root, run.info, run.state)):
             raise RunError(why)
+        if not is_listed(run, cluster):
+            raise RunError(f"{cluster} knows no such run")
         take_over(cluster)
     except (WorkbenchError, OSError) as error:
         logger.info("%s stays lost: %s", run.root, error)
@@ -122,14 +124,6 @@ def _not_left(status: ClusterStatus) -> str:
         case "closing":
             return "its keeper died while it closed the cluster; call close() once more"
     return f"it is {status.last_phase or 'no cluster of this version'}"
-
-
-def _unlisted(run: RunPaths, cluster: Path) -> str:
-    runs = read_queue(ClusterPaths(cluster).queue)
-    run_id = read_json(run.info).get("id")
-    if any(each.id == run_id and each.path.resolve() == run.root.resolve() for each in runs):
-        return ""
-    return f"{cluster} knows no run {run_id} in {run.root}"
 
 
 def _foreign(paths: Iterable[Path]) -> str:

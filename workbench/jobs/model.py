@@ -10,7 +10,7 @@ from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.json_values import Json, parse_json, part
 
-__all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "model_family", "model_kind"]
+__all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "family_by_name", "model_family", "model_kind"]
 
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
@@ -42,10 +42,20 @@ def model_family(model: str) -> Family | None:
         >>> model_family("tiny-llama").value, model_family("google/flan-t5-small").value, model_family("me/mine")
         ('causal', 'encoder-decoder', None)
     """
-    if model in (TINY_T5, TINY_LLAMA):
-        return Family.ENCODER_DECODER if model == TINY_T5 else Family.CAUSAL
-    if config := _config_of(model):
+    if config := _config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}:
         return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
+    return family_by_name(model)
+
+
+def family_by_name(model: str) -> Family | None:
+    """Return the family that the name of a model tells, without a look at any file; None for a path.
+
+    Example:
+        >>> family_by_name("t5-small").value, family_by_name("/models/t5")
+        ('encoder-decoder', None)
+    """
+    if not _HUB_ID.fullmatch(model):
+        return None
     words = set(re.split(r"[^a-z0-9]+", model.lower()))
     return Family.ENCODER_DECODER if words & {"t5", "mt5", "t0"} else Family.CAUSAL if "llama" in words else None
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Launcher, LossOn, Optimizer, Peft, Precision, Shard, Technique
-from workbench.jobs.model import Family, model_family
+from workbench.jobs.model import Family, family_by_name, model_family
 
 if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
-__all__ = ["check_family", "check_hardware", "check_together"]
+__all__ = ["check_at_submit", "check_family", "check_together"]
 
 _SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
 
@@ -24,7 +24,7 @@ def check_together(job: FineTune) -> None:
     _check_optimizer(job)
     if job.system is not None and job.prompt != "llama2-chat":
         raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
-    check_family(job, model_family(job.model))
+    check_family(job, family_by_name(job.model))  # a job is read from the directories of others too: no file is opened
 
 
 def check_family(job: FineTune, family: Family | None) -> None:
@@ -39,8 +39,9 @@ def check_family(job: FineTune, family: Family | None) -> None:
         raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
 
 
-def check_hardware(job: FineTune, *, gpus: int) -> None:
-    """Refuse what pods of this kind cannot do."""
+def check_at_submit(job: FineTune, *, gpus: int) -> None:
+    """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
+    check_family(job, model_family(job.model))
     if gpus < 2 and Fsdp.from_dict(job.fsdp).shard == Shard.HYBRID:
         raise ConfigError(
             "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "

@@ -18,6 +18,7 @@ from workbench.base.redact import Redactor
 from workbench.base.words import printable
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.queue import is_own
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
@@ -30,7 +31,7 @@ def result_file(paths: RunPaths) -> Path:
         match read_json(paths.info):
             case {"id": str(run_id), "cluster": str(cluster)} if PurePath(run_id).name == run_id:
                 spare = ClusterPaths(Path(cluster)).results / f"{run_id}.json"
-                if read_json(spare).get("of") == str(paths.root):  # a directory of another run cannot claim it
+                if is_own(spare.parent) and read_json(spare).get("of") == str(paths.root):  # no other run can claim it
                     return spare
     return paths.result
 

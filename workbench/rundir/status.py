@@ -19,13 +19,13 @@ from workbench.base.process import Process, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.queue import cluster_of
 from workbench.rundir.result import result_file
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 __all__ = [
     "ClusterStatus",
-    "cluster_of",
     "cluster_status",
     "id_of",
     "is_keeper_alive",
@@ -108,11 +108,6 @@ def run_at(path: str | Path) -> RunPaths:
     if not is_there(paths.info):
         raise RunError(f"not a run directory: {paths.root} holds no run.json")
     return paths
-
-
-def cluster_of(paths: RunPaths) -> Path:
-    """Return the directory of the cluster that a run belongs to."""
-    return Path(text(read_json(paths.info).get("cluster")) or paths.root)
 
 
 def id_of(paths: RunPaths) -> str:

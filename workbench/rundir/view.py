@@ -18,10 +18,11 @@ from workbench.rundir.figures.memory import HostMemory, MemoryBook
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import EventTail, LogTail
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.queue import cluster_of
 from workbench.rundir.result import HostSlots, ResultRecord, result_file
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, cluster_status, id_of, message_of, run_at, state_or_problem
+from workbench.rundir.status import cluster_status, id_of, message_of, run_at, state_or_problem
 from workbench.rundir.totals import RunTotals
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]

@@ -16,7 +16,7 @@ from workbench.base.json_values import parse_json
 from workbench.jobs.choices import Optimizer, Precision, Technique
 from workbench.jobs.deepspeed.check import check
 from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import check_hardware
+from workbench.jobs.refusals import check_at_submit
 
 __all__ = ["load", "resolve"]
 
@@ -39,7 +39,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
         >>> resolve(FineTune(technique="zero1"), gpus=0)["zero_optimization"]["stage"]
         1
     """
-    check_hardware(job, gpus=gpus)
+    check_at_submit(job, gpus=gpus)
     technique = Technique(job.technique)
     if not technique.uses_deepspeed:
         return None
