@@ -41,8 +41,8 @@ class Stopped(KeyboardInterrupt):
 class Benchmark(Shown):
     """A grid of jobs x techniques x pod counts x whatever else varies, one row each.
 
-    The rows go one after another on one cluster, each on the first of its pods. Run again, it takes from disk the rows
-    that hold (same spec, code, data and versions; succeeded or out of memory) and does the rest.
+    The rows go one after another on one cluster, or side by side where they may. Run again, it takes from disk the
+    rows that hold (same spec, code, data and versions; succeeded or out of memory) and does the rest.
 
     Example:
         grid = Benchmark([FineTune(max_steps=20)], ["single", "ddp", "zero1"], pods=[1, 2, 3],
@@ -137,14 +137,16 @@ class Benchmark(Shown):
             folder=self.path,
         )
 
-    def run(self, cluster: Cluster, *, force: bool = False) -> BenchmarkResult:
-        """Run what is not finished yet, one row after another; blocks until the last has ended.
+    def run(self, cluster: Cluster, *, force: bool = False, side_by_side: bool = False) -> BenchmarkResult:
+        """Run what is not finished yet; blocks until the last row has ended.
 
         A row that fails, runs out of memory or cannot fit is a row like any other; one left running is waited for.
 
         Args:
             cluster: Where; it is started.
             force: Run also what the planner says cannot fit.
+            side_by_side: Run rows beside each other that fit on the pods together: for a sweep, whose losses count.
+                Default: one after another, for speeds are compared only where nothing else runs on machine and network.
 
         Returns:
             All rows.
@@ -158,11 +160,11 @@ class Benchmark(Shown):
         schedule = Schedule(self.grid.rows, cluster, self.path, gpu_memory_gib=self._gpu_memory_gib, force=force)
         try:
             with follow(self) as draw:
-                schedule.run(draw)
+                schedule.run(draw, side_by_side=side_by_side)
         except KeyboardInterrupt:
             waiting = sum(not row.outcome.is_terminal for row in schedule.rows)
             raise Stopped(
-                f"Stopped: the row that ran is cancelled, {waiting} wait. Run the benchmark again to go on; .result "
+                f"Stopped: what ran is cancelled, {waiting} wait. Run the benchmark again to go on; .result "
                 "holds the rows so far."
             ) from None
         finally:

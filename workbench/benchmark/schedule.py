@@ -1,9 +1,10 @@
-"""Carry out the rows of a benchmark on one cluster, one after another; whatever becomes of each is a row."""
+"""Carry out the rows of a benchmark on one cluster; whatever becomes of each is a row."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +44,23 @@ class _Item:
     row: BenchmarkRow
 
 
+class _Live:
+    """A row whose run goes on."""
+
+    def __init__(self, item: _Item, run: Run, *, was_left: bool = False):
+        self.item, self.run, self.was_left = item, run, was_left
+        self.progress, self._due = run.progress, 0.0
+        item.row = replace(item.row, outcome=Outcome.RUNNING, name=run.id, path=run.path, reason="")
+
+    def goes_on(self) -> bool:
+        """Whether it has not ended; looks how far it is, now and then."""
+        began = time.monotonic()
+        if not (over := self.run.state.is_terminal) and began >= self._due:
+            self.progress = self.run.progress
+            self._due = began + max(_LOOK_S, (time.monotonic() - began) / _SHARE)
+        return not over
+
+
 class Schedule:
     """The order in which the rows of one benchmark are run, and how far it is."""
 
@@ -66,35 +84,50 @@ class Schedule:
             memory = forecast_memory(spec, gpu_memory_gib=gpu_memory_gib)
             row = finished.finished(note) or _unstarted(spec, planned, memory, force)
             self._items.append(_Item(planned, spec, note, memory, row))
-        self._live = {id(item): path for item in self._items if (path := finished.live(item.note)) is not None}
+        self._left = {id(item): path for item in self._items if (path := finished.live(item.note)) is not None}
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
         """All rows as they are now."""
         return tuple(item.row for item in self._items)
 
-    def run(self, show: ShowRows) -> None:
-        """Run what is not finished."""
+    def run(self, show: ShowRows, *, side_by_side: bool = False) -> None:
+        """Run what is not finished; side by side as far as there are pods, else one after another."""
         show(self.rows, {})
+        # What is left of an earlier kernel goes on already, alone: nothing may start beside it and slow it down.
+        todo = deque(sorted(self._todo(), key=lambda item: id(item) not in self._left))
+        live: list[_Live] = []
         try:
-            # What is left of an earlier kernel goes on already: nothing may start beside it and slow it down.
-            for item in sorted(self._todo(), key=lambda item: id(item) not in self._live):
-                if (path := self._live.get(id(item))) is not None:
-                    self._follow(item, Run.load(path), show)
-                    item.row = replace(item.row, from_disk=True)
-                if not item.row.outcome.is_terminal or self._again(item):
-                    self._start(item, show)
-                show(self.rows, {})
+            while todo or live:
+                while todo and self._has_room(todo[0], live, side_by_side):
+                    live += self._begin(todo.popleft())
+                for each in [each for each in live if not each.goes_on()]:
+                    live.remove(each)
+                    todo.extendleft(self._end(each))
+                show(self.rows, {each.item.row.name: each.progress for each in live})
+                time.sleep(_LOOK_S if live else 0)
+        except KeyboardInterrupt:
+            for each in live:
+                _cancel(each.run)
+                each.item.row = self._read(each.item, each.run)
+            show(self.rows, {})
+            raise
         finally:
             keep_rows(self._folder, self.rows)
 
     def _todo(self) -> list[_Item]:
         return [item for item in self._items if not item.row.outcome.is_terminal]
 
-    def _again(self, item: _Item) -> bool:
-        return id(item) in self._live and item.row.outcome in (Outcome.FAILED, Outcome.CANCELLED)
+    def _has_room(self, item: _Item, live: Sequence[_Live], side_by_side: bool) -> bool:
+        if not live:
+            return True
+        taken = sum(each.item.planned.pods for each in live)
+        alone = not side_by_side or any(each.was_left for each in live)
+        return not alone and taken + item.planned.pods <= len(self._cluster.pods)
 
-    def _start(self, item: _Item, show: ShowRows) -> None:
+    def _begin(self, item: _Item) -> list[_Live]:
+        if (left := self._left.pop(id(item), None)) is not None:
+            return [_Live(item, Run.load(left), was_left=True)]
         if self._cluster.phase != "ready":
             raise RunError(
                 f"the cluster is {self._cluster.phase}: {self._cluster.message}; what was finished is in "
@@ -103,33 +136,16 @@ class Schedule:
         try:
             ask_pods = partial(held_checkpoint, Path())
             prepared = prepare_run(item.spec, root=self._new_folder(item), ask_pods=ask_pods)
-            run = self._cluster.submit_prepared(prepared, item.note)
+            return [_Live(item, self._cluster.submit_prepared(prepared, item.note))]
         except ConfigError as error:
             item.row = replace(item.row, outcome=Outcome.FAILED, reason=str(error))
-            return
-        self._follow(item, run, show)
+            return []
 
-    def _follow(self, item: _Item, run: Run, show: ShowRows) -> None:
-        """Wait for a run and take its row; an interrupt cancels it."""
-        try:
-            self._watch(item, run, show)
-        except KeyboardInterrupt:
-            _cancel(run)
-            item.row = self._read(item, run)
-            show(self.rows, {})
-            raise
-        item.row = self._read(item, run)
-
-    def _watch(self, item: _Item, run: Run, show: ShowRows) -> None:
-        item.row = replace(item.row, outcome=Outcome.RUNNING, name=run.id, path=run.path, reason="")
-        due, progress = 0.0, run.progress
-        while not run.state.is_terminal:
-            began = time.monotonic()
-            if began >= due:
-                progress = run.progress
-                due = began + max(_LOOK_S, (time.monotonic() - began) / _SHARE)
-            show(self.rows, {item.row.name: progress})
-            time.sleep(_LOOK_S)
+    def _end(self, ended: _Live) -> list[_Item]:
+        """Take the row of a run that has ended; return it if it has to run again."""
+        item = ended.item
+        item.row = replace(self._read(item, ended.run), from_disk=ended.was_left)
+        return [item] if ended.was_left and item.row.outcome in (Outcome.FAILED, Outcome.CANCELLED) else []
 
     def _read(self, item: _Item, run: Run) -> BenchmarkRow:
         row = row_of(run.path)

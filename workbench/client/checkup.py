@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.base.errors import RunError, WorkbenchError
@@ -30,7 +31,7 @@ def diagnose(
     """Examine every pod, measure between them unless a run would be in the way, and judge whether a job will fit."""
     spec = cluster.pods
     standing = ask(paths.socket, {"op": "status"})
-    package, running = str(standing["package"]), str(standing["running"])
+    package, running = str(standing["package"]), standing["running"]
     if not package:
         raise RunError(f"the cluster is {standing['phase']}; its pods can be examined once they are ready")
     identity = Identity(paths.identity)
@@ -48,14 +49,15 @@ def diagnose(
     return judge_memory(diagnosis, job, pods=cluster.count, spec=spec, local=cluster.backend.get("kind") == "local")
 
 
-def _obstacle(pods: int, bandwidth: bool, running: str, reached: bool) -> str:
+def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool) -> str:
     if not bandwidth:
         return "it was not asked for"
     if pods < 2:
         return "there is one pod"
     if not reached:
         return "not every pod can be reached"
-    return f"run {running} is using the pods" if running else ""
+    names = " and ".join(running)
+    return f"runs {names} are using the pods" if len(running) > 1 else f"run {names} is using the pods" if names else ""
 
 
 def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> Diagnosis:

@@ -215,11 +215,14 @@ class Cluster(ShownLive):
         return [Run.load(path.parent) for path in infos]
 
     def submit(self, job: Job, *, pods: int | None = None, path: str | Path | None = None) -> Run:
-        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts; runs go one by one.
+        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
+
+        Runs start in the order of submission, each once as many pods are free as it takes: runs of one pod go beside
+        each other on a cluster of several.
 
         Args:
             job: What to run.
-            pods: How many of the pods it takes, the first ones. Default: all; one for technique `single`.
+            pods: How many of the pods it takes, the first that are free. Default: all; one for technique `single`.
             path: The run directory, new or empty. Default: a new folder below the cluster's `runs`.
 
         Raises:

@@ -119,17 +119,29 @@ class Fleet:
             raise PodError("the cluster was closed during its start")
 
     def take(self, count: int) -> list[AgentLink]:
-        """Return the lines to the first pods."""
+        """Return the lines to the first pods that live."""
         if not 1 <= count <= len(self._links):
             raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
-        ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods[:count] if pod.phase.is_terminal]
-        if ended:
+        ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods if pod.phase.is_terminal]
+        if len(alive := self._alive()) < count:
             raise RunError("\n".join([*ended, "start another cluster"]))
-        return self.first(count)
+        return alive[:count]
 
-    def first(self, count: int) -> list[AgentLink]:
-        """Return the lines to the first pods, whatever has become of them."""
-        return self._links[:count]
+    def free(self, count: int, busy: Collection[AgentLink]) -> list[AgentLink] | None:
+        """Return the lines to the first pods that live and are not busy; None while there are too few."""
+        alive = self._alive()
+        if len(alive) < count and not busy:
+            return self._links[:count]  # some died while the run waited: it says so itself
+        free = [link for link in alive if link not in busy]
+        return free[:count] if len(free) >= count else None
+
+    def at(self, addresses: Collection[str]) -> list[AgentLink]:
+        """Return the lines to the pods of these addresses, whatever has become of them."""
+        return [link for link in self._links if link.pod.address in addresses]
+
+    def _alive(self) -> list[AgentLink]:
+        ended = {pod.name for pod in self.pods if pod.phase.is_terminal}
+        return [link for link in self._links if link.pod.name not in ended]
 
     def look(self) -> Sequence[Pod]:
         """Ask the platform for the pods as they are now, and report those that have newly ended."""

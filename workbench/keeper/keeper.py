@@ -7,7 +7,6 @@ import logging
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.idle import IdleTime
-from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.lock import TAKEN, take_lock
 from workbench.keeper.log import log_to
@@ -28,6 +26,7 @@ from workbench.keeper.run.runner import Runner
 from workbench.keeper.spawn import STAY
 from workbench.keeper.statefile import StateFile
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
+from workbench.keeper.turns import Turns
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.queue import QueuedRun, write_queue
@@ -37,7 +36,6 @@ from workbench.rundir.status import ClusterStatus, cluster_status
 __all__ = ["Keeper", "main"]
 
 logger = logging.getLogger(__name__)
-_TICK_S = 0.25
 _MEND_S = 2.0
 _BROKEN_OFF = "closed: its start was broken off"
 
@@ -57,11 +55,9 @@ class Keeper:
         self._phase, self._message = "starting", "starting pods"
         self._error: str | None = None
         self._closing = threading.Event()
-        self._turn = threading.Condition()
-        self._waiting: deque[Runner] = deque()
         self._runners: dict[str, Runner] = {}
-        self._running: Runner | None = None
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
+        self._turns = Turns(self._fleet, self._idle, self._closing)
         self._before = before
         self._state = StateFile(paths.state, redact, lock)
         self._fleet.pods = before.pods if before is not None else ()
@@ -78,13 +74,14 @@ class Keeper:
             elif not self._closing.is_set():
                 self._write_queue()  # what an earlier cluster in this directory left is not this one's
                 self._fleet.launch()
-            with self._turn:
+            with self._turns.lock:
                 if not self._closing.is_set():
                     taken = "taken over from a keeper that died" if self._before is not None else ""
                     parts = [f"{len(self._fleet.pods)} pods are ready", taken, self._fleet.shared]
                     self._say("ready", "; ".join(filter(None, parts)))
-            threading.Thread(target=self._fleet.keep, args=(self._closing, self._busy), daemon=True).start()
-            self._work()
+            self._keep_pods(self._closing)
+            went_on = "went on" if self._before else "started"
+            self._turns.take(self._end_idle, f"the cluster was closed before it {went_on}")
         except WorkbenchError as error:
             last = self._failed(error, str(error))
         except Exception as error:  # process boundary: the notebook reads why from the state file
@@ -109,8 +106,7 @@ class Keeper:
         self._runners = left_runners(self._paths, self._spec, self._fleet, self._redact)
         for runner in self._runners.values():
             if not runner.ended:
-                runner.enqueue()
-                self._waiting.append(runner)
+                self._turns.add(runner)
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
@@ -123,49 +119,27 @@ class Keeper:
 
     def close(self, why: str = "closed by a signal") -> None:
         """Ask the keeper to end: the run in progress is cancelled, then the pods go. Returns soon; idempotent."""
-        with self._turn:
+        with self._turns.lock:
             launching = self._phase == "starting"
             self._closing.set()
             self._say("closing", why)
-            if self._running is not None:
-                self._running.cancel()
-            self._turn.notify_all()
+            for runner in self._turns.running:
+                runner.cancel()
+            self._turns.lock.notify_all()
         if launching:
             self._fleet.give_up()
 
-    def _work(self) -> None:
-        self._idle.use()
-        while (runner := self._next()) is not None:
-            try:
-                runner.run()
-            except Exception:  # run boundary: the pods and the runs after it live on
-                logger.exception("a run")
-            with self._turn:
-                self._running = None
-            self._idle.use()
-        for runner in self._waiting:  # nobody adds to it any more
-            runner.abandon(f"the cluster was closed before it {'went on' if self._before else 'started'}")
+    def _keep_pods(self, over: threading.Event) -> None:
+        threading.Thread(target=self._fleet.keep, args=(over, lambda: self._turns.busy), daemon=True).start()
 
-    def _next(self) -> Runner | None:
-        with self._turn:
-            while not self._closing.is_set():
-                if self._waiting:
-                    self._running = self._waiting.popleft()
-                    self._idle.suspend()
-                    return self._running
-                self._turn.wait(_TICK_S)
-                self._end_when_idle()
-        return None
-
-    def _end_when_idle(self) -> None:
-        if not self._waiting and self._idle.is_over():
-            self._closing.set()
-            limit_s = self._spec.idle_timeout_s or 0
-            self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
+    def _end_idle(self) -> None:
+        self._closing.set()
+        limit_s = self._spec.idle_timeout_s or 0
+        self._say("closing", f"closed after {limit_s:.0f} s without a run or a word from a notebook")
 
     def _bring_held(self) -> None:
         over = threading.Event()  # the agents' leases go on until then
-        threading.Thread(target=self._fleet.keep, args=(over, self._busy), daemon=True).start()
+        self._keep_pods(over)
         for run_id, runner in self._runners.items():
             if not (runner.holds and runner.failed):
                 continue
@@ -176,10 +150,6 @@ class Keeper:
             except Exception:  # run boundary: the pods must go
                 logger.exception("the checkpoint of %s", run_id)
         over.set()
-
-    def _busy(self) -> Sequence[AgentLink]:
-        runner = self._running
-        return runner.links if runner is not None else ()
 
     def _do(self, request: Request) -> dict[str, object]:
         self._idle.use()
@@ -215,23 +185,22 @@ class Keeper:
             case "outcome":
                 return runner.outcome
             case "stacks":
-                if runner is not self._running:
+                if runner not in self._turns.running:
                     raise RunError(f"run {request.run} is not running")
                 return {"stacks": runner.stacks()}
         return {}
 
     def _status(self) -> dict[str, object]:
-        running = next((run_id for run_id, runner in self._runners.items() if runner is self._running), "")
-        return {"phase": self._phase, "message": self._message, "running": running, "package": self._fleet.package}
+        running = [run_id for run_id, runner in self._runners.items() if runner in self._turns.running]
+        standing = {"phase": self._phase, "message": self._message, "package": self._fleet.package}
+        return {**standing, "running": running}
 
     def _submit(self, request: Submit) -> dict[str, object]:
-        with self._turn:
+        with self._turns.lock:
             runner = self._runner_for(request)
-            runner.enqueue()
+            self._turns.add(runner)
             self._runners[request.run] = runner
-            self._waiting.append(runner)
             self._write_queue()
-            self._turn.notify_all()
         return {}
 
     def _write_queue(self) -> None:
@@ -249,12 +218,7 @@ class Keeper:
         return Runner(run_context(self._fleet, self._spec, links, run, job, self._redact))
 
     def _end(self, runner: Runner, ask: Callable[[], None]) -> None:
-        with self._turn:
-            waiting = runner in self._waiting
-            if waiting:
-                self._waiting.remove(runner)
-                runner.abandon("cancelled before it started")
-        if not waiting:
+        if not self._turns.withdraw(runner, "cancelled before it started"):
             ask()  # it may wait for a pod, and nobody should wait with it
 
     def _report(self, line: str) -> None:

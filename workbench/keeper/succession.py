@@ -6,14 +6,12 @@ import logging
 from collections.abc import Sequence
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_json, write_json, write_text
+from workbench.base.files import read_json, read_text, write_json
 from workbench.base.redact import Redactor
-from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import Job
 from workbench.keeper.fleet import Fleet
-from workbench.keeper.launch.command import place_ranks
 from workbench.keeper.link.agent import AgentLink
-from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.context import RunContext, is_single
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -29,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 def wanted_pods(job: Job, pods: int | None, count: int) -> int:
     """Return how many of a cluster's pods a job takes."""
-    return 1 if _is_single(job) else count if pods is None else pods
+    return 1 if is_single(job) else count if pods is None else pods
 
 
 def run_context(
@@ -45,22 +43,18 @@ def run_context(
 ) -> RunContext:
     """Make what a run is carried out with, and write its hostfile."""
     redact.learn(job.env)
-    hostfile = Hostfile.from_pods([link.pod for link in links])
-    write_text(RunPaths(run.path).hostfile, str(hostfile))
-    return RunContext(
+    context = RunContext(
         run_id=run.id,
         paths=RunPaths(run.path),
         spec=RunSpec(cluster=spec, job=job, pods=len(links)),
-        links=links,
-        places=place_ranks([link.pod for link in links])[: 1 if _is_single(job) else None],
         identity=fleet.identity,
-        hostfile_sha256=hostfile.sha256,
         look=fleet.look,
         redact=redact,
         spare=fleet.paths.results / f"{run.id}.json",
         left=left,
         unstartable=unstartable,
     )
+    return context.on(links)
 
 
 def left_runners(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: Redactor) -> dict[str, Runner]:
@@ -87,7 +81,8 @@ def _left_runner(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, run: Queu
         job = resolved(job)
     except ConfigError as error:  # what runs already has its variables
         unstartable = str(error)
-    links = fleet.first(wanted_pods(job, asked.pods, spec.count))
+    hostfile = RunPaths(run.path).hostfile
+    links = fleet.at(Hostfile.parse(read_text(hostfile), source=str(hostfile)).addresses)
     return Runner(run_context(fleet, spec, links, run, job, redact, left=True, unstartable=unstartable))
 
 
@@ -97,7 +92,3 @@ def _missing_variables(paths: ClusterPaths, spec: ClusterSpec) -> str:
         case {"env": dict() as env} if missing := sorted(env.keys() - spec.pods.env.keys()):
             return f"{', '.join(missing)}, which the cluster's pods were given, are not set where it was taken over"
     return ""
-
-
-def _is_single(job: Job) -> bool:
-    return job.to_dict().get("technique") == Technique.SINGLE

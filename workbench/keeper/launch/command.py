@@ -149,7 +149,8 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
         "plm_rsh_no_tree_spawn": "1",  # pods hold no key for each other
         "btl_tcp_if_include": plan.interface,
         "oob_tcp_if_include": plan.interface,
-        "orte_local_tmpdir_base": str(plan.rsh_wrapper.parent),  # in /tmp another user may have made the folder
+        # In /tmp another user may have made the folder; two mpiruns at once would race in one.
+        "orte_local_tmpdir_base": f"{plan.rsh_wrapper}.tmp",
     }
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
     exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]

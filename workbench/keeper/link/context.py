@@ -6,20 +6,24 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import write_text
 from workbench.base.redact import Redactor
-from workbench.keeper.launch.command import RankPlace
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import Job
+from workbench.keeper.launch.command import RankPlace, place_ranks
 from workbench.keeper.link.agent import AgentLink
+from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["RunContext", "Wishes"]
+__all__ = ["RunContext", "Wishes", "is_single"]
 
 logger = logging.getLogger(__name__)
 _STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
@@ -33,21 +37,28 @@ class RunContext:
     run_id: str
     paths: RunPaths
     spec: RunSpec
-    links: Sequence[AgentLink]
-    """Open links to the pods of this run, in rank order."""
-    places: Sequence[RankPlace]
     identity: Identity
-    hostfile_sha256: str
-    """Of the run's hostfile as it was written when the run was submitted."""
     look: Callable[[], Sequence[Pod]]
+    links: Sequence[AgentLink] = ()
+    """Open links to the pods of this run, in rank order."""
+    places: Sequence[RankPlace] = ()
+    hostfile_sha256: str = ""
+    """Of the run's hostfile as the keeper wrote it."""
     redact: Redactor = field(default_factory=Redactor)
-
     spare: Path | None = None
     """Where its result goes if its directory cannot take it."""
     left: bool = False
     """Whether a keeper that died had the run before."""
     unstartable: str = ""
     """Why its ranks cannot be started here, where they have not been; empty where they can."""
+
+    def on(self, links: Sequence[AgentLink]) -> RunContext:
+        """Return the same on these pods, and write its hostfile."""
+        pods = [link.pod for link in links]
+        hostfile = Hostfile.from_pods(pods)
+        write_text(self.paths.hostfile, str(hostfile))
+        places = place_ranks(pods)[: 1 if is_single(self.spec.job) else None]
+        return replace(self, links=links, places=places, hostfile_sha256=hostfile.sha256)
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         """Return where the run lies on a pod."""
@@ -71,6 +82,11 @@ class RunContext:
 
         answers = {int(rank): text for answer in self.everywhere(one) for rank, text in answer.items()}
         return {place.rank: answers.get(place.rank, "") for place in self.places}
+
+
+def is_single(job: Job) -> bool:
+    """Whether a job is one rank."""
+    return job.to_dict().get("technique") == Technique.SINGLE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

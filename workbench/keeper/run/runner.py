@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -20,7 +21,7 @@ from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.outputs import Brought
 from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.returns import bring_back, clear, output_facts
-from workbench.keeper.run.stage import fetch_logs, resumed_from
+from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault, result_file
@@ -88,6 +89,18 @@ class Runner:
     def stacks(self) -> dict[int, str]:
         """Return the Python stacks of every rank; "" for one that cannot tell."""
         return self._attempt.stacks()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it can only go on where it is, for its ranks may be there."""
+        return self._context.left
+
+    def move(self, links: Sequence[AgentLink]) -> None:
+        """Take these pods instead, before `run`; not where its hostfile was changed, which fails it."""
+        with suppress(RunError):
+            check_hostfile(self._context)
+            self._context = self._context.on(links)
+            self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
         """Do all of it."""

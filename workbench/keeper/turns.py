@@ -1,0 +1,95 @@
+"""Which runs of a cluster wait and which run: in the order of submission, each on the first pods that are free."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from workbench.keeper.fleet import Fleet
+from workbench.keeper.idle import IdleTime
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.run.runner import Runner
+
+__all__ = ["Turns"]
+
+logger = logging.getLogger(__name__)
+_TICK_S = 0.25
+
+
+class Turns:
+    """The runs that wait, and those that run beside each other on pods of their own. No run overtakes another."""
+
+    def __init__(self, fleet: Fleet, idle: IdleTime, closing: threading.Event):
+        self.lock = threading.Condition()
+        """Held by whoever changes who waits and who runs, or closes the cluster."""
+        self._fleet, self._idle, self._closing = fleet, idle, closing
+        self._waiting: deque[Runner] = deque()
+        self._running: list[Runner] = []
+
+    @property
+    def running(self) -> Sequence[Runner]:
+        """Those that run."""
+        return tuple(self._running)
+
+    @property
+    def busy(self) -> list[AgentLink]:
+        """The lines to the pods that they use."""
+        return [link for runner in self.running for link in runner.links]
+
+    def add(self, runner: Runner) -> None:
+        """Let a run wait for its turn."""
+        with self.lock:
+            runner.enqueue()
+            self._waiting.append(runner)
+            self.lock.notify_all()
+
+    def withdraw(self, runner: Runner, why: str) -> bool:
+        """End a run that waits as cancelled; False where it does not wait."""
+        with self.lock:
+            if runner not in self._waiting:
+                return False
+            self._waiting.remove(runner)
+            runner.abandon(why)
+            return True
+
+    def take(self, end_when_idle: Callable[[], None], never_came: str) -> None:
+        """Let runs take their turns until the cluster closes, and wait for those that run then."""
+        self._idle.use()
+        with self.lock:
+            while not self._closing.is_set():
+                if self._begin_next():
+                    continue
+                self.lock.wait(_TICK_S)
+                if not self._waiting and not self._running and self._idle.is_over():
+                    end_when_idle()
+            self.lock.wait_for(lambda: not self._running)
+        for runner in self._waiting:  # nobody adds to it any more
+            runner.abandon(never_came)
+
+    def _begin_next(self) -> bool:
+        if not self._waiting:
+            return False
+        runner, busy = self._waiting[0], self.busy
+        if runner.is_bound:
+            if any(link in busy for link in runner.links):
+                return False
+        elif (links := self._fleet.free(len(runner.links), busy)) is None:
+            return False
+        elif links != list(runner.links):
+            runner.move(links)
+        self._running.append(self._waiting.popleft())
+        self._idle.suspend()
+        threading.Thread(target=self._carry, args=(runner,), name="run", daemon=True).start()
+        return True
+
+    def _carry(self, runner: Runner) -> None:
+        try:
+            runner.run()
+        except Exception:  # run boundary: the pods and the other runs live on
+            logger.exception("a run")
+        with self.lock:
+            self._running.remove(runner)
+            self._idle.use()
+            self.lock.notify_all()
