@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from workbench.jobs.deepspeed.config import load as load_deepspeed_config
     from workbench.jobs.deepspeed.config import resolve as resolve_deepspeed_config
     from workbench.jobs.finetune import FineTune
+    from workbench.jobs.function import Function
     from workbench.jobs.prompts import fill as fill_prompt
     from workbench.jobs.script import Script
     from workbench.planner.plan import plan
@@ -59,6 +60,7 @@ __all__ = [
     "Cluster",
     "ConfigError",
     "FineTune",
+    "Function",
     "KubernetesPods",
     "LocalPods",
     "Pod",
@@ -102,6 +104,7 @@ _HOME = {
     "Cluster": "workbench.client.cluster",
     "ConfigError": "workbench.base.errors",
     "FineTune": "workbench.jobs.finetune",
+    "Function": "workbench.jobs.function",
     "KubernetesPods": "workbench.pods.kubernetes.pods",
     "LocalPods": "workbench.pods.local.pods",
     "Pod": "workbench.pods.pod",

@@ -7,6 +7,7 @@ __all__ = [
     "ALLREDUCE",
     "ANSWERS",
     "BOARD",
+    "CALL",
     "CML_WORKER",
     "EXAMINE",
     "FORK_SERVER",
@@ -31,6 +32,8 @@ TRAINER_MODULE = "workbench.worker.train.main"
 TRAINER = f"{TRAINER_MODULE}:main"
 SCRIPT_SITE = "workbench/worker/script_site"
 """A folder, not a module: its `sitecustomize.py` is what Python imports first in a rank of a script."""
+CALL = "workbench.worker.call"
+"""Its text travels: the script of a run that calls a function of the notebook."""
 UNATTENDED = "workbench.worker.unattended"
 RECIPE = "workbench.worker.standalone"
 ANSWERS = "workbench.worker.answer.serve"

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import secrets
-import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, DiskFull, RunError
-from workbench.base.files import read_text, write_json
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
-from workbench.base.wire import ask
 from workbench.client.lifecycle import await_ready, await_successor, close_cluster, is_left, spawn
 from workbench.client.run import Run
-from workbench.client.takeover import checkpoint_on_pods, stored_spec, take_over
-from workbench.jobs.finetune import FineTune, Job
-from workbench.keeper.launch.command import LaunchCommand
+from workbench.client.submission import Submission
+from workbench.client.takeover import stored_spec, take_over
+from workbench.jobs.finetune import FineTune
 from workbench.keeper.spawn import Leash
-from workbench.planner.prediction import begin_prediction
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod, PodBackend
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.folder import occupied
-from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
+from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
@@ -41,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster"]
 
 
-class Cluster(ShownLive):
+class Cluster(ShownLive, Submission):
     """The pods of one experiment.
 
     Use it as a context, or call `start` and `close`. Leaving the context ends a run that is still going and stops
@@ -213,67 +206,6 @@ class Cluster(ShownLive):
         """The runs in the cluster's own directory, oldest first."""
         infos = sorted(self._paths.runs.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
         return [Run.load(path.parent) for path in infos]
-
-    def submit(self, job: Job, *, pods: int | None = None, path: str | Path | None = None) -> Run:
-        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
-
-        Runs start in the order of submission, each once as many pods are free as it takes: runs of one pod go beside
-        each other on a cluster of several.
-
-        Args:
-            job: What to run.
-            pods: How many of the pods it takes, the first that are free. Default: all; one for technique `single`.
-            path: The run directory, new or empty. Default: a new folder below the cluster's `runs`.
-
-        Raises:
-            ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
-            RunError: The cluster is not ready.
-        """
-        self._check_ready()
-        spec = RunSpec(cluster=self.spec, job=job, pods=pods)
-        return self.submit_prepared(self._prepare(spec, self._paths.runs, path))
-
-    def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
-        """Hand a run that `prepare_run` made to the keeper; the note goes into its `run.json`.
-
-        Raises:
-            RunError: The cluster is not ready, or the run wants more pods than it has.
-        """
-        info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
-        job, paths = prepared.spec.job, prepared.paths
-        try:
-            write_json(paths.info, info)
-        except DiskFull:
-            shutil.rmtree(paths.root, ignore_errors=True)  # it could not even say why it never ran
-            raise
-        pods, local = prepared.spec.pods or self.spec.count, self.spec.backend.get("kind") == "local"
-        begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=local)
-        request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
-        try:
-            ask(self._paths.socket, {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods})
-        except RunError as error:  # its directory must say why it never ran
-            with suppress(OSError):
-                fail_unstarted(paths, prepared.spec, error)
-            raise
-        return Run.load(paths.root)
-
-    def command(self, job: Job, *, pods: int | None = None) -> LaunchCommand:
-        """Return the command that starts the ranks of a job, without starting it: the dry run.
-
-        The job waits on the pods, so the line works in a terminal for as long as the cluster lives. It is nobody's run:
-        its output goes to that terminal alone.
-
-        Raises:
-            ConfigError: As for `submit`.
-            RunError: The cluster is not ready.
-        """
-        prepared = self._prepare(RunSpec(cluster=self.spec, job=job, pods=pods), self.path / "dry")
-        request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
-        answer = ask(self._paths.socket, {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods})
-        return LaunchCommand.from_dict(answer)
-
-    def _prepare(self, spec: RunSpec, parent: Path, root: str | Path | None = None) -> PreparedRun:
-        return prepare_run(spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path))
 
     def doctor(self, job: FineTune | None = None, *, bandwidth: bool = True) -> Diagnosis:
         """Look at every pod from outside and say what is wrong there and what mends it; changes nothing.

@@ -105,6 +105,17 @@ class Run(ShownLive, TrainedModel):
         return RunResult.load(self.path)
 
     @property
+    def returned(self) -> list[object]:
+        """What each rank of a `Function` returned, in the order of ranks.
+
+        Raises:
+            RunError: A rank returned nothing: it was no function, has not ended, or failed.
+        """
+        from workbench.results.returned import returned
+
+        return returned(self.paths, self.result.world_size)
+
+    @property
     def progress(self) -> Progress:
         """How far it is: step, loss, speed, time left."""
         return RunTotals.of(self.events()).progress(self.state, self.message)

@@ -1,0 +1,198 @@
+"""A function of the notebook as it travels: what is refused here, what a rank does with it, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+from safetensors.numpy import save_file
+
+from workbench import Function, Script
+from workbench.base.errors import ConfigError, RunError
+from workbench.results.returned import returned
+from workbench.rundir.make.function import as_script
+from workbench.rundir.make.script import zip_script
+from workbench.rundir.paths import RunPaths
+from workbench.worker.call import leave
+
+LOCK = threading.Lock()
+OPENED = Path(__file__).open(encoding="utf-8")  # noqa: SIM115
+SCALE = 3
+
+
+def helper(value: int) -> int:
+    return value * SCALE
+
+
+def train(rows: int, *, rate: float) -> dict[str, object]:
+    return {"rank": int(os.environ["RANK"]), "rows": helper(rows), "rate": rate, "weights": numpy.arange(3.0)}
+
+
+def uses_a_lock() -> None:
+    with LOCK:
+        pass
+
+
+def uses_a_file() -> str:
+    return OPENED.read()
+
+
+def through_another() -> None:
+    uses_a_lock()
+
+
+def made(job: Function, folder: Path) -> Script:
+    script = as_script(job, folder)
+    assert isinstance(script, Script)
+    return script
+
+
+def on_rank(job: Function, folder: Path, rank: int = 0) -> subprocess.CompletedProcess[str]:
+    """Unpack the function where its files would come back to, and run it as a rank does."""
+    script = Path(made(job, folder / "functions").path)
+    archive, outputs = folder / "script.zip", folder / "outputs"
+    archive.write_bytes(zip_script(script))
+    shutil.unpack_archive(archive, outputs)
+    # Neither this package nor the test's own module is there.
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"RANK": str(rank)}
+    command = [sys.executable, "-u", script.name]
+    return subprocess.run(command, cwd=outputs, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_a_function_travels_with_what_it_uses_and_its_values_come_back(tmp_path: Path) -> None:
+    for rank in range(2):
+        ended = on_rank(Function(train, (7,), {"rate": 0.5}), tmp_path, rank)
+        assert ended.returncode == 0, ended.stderr
+    first, second = returned(RunPaths(tmp_path), 2)
+    assert isinstance(first, dict) and isinstance(second, dict)
+    assert (first["rank"], first["rows"], first["rate"], second["rank"]) == (0, 21, 0.5, 1)
+    assert numpy.array_equal(first["weights"], numpy.arange(3.0))
+    script = made(Function(train, (7,), {"rate": 0.5}), tmp_path / "functions")
+    assert script.word == "traincall"
+    modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "functions").rglob("*")}
+    assert modes == {0}
+
+
+def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
+    """In a real IPython, whose cells are in no file."""
+    cells = f"""
+        from IPython.core.interactiveshell import InteractiveShell
+        from pathlib import Path
+        from workbench import Function, Script
+        from workbench.rundir.make.function import as_script
+        shell = InteractiveShell.instance()
+        shell.run_cell("LIMIT = 3", store_history=True)
+        shell.run_cell("def inner(x):\\n    return 1 / (x - LIMIT)  # the line", store_history=True)
+        shell.run_cell("def train(x):\\n    y = x + 1\\n    return inner(y)", store_history=True)
+        print(as_script(Function(shell.user_ns["train"], (2,)), Path({str(tmp_path)!r})).path)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(cells)]
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython")}
+    path = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True).stdout.split()[-1]
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "<cell 3>", line 3, in train',
+        "    return inner(y)",
+        "           ^^^^^^^^",
+        '  File "<cell 2>", line 2, in inner',
+        "    return 1 / (x - LIMIT)  # the line",
+        "           ~~^~~~~~~~~~~~~",
+        "ZeroDivisionError: division by zero",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "named"),
+    [
+        (Function(uses_a_lock), "the variable 'LOCK' in uses_a_lock, of type lock, cannot travel"),
+        (Function(through_another), "the variable 'LOCK' in uses_a_lock, of type lock, cannot travel"),
+        (Function(uses_a_file), "the variable 'OPENED' in uses_a_file, of type TextIOWrapper, cannot travel"),
+        (Function(train, [(x for x in "ab")]), "argument 1, of type generator, cannot travel"),
+        (Function(train, (1,), {"rate": LOCK}), "argument 'rate', of type lock, cannot travel"),
+        (Function(helper, (bytes(151 << 20),)), "are 151 MiB as a pickle, at most 150 travel"),
+        (Function(7), "7 is not a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_pickled_is_refused_by_name(job: Function, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        as_script(job, tmp_path)
+    assert named in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -> None:
+    ended = on_rank(Function(Path, ("a",)), tmp_path)
+    assert ended.returncode == 1
+    assert "Path returned what cannot come back: the value is of type pathlib.PosixPath; return numbers" in ended.stderr
+    with pytest.raises(RunError, match=r"rank 0 of .* returned nothing"):
+        returned(RunPaths(tmp_path), 1)
+
+
+def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> None:
+    script = made(Function(helper, (1,)), tmp_path)
+    facts = Path(script.path).with_name("function.json")
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "python": "3.9"}))
+    facts.with_name("function.pickle").write_bytes(b"not read")
+    ended = subprocess.run([sys.executable, script.path], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert "helper was pickled by Python 3.9, and" in ended.stderr
+    assert "choose pods with the notebook's Python" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1, "two", 2.5, True, float("inf")],
+        {"a": (1, [2]), 3: {"array": "0"}},
+        {"deep": {"er": [numpy.ones((2, 3), dtype="int8")]}},
+    ],
+)
+def test_plain_data_comes_back_as_it_was(value: object, tmp_path: Path) -> None:
+    (folder := tmp_path / "outputs" / "pod-1").mkdir(parents=True)
+    leave(value, folder / "returned", 0)
+    (got,) = returned(RunPaths(tmp_path), 1)
+    assert repr(got) == repr(value)
+
+
+def test_tensors_come_back_as_arrays(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "outputs").mkdir()
+    weights = torch.linspace(0, 1, 6).reshape(2, 3)
+    value = {"t": weights.T, "half": weights.bfloat16().requires_grad_(), "loss": weights.sum(), "n": numpy.float32(2)}
+    leave(value, tmp_path / "outputs" / "returned", 0)
+    (got,) = returned(RunPaths(tmp_path), 1)
+    assert isinstance(got, dict)
+    assert numpy.array_equal(got["t"], weights.T.numpy())
+    assert numpy.array_equal(got["half"], weights.bfloat16().float().numpy())
+    assert (got["loss"], got["n"]) == (3.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"array": "7"}', '{"array": "../x"}', '{"list": 3}', '{"dict": [[1]]}', "{}", "[", '{"dict":[[{},1]]}']
+)
+def test_what_no_rank_writes_is_refused(text: str, tmp_path: Path) -> None:
+    folder = tmp_path / "outputs" / "returned"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.json").write_text(text)
+    save_file({"0": numpy.ones(1)}, folder / "rank-0.safetensors")
+    with pytest.raises(RunError, match="cannot be read"):
+        returned(RunPaths(tmp_path), 1)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (folder := tmp_path / "outputs" / "returned").mkdir(parents=True)
+    (tmp_path / "mine").write_text('"mine"')
+    (folder / "rank-0.json").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match=r"cannot be read|returned nothing"):
+        returned(RunPaths(tmp_path), 1)

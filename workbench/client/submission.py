@@ -1,0 +1,148 @@
+"""`Submission`: the part of a cluster that takes jobs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from workbench.base.errors import DiskFull, RunError
+from workbench.base.files import write_json
+from workbench.base.wire import ask
+from workbench.client.run import Run
+from workbench.client.takeover import checkpoint_on_pods
+from workbench.jobs.finetune import Job
+from workbench.jobs.function import Function
+from workbench.keeper.launch.command import LaunchCommand
+from workbench.planner.prediction import begin_prediction
+from workbench.rundir.journal import fail_unstarted
+from workbench.rundir.make.function import as_script
+from workbench.rundir.make.prepare import PreparedRun, prepare_run
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
+
+__all__ = ["Submission"]
+
+
+class Submission:
+    """What is run on the pods, and how; whoever inherits has them."""
+
+    spec: ClusterSpec
+    _paths: ClusterPaths
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """The cluster's directory."""
+
+    @abstractmethod
+    def _check_ready(self) -> None: ...
+
+    def submit(self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None) -> Run:
+        """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
+
+        Runs start in the order of submission, each once as many pods are free as it takes: runs of one pod go beside
+        each other on a cluster of several.
+
+        Args:
+            job: What to run.
+            pods: How many of the pods it takes, the first that are free. Default: all; one for technique `single`.
+            path: The run directory, new or empty. Default: a new folder below the cluster's `runs`.
+
+        Raises:
+            ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
+            RunError: The cluster is not ready.
+        """
+        self._check_ready()
+        return self.submit_prepared(self._prepare(job, pods, self._paths.runs, path))
+
+    def run(
+        self,
+        function: Callable[..., object],
+        *args: object,
+        pods: int | None = None,
+        timeout_s: float | None = None,
+        progress: bool = True,
+        **kwargs: object,
+    ) -> list[object]:
+        """Call a function of the notebook on every rank, wait with a line of progress, and return what each returned.
+
+        What it may return: numbers, text, None, lists, tuples, dicts, and arrays of numpy or torch, which come back as
+        arrays of numpy. It travels as a `Function`, with which `submit` does not wait and more can be asked.
+
+        Args:
+            function: A function of the notebook; it may use others, and variables that can be pickled.
+            *args: Its arguments by place.
+            pods: How many of the pods it takes, the first that are free. Default: all.
+            timeout_s: Seconds after which the run is cancelled; None for as long as it takes.
+            progress: Whether to show the line.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            What each rank returned, in the order of ranks.
+
+        Raises:
+            ConfigError: Something cannot be pickled; the message names the variable, and nothing has started.
+            RunFailed: It raised, or a rank failed; the message has its traceback, a notebook shows the card.
+            TimeoutError: The time is over.
+            Detached: An interrupt came; the run goes on.
+        """
+        run = self.submit(Function(function, args, kwargs), pods=pods)
+        try:
+            result = run.wait(timeout_s, progress=progress)
+        except TimeoutError:
+            run.cancel()
+            raise TimeoutError(f"{run.id} was cancelled after {timeout_s} s; see {run.paths.logs}") from None
+        if progress and result.error is not None:
+            run.show()
+        result.raise_for_status()
+        return run.returned
+
+    def submit_prepared(self, prepared: PreparedRun, note: Mapping[str, object] | None = None) -> Run:
+        """Hand a run that `prepare_run` made to the keeper; the note goes into its `run.json`.
+
+        Raises:
+            RunError: The cluster is not ready, or the run wants more pods than it has.
+        """
+        info = {**(note or {}), "id": prepared.run_id, "cluster": str(self.path), "submitted_s": time.time()}
+        job, paths = prepared.spec.job, prepared.paths
+        try:
+            write_json(paths.info, info)
+        except DiskFull:
+            shutil.rmtree(paths.root, ignore_errors=True)  # it could not even say why it never ran
+            raise
+        pods, local = prepared.spec.pods or self.spec.count, self.spec.backend.get("kind") == "local"
+        begin_prediction(job, pods, paths.prediction, paths.inquiry, spec=self.spec.pods, local=local)
+        request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
+        try:
+            ask(self._paths.socket, {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods})
+        except RunError as error:  # its directory must say why it never ran
+            with suppress(OSError):
+                fail_unstarted(paths, prepared.spec, error)
+            raise
+        return Run.load(paths.root)
+
+    def command(self, job: Job | Function, *, pods: int | None = None) -> LaunchCommand:
+        """Return the command that starts the ranks of a job, without starting it: the dry run.
+
+        The job waits on the pods, so the line works in a terminal for as long as the cluster lives. It is nobody's run:
+        its output goes to that terminal alone.
+
+        Raises:
+            ConfigError: As for `submit`.
+            RunError: The cluster is not ready.
+        """
+        prepared = self._prepare(job, pods, self.path / "dry")
+        request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
+        answer = ask(self._paths.socket, {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods})
+        return LaunchCommand.from_dict(answer)
+
+    def _prepare(
+        self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None
+    ) -> PreparedRun:
+        spec = RunSpec(cluster=self.spec, job=as_script(job, self.path / "functions"), pods=pods)
+        return prepare_run(spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path))

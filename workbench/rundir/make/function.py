@@ -1,0 +1,179 @@
+"""A function of the notebook as a script's folder: its pickle, its source, and the program that calls it.
+
+Nothing here, or anywhere on the notebook's machine, ever reads a pickle.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import linecache
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from workbench.base import entries
+from workbench.base.errors import ConfigError
+from workbench.base.files import write_bytes
+from workbench.base.files.folders import make_private
+from workbench.jobs.finetune import Job
+from workbench.jobs.function import Function
+from workbench.jobs.script import Script
+
+__all__ = ["RETURNED", "as_script"]
+
+RETURNED = "returned"
+"""The folder of the values that ranks return, below the script's."""
+_LARGEST = 150 << 20  # bytes of a pickle; a script's folder may hold 200 MiB
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+def as_script(job: Job | Function, parent: Path) -> Job:
+    """Return a function as the script that calls it, in a folder of its own below `parent`; other jobs as they are."""
+    match job:
+        case Function():
+            pass
+        case _:
+            return job
+    pickled, sources = _pickled(job)
+    name = "".join(c for c in job.name if c.isidentifier()) or "function"
+    facts = {"name": name, "python": "{}.{}".format(*sys.version_info), "sources": sources}
+    folder = parent / f"{name}-{hashlib.sha256(pickled).hexdigest()[:16]}"
+    package, _, module = entries.CALL.rpartition(".")
+    contents = {
+        # A name that no import can mean: a function may be called `random`.
+        f"{name}-call.py": files(package).joinpath(f"{module}.py").read_bytes(),
+        "function.json": json.dumps(facts).encode(),
+        "function.pickle": pickled,
+        # Pods need not have it, and have this very version.
+        **{
+            f"cloudpickle/{file.name}": file.read_bytes() for file in files("cloudpickle").iterdir() if _is_source(file)
+        },
+    }
+    for path, content in contents.items():
+        make_private((folder / path).parent)
+        write_bytes(folder / path, content)
+    return Script(
+        path=str(folder / f"{name}-call.py"),
+        launcher=job.launcher,
+        stall_timeout_s=job.stall_timeout_s,
+        env=job.env,
+        outputs=[f"{RETURNED}/rank-*"],
+    )
+
+
+def _is_source(file: Any) -> bool:
+    return bool(file.name.endswith(".py"))
+
+
+def _pickled(job: Function) -> tuple[bytes, Mapping[str, str]]:
+    if not callable(job.function):
+        raise ConfigError(f"{job.function!r} is not a function")
+    sources: dict[str, str] = {}
+    whole = (job.function, tuple(job.args), dict(job.kwargs))
+    with _by_value(job.function):
+        try:
+            pickled = _dumps(whole, sources)
+        except Exception as error:  # of no common kind: whatever a class raises that refuses
+            raise ConfigError(f"{job.name} cannot be sent to the pods: {_culprit(job)}") from error
+    if len(pickled) > _LARGEST:
+        raise ConfigError(
+            f"{job.name} and what it uses are {len(pickled) >> 20} MiB as a pickle, at most {_LARGEST >> 20} travel: give "
+            "data by path or hub id, and load it in the function"
+        )
+    return pickled, sources
+
+
+def _dumps(value: object, sources: dict[str, str]) -> bytes:
+    """Pickle by value, with code whose file is a cell's, and note the lines of each file."""
+    import cloudpickle
+
+    def code(it: CodeType) -> Any:
+        name = _cell(it.co_filename)
+        if lines := linecache.getlines(it.co_filename):
+            sources[name] = "".join(lines)
+        return table[CodeType](it.replace(co_filename=name))
+
+    def refuse(file: io.TextIOWrapper) -> Any:  # it would read the file, and send what it holds
+        if file not in (sys.stdout, sys.stderr):
+            raise pickle.PicklingError("cannot pickle an open file")
+        return table[io.TextIOWrapper](file)
+
+    table = cloudpickle.Pickler.dispatch_table
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = ChainMap({CodeType: code, io.TextIOWrapper: refuse}, table)
+
+    target = io.BytesIO()
+    Pickler(target).dump(value)
+    return target.getvalue()
+
+
+def _cell(file: str) -> str:
+    """Return how a traceback names a file: `<cell 3>` for the third cell that a notebook ran.
+
+    Example:
+        >>> _cell("/usr/lib/there.py")
+        '/usr/lib/there.py'
+    """
+    shell = getattr(sys.modules["__main__"], "get_ipython", getattr(builtins, "get_ipython", lambda: None))()
+    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
+    return file if number is None else f"<cell {number}>"
+
+
+@contextmanager
+def _by_value(function: Callable[..., object]) -> Iterator[None]:
+    """Let the module of a function, which pods do not have unless it is a library, travel with it."""
+    import cloudpickle
+
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if module is None or module.__name__ == "__main__" or not _is_own(module):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own(module: ModuleType) -> bool:
+    file = Path(getattr(module, "__file__", None) or "")
+    library = Path(importlib.__file__ or "").parent.parent
+    return bool(file.name) and not set(file.parts) & {*_LIBRARIES} and not file.is_relative_to(library)
+
+
+def _culprit(job: Function) -> str:
+    """Return which variable or argument cannot be pickled, and why."""
+    arguments = {f"argument {n + 1}": value for n, value in enumerate(job.args)}
+    arguments |= {f"argument {name!r}": value for name, value in job.kwargs.items()}
+    named = {**arguments, **_variables(job.function, job.name, set())}
+    for name, value in named.items():
+        try:
+            _dumps(value, {})
+        except Exception as error:
+            return f"{name}, of type {type(value).__qualname__}, cannot travel ({error}); make it inside the function"
+    return "see the error above"
+
+
+def _variables(function: object, name: str, seen: set[int]) -> Mapping[str, object]:
+    """Return the variables of the notebook that a function uses, those of functions that it calls first."""
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return {}
+    seen.add(id(function))
+    used = inspect.getclosurevars(function)
+    direct = {**used.globals, **used.nonlocals}
+    inner: dict[str, object] = {}
+    for variable, value in direct.items():
+        inner |= _variables(value, variable, seen)
+    return {**inner, **{f"the variable {variable!r} in {name}": value for variable, value in direct.items()}}

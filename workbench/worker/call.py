@@ -1,0 +1,104 @@
+"""Call a function of the notebook on a rank and leave what it returns as plain data.
+
+This file travels as the script of the run, and needs nothing of this package: `function.json` beside it says by which
+Python the function was pickled, and holds the lines that tracebacks show.
+"""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+_PLAIN = (str, bool, int, float, type(None))
+
+
+def main() -> None:
+    """Do so, in the folder of the run."""
+    here = Path(__file__).absolute().parent
+    facts = json.loads((here / "function.json").read_text(encoding="utf-8"))
+    mine = "{}.{}".format(*sys.version_info)
+    if mine != facts["python"]:
+        sys.exit(
+            f"{facts['name']} was pickled by Python {facts['python']}, and {os.uname().nodename} has {mine}, which "
+            "cannot load it: choose pods with the notebook's Python, or send a Script"
+        )
+    for name, source in facts["sources"].items():
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    try:
+        # Written by the notebook's own process, and sent over its pinned channel.
+        function, args, kwargs = pickle.loads((here / "function.pickle").read_bytes())
+        returned = function(*args, **kwargs)
+    except Exception as error:
+        shown = error.__traceback__.tb_next if error.__traceback__ else None
+        traceback.print_exception(error.with_traceback(shown))
+        sys.exit(1)
+    try:
+        leave(returned, here / "returned", int(os.environ["RANK"]))
+    except (TypeError, ValueError) as error:
+        sys.exit(f"{facts['name']} returned what cannot come back: {error}")
+
+
+def leave(returned: object, folder: Path, rank: int) -> None:
+    """Write a value as JSON, and its arrays beside it as safetensors."""
+    arrays: dict[str, Any] = {}
+    tree = _tree(returned, "the value", arrays)
+    folder.mkdir(exist_ok=True)
+    if arrays:
+        from safetensors.numpy import save_file
+
+        save_file(arrays, folder / f"rank-{rank}.safetensors")
+    (folder / f"rank-{rank}.json").write_text(json.dumps(tree), encoding="utf-8")
+
+
+def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
+    # Each container is an object of one key, so that an array's place cannot be mistaken for a dict of the user's.
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (list, tuple):
+        items = [_tree(item, f"{where}[{n}]", arrays) for n, item in enumerate(value)]
+        return {type(value).__name__: items}
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) not in _PLAIN:
+                raise TypeError(f"{where} has a key of type {_name(key)}; use text or a number")
+        return {"dict": [[key, _tree(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]}
+    array = _array(value)
+    if array is None:
+        raise TypeError(
+            f"{where} is of type {_name(value)}; return numbers, text, lists, tuples, dicts, and arrays of numpy or torch"
+        )
+    if array.ndim == 0:
+        return array.item()
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{where} is an array of {array.dtype}; return one of numbers")
+    name = str(len(arrays))
+    arrays[name] = array
+    return {"array": name}
+
+
+def _array(value: Any) -> Any:
+    """Return an array of numpy for what is one, on whatever device; None for anything else."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        if value.is_floating_point() and value.dtype not in (torch.float16, torch.float32, torch.float64):
+            value = value.float()  # numpy has no bf16; nothing is lost
+        value = value.contiguous().numpy()
+        import numpy
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return numpy.array(value, order="C")
+    return None
+
+
+def _name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+if __name__ == "__main__":
+    main()
