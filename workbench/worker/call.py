@@ -71,7 +71,8 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
     array = _array(value)
     if array is None:
         raise TypeError(
-            f"{where} is of type {_name(value)}; return numbers, text, lists, tuples, dicts, and arrays of numpy or torch"
+            f"{where} is of type {_name(value)}; return numbers, text, lists, tuples, dicts, and arrays of numpy "
+            "or torch"
         )
     if array.ndim == 0:
         return array.item()

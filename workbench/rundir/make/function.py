@@ -56,9 +56,7 @@ def as_script(job: Job | Function, parent: Path) -> Job:
         "function.json": json.dumps(facts).encode(),
         "function.pickle": pickled,
         # Pods need not have it, and have this very version.
-        **{
-            f"cloudpickle/{file.name}": file.read_bytes() for file in files("cloudpickle").iterdir() if _is_source(file)
-        },
+        **{f"cloudpickle/{name}": text for name, text in _package("cloudpickle").items()},
     }
     for path, content in contents.items():
         make_private((folder / path).parent)
@@ -72,8 +70,8 @@ def as_script(job: Job | Function, parent: Path) -> Job:
     )
 
 
-def _is_source(file: Any) -> bool:
-    return bool(file.name.endswith(".py"))
+def _package(name: str) -> Mapping[str, bytes]:
+    return {file.name: file.read_bytes() for file in files(name).iterdir() if file.name.endswith(".py")}
 
 
 def _pickled(job: Function) -> tuple[bytes, Mapping[str, str]]:
@@ -88,8 +86,8 @@ def _pickled(job: Function) -> tuple[bytes, Mapping[str, str]]:
             raise ConfigError(f"{job.name} cannot be sent to the pods: {_culprit(job)}") from error
     if len(pickled) > _LARGEST:
         raise ConfigError(
-            f"{job.name} and what it uses are {len(pickled) >> 20} MiB as a pickle, at most {_LARGEST >> 20} travel: give "
-            "data by path or hub id, and load it in the function"
+            f"{job.name} and what it uses are {len(pickled) >> 20} MiB as a pickle, at most {_LARGEST >> 20} travel: "
+            "give data by path or hub id, and load it in the function"
         )
     return pickled, sources
 
@@ -111,11 +109,10 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
     table = cloudpickle.Pickler.dispatch_table
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = ChainMap({CodeType: code, io.TextIOWrapper: refuse}, table)
-
     target = io.BytesIO()
-    Pickler(target).dump(value)
+    pickler = cloudpickle.Pickler(target)
+    pickler.dispatch_table = ChainMap({CodeType: code, io.TextIOWrapper: refuse}, table)
+    pickler.dump(value)
     return target.getvalue()
 
 
