@@ -10,7 +10,7 @@ from wrong import WRONG, places, replaced
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.convert import read_tables
-from workbench.jobs.data.sources.dataset import Hub, Jsonl, Mini, Release, dataset_from, prepare
+from workbench.jobs.data.sources.dataset import Hub, Mini, Release, RowFiles, dataset_from, prepare
 
 ROW = {"table_id": "1-1", "question": "Where?", "sql": {"sel": "Town", "agg": "", "conds": [["Year", "=", 1990]]}}
 INDEXED = {"table_id": "1-1", "question": "Where?", "sql": {"sel": 0, "agg": 3, "conds": [[1, 2, 1990]]}}
@@ -106,16 +106,16 @@ def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
     good, bad = write(tmp_path / "t.jsonl", ROW), write(tmp_path / "e.jsonl", ROW, {**ROW, "sql": 1})
     with pytest.raises(ConfigError, match=r"e.jsonl, line 2: sql is 1; it must be an object"):
-        prepare(Jsonl(train=good, eval=bad), tmp_path / "out")
+        prepare(RowFiles(train=good, eval=bad), tmp_path / "out")
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
-    replaced = prepare(Jsonl(train=good, eval=good), tmp_path / "out")
+    replaced = prepare(RowFiles(train=good, eval=good), tmp_path / "out")
     assert replaced.tables is None, "the tables of another dataset must not stay"
     assert made.train == replaced.train
 
 
 def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: Path) -> None:
     asks, plain = {"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3"}, {"text": "Once\nupon a time"}
-    files = Jsonl(train=write(tmp_path / "t.jsonl", asks, plain), eval=write(tmp_path / "e.jsonl", asks))
+    files = RowFiles(train=write(tmp_path / "t.jsonl", asks, plain), eval=write(tmp_path / "e.jsonl", asks))
     made = prepare(files, tmp_path / "out")
     assert lines(made.train) == [
         {"source": "Sort.", "input": "3 1\n2", "target": "1 2 3", "table_id": None},
@@ -128,10 +128,11 @@ def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: P
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text("\n\n")
     with pytest.raises(ConfigError, match=r"e.jsonl has no row"):
-        prepare(Jsonl(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")), tmp_path / "out")
+        prepare(RowFiles(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")), tmp_path / "out")
 
 
-def test_hub_prepares_nothing_here(tmp_path: Path) -> None:
+def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     made = prepare(dataset_from("wikisql"), tmp_path / "out")
     assert (made.train, made.eval, made.tables, made.train_rows) == (None, None, None, 0)
     assert made.hub == Hub(name="Salesforce/wikisql", revision="refs/convert/parquet").model_dump()
@@ -143,11 +144,11 @@ def test_hub_prepares_nothing_here(tmp_path: Path) -> None:
     [
         ("wikisql-mni", "did you mean 'wikisql-mini'"),
         ("/no/such/folder", "Allowed: wikisql-mini, wikisql, a folder with"),
-        ({"kind": "jsn"}, "dataset kind 'jsn' is not known.*wikisql-mini, jsonl, release, hub"),
+        ({"kind": "jsn"}, "dataset kind 'jsn' is not known.*wikisql-mini, files, release, hub, mix"),
         ({}, "dataset kind None is not known"),
         ({"kind": ["jsonl"]}, "dataset kind .* is not known"),
         ({"kind": "jsonl", "trian": "x"}, "dataset option 'trian' is not known: did you mean 'train'"),
-        ({"kind": "jsonl", "train": "x"}, "dataset of kind 'jsonl' needs the option 'eval'"),
+        ({"kind": "files", "eval": "x"}, "dataset of kind 'files' needs the option 'train'"),
         ({"kind": "jsonl", "train": "x", "eval": 5}, "dataset eval is 5; it must be text"),
         ({"kind": "jsonl", "train": "x", "eval": "y"}, "dataset train: there is no file x"),
         ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),

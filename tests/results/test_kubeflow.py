@@ -225,7 +225,7 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_text(rows)
     data = {"kind": "jsonl", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
     manifest = run_of(tmp_path / "rows", FineTune(dataset=data)).manifest("trainjob", image=IMAGE)
-    assert handed_spec(manifest)["job"]["dataset"] == {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl"}
+    assert handed_spec(manifest)["job"]["dataset"] == {"kind": "files", "train": "train.jsonl", "eval": "eval.jsonl"}
     assert sorted(inputs(manifest)) == ["eval.jsonl", "train.jsonl"]
 
     own = tmp_path / "own"

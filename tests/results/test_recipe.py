@@ -205,7 +205,7 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     (tmp_path / "here" / "inputs").mkdir(parents=True)
     for name in ("train.jsonl", "eval.jsonl"):
         (tmp_path / "here" / name).write_bytes(recipe.files[name])
-    assert again.dataset == {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl"}
+    assert again.dataset == {"kind": "files", "train": "train.jsonl", "eval": "eval.jsonl"}
     files = {"train": str(tmp_path / "here" / "train.jsonl"), "eval": str(tmp_path / "here" / "eval.jsonl")}
     prepared = prepare(dataset_from({"kind": "jsonl", **files}), tmp_path / "here" / "inputs")
     assert prepared.train is not None

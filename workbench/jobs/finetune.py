@@ -34,6 +34,7 @@ Tokens = Annotated[Size, Unit("tokens")]
 Steps = Annotated[Size, Unit("steps")]
 Rows = Annotated[Size, Unit("rows")]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
+_DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 _Tracker = Annotated[str, Choice(TRACKERS)]
 
 
@@ -50,6 +51,17 @@ def _checked(options: type[Record]) -> Callable[[object], object]:
         return value
 
     return check
+
+
+def _moved(dataset: object, move: Callable[[object], object]) -> object:
+    match dataset:
+        case {"parts": [*parts], **options}:  # of a mix
+            return {**options, "parts": [_moved(part, move) for part in parts]}
+        case {"dataset": part, **options}:
+            return {**options, "dataset": _moved(part, move)}
+        case Mapping():
+            return {name: move(value) if name in _DATASET_PATHS else value for name, value in dataset.items()}
+    return move(dataset)
 
 
 class FineTune(Record):
@@ -155,13 +167,11 @@ class FineTune(Record):
 
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` done to every option that may be a path."""
-        match self.dataset:
-            case Mapping() as options:
-                dataset: object = {name: move(value) if name != "kind" else value for name, value in options.items()}
-            case name:
-                dataset = move(name)
         return self.replace(
-            dataset=dataset, deepspeed=move(self.deepspeed), model=move(self.model), resume=move(self.resume)
+            dataset=_moved(self.dataset, move),
+            deepspeed=move(self.deepspeed),
+            model=move(self.model),
+            resume=move(self.resume),
         )
 
     def global_batch(self, ranks: int) -> int:

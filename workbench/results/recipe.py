@@ -118,7 +118,7 @@ def _with_workbench(
     if resolved.get("train"):
         fetched = _add_rows(files, differs, paths, resolved)
         parts = {part: f"{part}.jsonl" for part in ("train", "eval") if resolved.get(part)}
-        job["dataset"] = {"kind": "jsonl", **parts}
+        job["dataset"] = {"kind": "files", **parts}
     if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
         files |= own
         job["deepspeed"] = "deepspeed.json"

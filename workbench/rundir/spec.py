@@ -5,6 +5,7 @@ Values of environment variables are never written into one: `${NAME}` stands for
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Mapping
@@ -140,7 +141,7 @@ def _relative_to(job: Job, folder: Path) -> Job:
         match value:
             case [*several]:
                 return [absolute(part) for part in several]
-            case str() if is_there(folder / value):
+            case str() if is_there(folder / value) or ("*" in value and glob.glob(value, root_dir=folder)):  # noqa: PTH207
                 return str(folder / value)
         return value
 

@@ -13,7 +13,9 @@ from workbench.base.files import open_record
 from workbench.base.json_values import number, parse_json, whole
 from workbench.jobs.data.sql import Value
 
-__all__ = ["Fields", "read_lines", "short"]
+__all__ = ["MAX_LINE_BYTES", "Fields", "no_constant", "read_lines", "short"]
+
+MAX_LINE_BYTES = 16 * 2**20
 
 
 def read_lines(path: Path, run: Path | None = None) -> Iterator[tuple[str, object]]:
@@ -21,7 +23,7 @@ def read_lines(path: Path, run: Path | None = None) -> Iterator[tuple[str, objec
     number = 0
     try:
         with path.open("rb") if run is None else open_record(path, within=run) as file:
-            while line := file.readline(_MAX_LINE_BYTES):
+            while line := file.readline(MAX_LINE_BYTES):
                 number += 1
                 where = f"{path.name}, line {number}"
                 if line := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b""):
@@ -118,17 +120,14 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_MAX_LINE_BYTES = 16 * 2**20
-
-
 def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
     if not line.strip():
         return
-    if len(line) >= _MAX_LINE_BYTES and not line.endswith(b"\n"):
-        raise ConfigError(f"{where} is longer than {_MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?")
+    if len(line) >= MAX_LINE_BYTES and not line.endswith(b"\n"):
+        raise ConfigError(f"{where} is longer than {MAX_LINE_BYTES >> 20} MiB; is this a JSONL file?")
     cut = "" if line.endswith(b"\n") else "; the file ends within this line: was it copied whole?"
     try:
-        value = parse_json(line.decode(), parse_constant=_no_constant)
+        value = parse_json(line.decode(), parse_constant=no_constant)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}{cut}") from error
     except ValueError as error:
@@ -136,5 +135,6 @@ def _read_line(line: bytes, where: str) -> Iterator[tuple[str, object]]:
     yield where, value
 
 
-def _no_constant(word: str) -> NoReturn:
+def no_constant(word: str) -> NoReturn:
+    """Refuse the numbers that Python's JSON has and JSON has not."""
     raise ValueError(f"{word} is not a JSON number")

@@ -18,7 +18,7 @@ from workbench.jobs.data.lines import Fields, short
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 
-__all__ = ["ANSWERS", "PREFIX", "SUMMARIZE", "Row", "check_columns", "renamed", "row_from", "table_from"]
+__all__ = ["ANSWERS", "NESTED", "PREFIX", "SUMMARIZE", "Row", "check_columns", "renamed", "row_from", "table_from"]
 
 PREFIX = "translate to SQL: "
 SUMMARIZE = "Summarize this dialogue:"
@@ -50,6 +50,8 @@ _FORMS = (
 _SQL = _Form("question", "sql")
 ANSWERS = {form.asks: [other.answers for other in (*_FORMS, _SQL) if other.asks == form.asks] for form in _FORMS}
 """The key of a form that says what is asked, and those that may answer it."""
+NESTED = ("sql", "table")
+"""Keys whose values are objects or lists; a table of text has them as JSON."""
 _ALONE = "text"
 _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if key) | dict.fromkeys(
     (_ALONE, "table_id", "table")

@@ -81,7 +81,7 @@ def _finetune(
         if not options.inputs:
             inputs.update({name: _content(paths, paths.inputs / name) for name in names})
         folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
-        asked["dataset"] = {"kind": "jsonl", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
+        asked["dataset"] = {"kind": "files", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
     if shipped.get("deepspeed") is not None:
         asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
     return asked

@@ -10,6 +10,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.json_values import part
 from workbench.base.package import file_digest
+from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.paths import RunPaths
@@ -61,7 +62,8 @@ def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:
 
 def _check_rows(paths: RunPaths, made: Mapping[str, Any], root: Path, resolved: Mapping[str, Any]) -> None:
     train, before = resolved["train"], made.get("train")
-    same = resolved["hub"] == made.get("hub") and bool(train) == bool(before)
+    hubs = [Hub.from_dict(hub) if hub else None for hub in (resolved["hub"], made.get("hub"))]
+    same = hubs[0] == hubs[1] and bool(train) == bool(before)
     if same and train:
         old, new = RunPaths(root).inputs / str(before), paths.inputs / str(train)
         same = old.is_file() and file_digest(old) == file_digest(new)

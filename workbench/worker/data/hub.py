@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workbench.jobs.data.rows import row_from
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.sources.hub import Hub
 from workbench.worker.data.rows import Example, Rows
+from workbench.worker.data.stream import open_hub
 
 __all__ = ["load_hub"]
 
 
 def load_hub(options: Mapping[str, object]) -> Rows:
     """Load a hub dataset and turn its rows into examples."""
-    return Rows(train=_split(options, "train_split"), eval=_split(options, "eval_split"))
+    hub = Hub.from_dict(options)
+    train = _examples(hub, hub.train_split, hub.split.most)
+    if hub.eval_share is None:
+        return Rows(train=train, eval=_examples(hub, hub.eval_split))
+    held = list(hub.split.held_out(len(train), hub.name))
+    return Rows(
+        train=[example for example, out in zip(train, held, strict=True) if not out],
+        eval=[example for example, out in zip(train, held, strict=True) if out],
+    )
 
 
-def _split(options: Mapping[str, object], key: str) -> list[Example]:
-    from datasets import load_dataset
-
-    split = str(options[key])
-    config, revision = options.get("config"), options.get("revision")
-    loaded = load_dataset(str(options["name"]), name=config, revision=revision, split=split)
-    rows = (row_from(raw, f"{options['name']}, split {split}, row {n}") for n, raw in enumerate(loaded))
+def _examples(hub: Hub, split: str, most: int | None = None) -> list[Example]:
+    try:
+        loaded = open_hub(hub.to_dict(), split)
+    except ValueError as error:  # `datasets` names the splits that there are
+        raise ConfigError(
+            f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
+        ) from error
+    loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
+    rows = (hub.row(raw, split, number) for number, raw in enumerate(loaded))
     return [Example(source=r.source, target=r.target, input=r.input, table_id=r.table_id) for r in rows]

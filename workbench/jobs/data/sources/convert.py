@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -9,12 +11,23 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import row_from, table_from
+from workbench.jobs.data.rows import Row, renamed, row_from, table_from
 from workbench.jobs.data.sources.archive import unpack
 from workbench.jobs.data.sources.mini import mini_rows, mini_tables
+from workbench.jobs.data.sources.read import read_rows
+from workbench.jobs.data.split import Split, chosen
 from workbench.jobs.data.tables import SqlTable
 
-__all__ = ["read_tables", "write_files", "write_mini", "write_release"]
+__all__ = [
+    "join_files",
+    "mix_files",
+    "read_row",
+    "read_tables",
+    "write_files",
+    "write_mini",
+    "write_parts",
+    "write_release",
+]
 
 
 def read_tables(path: Path, run: Path | None = None) -> Iterator[SqlTable]:
@@ -40,20 +53,68 @@ def write_mini(folder: Path, *, seed: int, train: int, evaluation: int) -> tuple
 def write_files(
     folder: Path,
     *,
-    train: Path,
-    evaluation: Path,
-    tables: Sequence[Path],
+    train: Sequence[Path],
+    evaluation: Sequence[Path] = (),
+    tables: Sequence[Path] = (),
     kept: Sequence[Path] | None = None,
+    columns: Mapping[str, str] | None = None,
+    split: Split | None = None,
     plain_text: bool = True,
 ) -> tuple[int, int]:
-    """Convert files of questions and their tables."""
+    """Convert files of rows and their tables."""
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
     headers = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
-    trained = _convert(train, folder / "train.jsonl", headers, plain_text)
-    evaluated = _convert(evaluation, folder / "eval.jsonl", headers, plain_text)
+
+    def lines(paths: Sequence[Path]) -> Iterator[str]:
+        for path in paths:
+            line = None
+            for where, data in read_rows(path, columns or {}):
+                line = read_row(data, where, columns, headers, plain_text=plain_text).to_json()
+                yield line
+            if line is None:
+                raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
+
+    name = ", ".join(str(path) for path in train[:3])
+    counts = write_parts(folder, lines(train), lines(evaluation) if evaluation else None, split or Split(), name)
     if kept := tables if kept is None else kept:
         _write(folder / "tables.jsonl", (table.to_json() for path in kept for table in read_tables(path)))
-    return trained, evaluated
+    return counts
+
+
+def read_row(
+    data: object,
+    where: str,
+    columns: Mapping[str, str] | None = None,
+    tables: Mapping[str, SqlTable] | None = None,
+    *,
+    plain_text: bool = True,
+) -> Row:
+    """Return a row in any form as the trainer reads it."""
+    row = row_from(renamed(data, columns, where) if columns else data, where, tables)
+    if row.is_plain and not plain_text:
+        raise ConfigError(
+            f"{where} is plain text, and the model answers a source: "
+            "use a causal model such as 'tiny-llama', or rows with a source"
+        )
+    return row
+
+
+def write_parts(
+    folder: Path, train: Iterator[str], evaluation: Iterator[str] | None, split: Split, name: str
+) -> tuple[int, int]:
+    """Write the rows to train and to evaluate on, where the latter have no source a share of the former."""
+    if evaluation is not None:
+        trained = _write(folder / "train.jsonl", islice(train, split.limit))
+        return trained, _write(folder / "eval.jsonl", evaluation)
+    every = folder / "every.jsonl"
+    rows = _write(every, islice(train, split.most))
+    held_out = 0
+    with every.open("rb") as lines, (folder / "train.jsonl").open("wb") as to, (folder / "eval.jsonl").open("wb") as of:
+        for line, held in zip(lines, split.held_out(rows, name), strict=True):
+            (of if held else to).write(line)
+            held_out += held
+    every.unlink()
+    return rows - held_out, held_out
 
 
 def write_release(folder: Path, archive: Path) -> tuple[int, int]:
@@ -66,25 +127,29 @@ def write_release(folder: Path, archive: Path) -> tuple[int, int]:
     tables = [files["train.tables.jsonl"], files["dev.tables.jsonl"]]
     # Only dev's tables go on: those of train are large, and nothing is run on them.
     return write_files(
-        folder, train=files["train.jsonl"], evaluation=files["dev.jsonl"], tables=tables, kept=tables[1:]
+        folder, train=[files["train.jsonl"]], evaluation=[files["dev.jsonl"]], tables=tables, kept=tables[1:]
     )
 
 
-def _convert(source: Path, target: Path, tables: Mapping[str, SqlTable] | None, plain_text: bool) -> int:
-    def lines() -> Iterator[str]:
-        for where, data in read_lines(source):
-            row = row_from(data, where, tables)
-            if row.is_plain and not plain_text:
-                raise ConfigError(
-                    f"{where} is plain text, and the model answers a source: "
-                    "use a causal model such as 'tiny-llama', or rows with a source"
-                )
-            yield row.to_json()
+def mix_files(target: Path, files: Sequence[Path], rows: Sequence[int], takes: Sequence[int], seed: int) -> int:
+    """Deal so many lines of each file evenly into one, each file's in their order."""
 
-    count = _write(target, lines())
-    if count == 0:
-        raise ConfigError(f"the dataset file {source} has no row; it needs one JSON object a line")
-    return count
+    def lines(number: int) -> Iterator[tuple[float, int, bytes]]:
+        taken = chosen(rows[number], takes[number], f"{seed}-{number}")
+        with files[number].open("rb") as file:
+            kept = (line for line, is_taken in zip(file, taken, strict=True) if is_taken)
+            yield from ((place / takes[number], number, line) for place, line in enumerate(kept))
+
+    with target.open("wb") as to:
+        to.writelines(line for *_, line in heapq.merge(*map(lines, range(len(files)))))
+    return sum(takes)
+
+
+def join_files(target: Path, files: Sequence[Path]) -> None:
+    """Write one file after the other into one, where there are any."""
+    for file in filter(Path.is_file, files):
+        with file.open("rb") as read, target.open("ab") as to:
+            shutil.copyfileobj(read, to)
 
 
 def _write(target: Path, lines: Iterable[str]) -> int:

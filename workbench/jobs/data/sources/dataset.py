@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import is_folder, is_there, user_path
-from workbench.base.record import Allowed, Count, Record, Size, Text, read_kind
-from workbench.jobs.data.sources.convert import write_files, write_mini, write_release
+from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, read_kind
+from workbench.jobs.data.sources.convert import join_files, mix_files, write_mini, write_release
+from workbench.jobs.data.sources.files import RowFiles, files_of, is_rows
+from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.sources.mini import MAX_ROWS
+from workbench.jobs.data.sources.read import FORMATS
 
-__all__ = ["Dataset", "Hub", "Jsonl", "Mini", "Prepared", "Release", "dataset_from", "prepare"]
+__all__ = ["Dataset", "Hub", "Mini", "Mix", "MixPart", "Prepared", "Release", "RowFiles", "dataset_from", "prepare"]
 
 
 class Mini(Record):
@@ -24,7 +27,6 @@ class Mini(Record):
 
     label: ClassVar[str] = "dataset"
     kind: ClassVar[str] = "wikisql-mini"
-    files: ClassVar[Mapping[str, Sequence[str]]] = {}
 
     seed: Count = 0
     """Which questions; the same seed gives the same bytes."""
@@ -44,36 +46,6 @@ class Mini(Record):
         return write_mini(folder, seed=self.seed, train=self.train_rows, evaluation=self.eval_rows)
 
 
-class Jsonl(Record):
-    """Files of one's own, one JSON object a line, in any form that `rows.py` knows."""
-
-    label: ClassVar[str] = "dataset"
-    kind: ClassVar[str] = "jsonl"
-
-    train: Text
-    """Path of the questions to train on."""
-    eval: Text
-    """Path of the questions to evaluate on."""
-    tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = None
-    """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
-
-    @property
-    def files(self) -> Mapping[str, Sequence[str]]:
-        """The paths by option."""
-        match self.tables:
-            case str():
-                tables: Sequence[str] = [self.tables]
-            case _:
-                tables = self.tables or []
-        return {"train": [self.train], "eval": [self.eval], "tables": tables}
-
-    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
-        """Convert the files; return the rows to train and to evaluate on."""
-        tables = [Path(path) for path in self.files["tables"]]
-        train, evaluation = Path(self.train), Path(self.eval)
-        return write_files(folder, train=train, evaluation=evaluation, tables=tables, plain_text=plain_text)
-
-
 class Release(Record):
     """The original release of WikiSQL: its train part to train on, its dev part to evaluate on."""
 
@@ -83,37 +55,86 @@ class Release(Record):
     path: Text
     """Path of `data.tar.bz2`."""
 
-    @property
-    def files(self) -> Mapping[str, Sequence[str]]:
-        """The paths by option."""
-        return {"path": [self.path]}
+    def check(self) -> None:
+        """Refuse a path at which nothing is."""
+        if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
+            raise ConfigError(f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}")
 
     def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
         """Unpack and convert it; return the rows to train and to evaluate on."""
-        return write_release(folder, Path(self.path))
+        return write_release(folder, user_path(self.path))
 
 
-class Hub(Record):
-    """A dataset of the Hugging Face hub, loaded on the pods."""
+class MixPart(Record):
+    """One dataset of several."""
+
+    label: ClassVar[str] = "dataset part"
+
+    dataset: Annotated[Text | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")]
+    """A name, a path, or an object with `kind`; rows of a hub are read where the run is submitted."""
+    weight: Positive | None = None
+    """Its share of the rows to train on, in proportion to the other weights. Default None, for all parts or for none:
+    all rows of each."""
+
+
+def _read_parts(value: object) -> object:
+    match value:
+        case [*several] if several and all(isinstance(part, Mapping | MixPart) for part in several):
+            return tuple(part if isinstance(part, MixPart) else MixPart.from_dict(part) for part in several)
+    return value
+
+
+class Mix(Record):
+    """Several datasets together, their rows dealt evenly."""
 
     label: ClassVar[str] = "dataset"
-    kind: ClassVar[str] = "hub"
-    files: ClassVar[Mapping[str, Sequence[str]]] = {}
+    kind: ClassVar[str] = "mix"
 
-    name: Text
-    """Its id, `owner/name`, or a folder that `datasets` can load."""
-    config: Text | None = None
-    """Which of its configurations."""
-    revision: Text | None = None
-    """Which branch, tag or commit."""
-    train_split: Text = "train"
-    """The split to train on."""
-    eval_split: Text = "validation"
-    """The split to evaluate on."""
+    parts: Annotated[
+        Sequence[MixPart],
+        BeforeValidator(_read_parts),
+        Field(min_length=1),
+        Allowed('a list of objects: {"dataset": …, "weight": …}'),
+    ]
+    """The datasets. With weights, as many rows are taken as there are without one twice."""
+    seed: Count = 0
+    """Which rows of a part are taken where not all are."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        without = [part.weight is None for part in self.parts]
+        if any(without) and not all(without):
+            raise ConfigError("dataset parts: some have a weight and some have none; give one to each, or to none")
+        return self
+
+    def check(self) -> None:
+        """Refuse what a part refuses."""
+        for part in self.parts:
+            dataset_from(part.dataset)
+
+    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+        """Write each part, and deal their rows; return those to train and to evaluate on."""
+        folders = [folder / f"part-{number}" for number in range(len(self.parts))]
+        counts = []
+        for part, its in zip(self.parts, folders, strict=True):
+            its.mkdir()
+            counts.append(dataset_from(part.dataset).write(its, plain_text=plain_text))
+        trained = [train for train, _ in counts]
+        weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
+        rows = min(train / weight for train, weight in zip(trained, weights, strict=True))
+        takes = [min(train, max(1, round(rows * weight))) for train, weight in zip(trained, weights, strict=True)]
+        mixed = mix_files(folder / "train.jsonl", [its / "train.jsonl" for its in folders], trained, takes, self.seed)
+        judged = [evaluation for _, evaluation in counts]
+        held_out = mix_files(folder / "eval.jsonl", [its / "eval.jsonl" for its in folders], judged, judged, self.seed)
+        join_files(folder / "tables.jsonl", [its / "tables.jsonl" for its in folders])
+        return mixed, held_out
 
 
-Dataset = Mini | Jsonl | Release | Hub
-_KINDS: Sequence[type[Mini] | type[Jsonl] | type[Release] | type[Hub]] = (Mini, Jsonl, Release, Hub)
+Dataset = Mini | RowFiles | Release | Hub | Mix
+_KINDS: Sequence[type[Mini] | type[RowFiles] | type[Release] | type[Hub] | type[Mix]] = (
+    Mini, RowFiles, Release, Hub, Mix,
+)  # fmt: skip
+_BEFORE = {"jsonl": RowFiles.kind}  # words of earlier versions
 # The hub's own `wikisql` is a script, which `datasets` 4 and later refuse; the parquet of it stands here.
 _NAMES: Mapping[str, Mapping[str, object]] = {
     "wikisql-mini": {"kind": "wikisql-mini"},
@@ -140,8 +161,9 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     """Read what a job calls its dataset.
 
     Args:
-        value: A name (`wikisql-mini`, `wikisql`); the path of a folder with `train.jsonl` and `eval.jsonl` (or
-            `dev.jsonl`), tables beside them, or of a `.tar.bz2`; or an object with `kind` and its options.
+        value: A name (`wikisql-mini`, `wikisql`); the path of a file of rows, of a folder with `train` and perhaps
+            `eval` (`dev`, `validation`) in any format, tables beside them, or of a `.tar.bz2`; or an object with `kind`
+            and its options.
 
     Raises:
         ConfigError: The kind, a key or a name is not known, or a needed key or a file is missing.
@@ -154,7 +176,13 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         case str():
             return dataset_from(_NAMES[value]) if value in _NAMES else _from_path(user_path(value), value)
         case Mapping():
-            return _with_files(read_kind("dataset", value, _KINDS))
+            kind = value.get("kind")
+            new = {"kind": _BEFORE[kind]} if isinstance(kind, str) and kind in _BEFORE else {}
+            dataset = read_kind("dataset", {**value, **new}, _KINDS)
+            match dataset:
+                case RowFiles() | Release() | Mix():
+                    dataset.check()
+            return dataset
     raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
 
 
@@ -170,6 +198,7 @@ def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepa
         ConfigError: A file is missing or broken, or a row is none the model learns from; names it, line and field.
     """
     if isinstance(dataset, Hub):
+        dataset.check_rows(plain_text=plain_text)
         return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=dataset.model_dump())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
@@ -191,22 +220,16 @@ def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepa
 
 
 def _from_path(path: Path, value: str) -> Dataset:
-    if is_folder(path):
-        evaluation = path / ("eval.jsonl" if (path / "eval.jsonl").exists() else "dev.jsonl")
-        tables = sorted({*path.glob("tables.jsonl"), *path.glob("train.tables.jsonl"), *path.glob("dev.tables.jsonl")})
-        return _with_files(
-            Jsonl(train=str(path / "train.jsonl"), eval=str(evaluation), tables=[str(t) for t in tables] or None)
-        )
+    if is_folder(path) and (dataset := files_of(path)) is not None:
+        return dataset
     if path.name.endswith(".tar.bz2") and is_there(path) and path.is_file():
         return Release(path=str(path))
-    raise one_of(
-        "dataset", value, [*_NAMES, "a folder with train.jsonl and eval.jsonl", "a .tar.bz2", "an object with 'kind'"]
-    )
-
-
-def _with_files(dataset: Dataset) -> Dataset:
-    for option, paths in dataset.files.items():
-        for path in paths:
-            if not is_there(user_path(path)) or not Path(path).is_file():
-                raise ConfigError(f"dataset {option}: there is no file {path}; paths count from {Path.cwd()}")
-    return dataset
+    if is_rows(path):
+        return RowFiles(train=str(path))
+    places = [
+        "a folder with train.jsonl",
+        f"a file of rows ({', '.join(FORMATS)})",
+        "a .tar.bz2",
+        "an object with 'kind'",
+    ]
+    raise one_of("dataset", value, [*_NAMES, *places])

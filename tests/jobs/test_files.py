@@ -1,0 +1,272 @@
+"""Files of rows in every format, parted, limited and mixed; what is refused names file, line and columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tracemalloc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.base import entries
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
+from workbench.jobs.data.sources.read import read_rows
+
+Rows = Sequence[Mapping[str, Any]]
+ROWS: Rows = [
+    {
+        "article": f'Größe {n}, "so"\n\tor\u2028 [{n}]',
+        "highlights": str(n) if n % 3 else f"a, b; {n}",
+        "id": n,
+        "score": n / 4,
+    }
+    for n in range(40)
+]
+COLUMNS = {"source": "article", "target": "highlights"}
+
+
+def write_text(path: Path, rows: Rows) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        match path.suffix:
+            case ".jsonl":
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+            case ".json":
+                json.dump(rows, file, indent=2, ensure_ascii=False)
+            case _:
+                to = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+                to.writeheader()
+                to.writerows(rows)
+
+
+def prepared(value: object, folder: Path) -> tuple[bytes, bytes]:
+    made = prepare(dataset_from(value), folder)  # type: ignore[arg-type]
+    assert made.train is not None and made.eval is not None
+    assert sorted(path.name for path in folder.iterdir()) == ["eval.jsonl", "train.jsonl"]
+    assert made.train.read_bytes().count(b"\n") == made.train_rows
+    return made.train.read_bytes(), made.eval.read_bytes()
+
+
+def options(path: Path, **more: object) -> dict[str, object]:
+    return {"kind": "files", "train": str(path), "eval_share": 0.1, "columns": COLUMNS, **more}
+
+
+def targets(lines: bytes) -> list[str]:
+    return [json.loads(line)["target"] for line in lines.splitlines()]
+
+
+def test_the_same_rows_as_text_are_the_same_bytes(tmp_path: Path) -> None:
+    made = set()
+    for end in ("jsonl", "json", "csv", "tsv"):
+        write_text(tmp_path / f"rows.{end}", ROWS)
+        made.add(prepared(options(tmp_path / f"rows.{end}"), tmp_path / f"of-{end}"))
+    (tmp_path / "in-an-object.json").write_text(json.dumps({"version": 2, "data": ROWS}))
+    made.add(prepared(options(tmp_path / "in-an-object.json"), tmp_path / "of-object"))
+    (tmp_path / "lines.json").write_bytes((tmp_path / "rows.jsonl").read_bytes())
+    made.add(prepared(options(tmp_path / "lines.json"), tmp_path / "of-lines"))
+    ((train, evaluation),) = made
+    assert sorted(targets(train) + targets(evaluation)) == sorted(row["highlights"] for row in ROWS)
+    assert len(targets(evaluation)) == 4
+    assert json.loads(train.splitlines()[0])["source"].startswith("Größe")
+
+
+@pytest.mark.slow
+def test_parquet_and_saved_datasets_are_the_same_bytes_as_lines(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list([{**row, "score": float("nan"), "at": b"\xff"} for row in ROWS])
+    table.to_parquet(tmp_path / "rows.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    write_text(tmp_path / "rows.jsonl", ROWS)
+    as_lines = prepared(options(tmp_path / "rows.jsonl"), tmp_path / "a")
+    assert prepared(options(tmp_path / "rows.parquet"), tmp_path / "b") == as_lines
+    assert prepared(options(tmp_path / "saved"), tmp_path / "c") == as_lines
+    # Every column of a table has a place in every row: what is empty does not count.
+    mixed = [{"instruction": "a", "output": "b"}, {"query": "c", "response": "d"}, {"instruction": "e", "output": "f"}]
+    every = [{**dict.fromkeys(("instruction", "output", "query", "response")), **row} for row in mixed]
+    datasets.Dataset.from_list(every).to_parquet(tmp_path / "mixed.parquet")
+    write_text(tmp_path / "mixed.jsonl", mixed)
+    assert prepared(str(tmp_path / "mixed.parquet"), tmp_path / "d") == prepared(
+        str(tmp_path / "mixed.jsonl"), tmp_path / "e"
+    )
+    with pytest.raises(
+        ConfigError, match=r"rows\.parquet, row 1: the column for 'target', 'highlight' is not known: did"
+    ):
+        prepared(options(tmp_path / "rows.parquet", columns={**COLUMNS, "target": "highlight"}), tmp_path / "f")
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ConfigError, match=r"broken\.parquet cannot be read: ArrowInvalid: "):
+        prepared(str(tmp_path / "broken.parquet"), tmp_path / "g")
+    assert next(read_rows(tmp_path / "rows.parquet", COLUMNS))[0] == "rows.parquet, row 1", "the rest is left unread"
+
+
+def test_a_share_and_a_limit(tmp_path: Path) -> None:
+    write_text(tmp_path / "rows.jsonl", ROWS)
+    path = tmp_path / "rows.jsonl"
+    train, evaluation = prepared(options(path), tmp_path / "a")
+    assert prepared(options(path), tmp_path / "b") == (train, evaluation)
+    assert prepared(options(path, seed=1), tmp_path / "c")[1] != evaluation
+    train, evaluation = prepared(options(path, limit=9), tmp_path / "d")
+    assert (len(targets(train)), len(targets(evaluation))) == (9, 1)
+    assert set(targets(train) + targets(evaluation)) == {row["highlights"] for row in ROWS[:10]}
+    apart = {"kind": "files", "train": str(path), "eval": str(path), "limit": 3, "columns": COLUMNS}
+    train, evaluation = prepared(apart, tmp_path / "e")
+    assert (len(targets(train)), len(targets(evaluation))) == (3, 40)
+    write_text(path, [{"source": "a", "target": "b"}] * 20)
+    assert [len(targets(part)) for part in prepared(str(path), tmp_path / "f")] == [19, 1]
+
+
+def test_globs_lists_and_folders(tmp_path: Path) -> None:
+    names = ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "validation.csv", "test.csv", "train.csv.bak")
+    for number, name in enumerate(names):
+        write_text(tmp_path / name, [{"source": f"{number}{n}", "target": str(number)} for n in range(3)])
+    train, evaluation = prepared(str(tmp_path), tmp_path / "out" / "a")
+    assert (targets(train), targets(evaluation)) == (["0"] * 3 + ["1"] * 3, ["2"] * 3)
+    value = {"kind": "files", "train": str(tmp_path / "train-*"), "eval": [str(tmp_path / name) for name in names[2:4]]}
+    train, evaluation = prepared(value, tmp_path / "out" / "b")
+    assert (targets(train), targets(evaluation)) == (["0"] * 3 + ["1"] * 3, ["2"] * 3 + ["3"] * 3)
+
+
+def test_a_mix_takes_rows_by_weight_and_all_evaluation_rows(tmp_path: Path) -> None:
+    for name, rows in (("a", 40), ("b", 10)):
+        write_text(tmp_path / f"{name}.jsonl", [{"source": str(n), "target": f"{name}{n}"} for n in range(rows)])
+    parts = [{"dataset": str(tmp_path / f"{name}.jsonl")} for name in "ab"]
+    train, evaluation = prepared({"kind": "mix", "parts": parts}, tmp_path / "all")
+    assert len(targets(train)) == 38 + 9
+    assert len({*targets(train), *targets(evaluation)}) == 50
+    weighted = {"kind": "mix", "parts": [{**parts[0], "weight": 1}, {**parts[1], "weight": 3}]}
+    train, evaluation = prepared(weighted, tmp_path / "weighted")
+    assert prepared(weighted, tmp_path / "again") == (train, evaluation)
+    assert "".join(target[0] for target in targets(train)) == "abbbabbbabbb", "dealt evenly, each part in its order"
+    assert len(set(targets(train))) == 12
+    assert len(targets(evaluation)) == 3
+    assert prepared({**weighted, "seed": 1}, tmp_path / "other")[0] != train
+    mini = {"dataset": {"kind": "wikisql-mini", "train_rows": 5, "eval_rows": 2}}
+    made = prepare(dataset_from({"kind": "mix", "parts": [mini, parts[1]]}), tmp_path / "mini")
+    assert (made.train_rows, made.eval_rows, made.tables is not None) == (14, 3, True)
+    assert isinstance(dataset_from(weighted), Mix)
+
+
+def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    row = json.dumps({"source": "x" * 2000, "target": "y"})
+    path.write_text(f"[{','.join([row] * 12_000)}]")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in read_rows(path, {})) == 12_000
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20 < path.stat().st_size
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.json",
+            '[{"source": "a", "target": "b"},\n {"source": "a", "target": "b"} x]',
+            r"a\.json, line 2: 'x' stands where",
+        ),
+        ("a.json", '[{"source": "a",\n "target": "b"', r"a\.json, line 1: it is not JSON"),
+        ("a.json", '[{"source": "a", "target": "b"}', "the file ends within the list"),
+        ("a.json", '[{"source": "a", "target": "b"}] []', "stands behind the list"),
+        ("a.json", '{"train": [1], "test": [2]}', "is an object of 2 lists"),
+        ("a.json", "[[1]]", "line 1: the line is .*; it must be an object"),
+        ("a.json", "[" * 1000, "a.json, line 1: "),
+        ("a.json", "[NaN]", "NaN is not a JSON number"),
+        ("a.csv", "source,target\na,b\nc\n", r"a\.csv, line 3 has 1 cells, and the first line names 2 columns"),
+        ("a.csv", 'source,target\na,"b\nc', r"a\.csv, line 2: unexpected end of data; is a quote missing"),
+        ("a.csv", "source,source\na,b\n", "two columns are called 'source'"),
+        ("a.csv", "source;titel\na;b\n", r"a\.csv, line 2: no known form .*'source', 'titel'; the nearest is 'source'"),
+        ("a.csv", "question,sql\na,{b}\n", r"a\.csv, line 2: sql is not JSON"),
+        ("a.csv", "source,target\n", "has no row"),
+        ("a.csv", "source,target\na,\udcff\n", "is not UTF-8"),
+        ("a.csv", "source,target\na,b\n", "has 1 row, of which no share can be held out"),
+        ("a.tsv", "body\ttitle\na\tb\n", r"a\.tsv, line 2: no known form of a row has the columns 'body', 'title'"),
+    ],
+)
+def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_bytes(text.encode("utf-8", errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=message):
+        prepare(dataset_from(str(tmp_path / name)), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"eval_share": 0}, "eval_share is 0; it must be a number more than 0 and less than 1 or None"),
+        ({"eval_share": 1.0}, "eval_share is 1.0; it must be a number"),
+        ({"eval": "FOLDER/rows.csv", "eval_share": 0.5}, "eval_share holds rows out of train, and eval names others"),
+        ({"limit": 0}, "limit is 0; it must be a whole number, 1 or more"),
+        ({"columns": {"sorce": "a"}}, "the field 'sorce' is not known: did you mean 'source'"),
+        ({"columns": {"source": "a"}}, "name 'source', which make no row"),
+        ({"columns": {"source": 1, "target": "a"}}, "columns is .*object of a row's fields and columns"),
+        ({"train": "FOLDER/row.csv"}, r"there is no file .*row\.csv \(did you mean 'rows.csv'\?\)"),
+        ({"train": "FOLDER/*.parquet"}, r"there is no file .*\*\.parquet"),
+        (
+            {"train": ["FOLDER/rows.csv", "FOLDER"]},
+            "is a folder, and no dataset that was saved as one; name .*rows.csv",
+        ),
+        ({"kind": "mix", "parts": []}, "parts is .*it must be a list of objects"),
+        ({"kind": "mix", "parts": [{"dataset": "FOLDER/rows.csv", "wieght": 1}]}, "option 'wieght' is not known"),
+        ({"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]}, r"dataset '.*gone\.csv' is not known"),
+        ({"kind": "mix", "parts": [{"dataset": "wikisql-mini", "weight": 1}, {"dataset": "wikisql-mini"}]}, "to none"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    write_text(tmp_path / "rows.csv", ROWS)
+    base = {} if "kind" in changed else {"kind": "files", "train": "FOLDER/rows.csv"}
+    value = json.loads(json.dumps({**base, **changed}).replace("FOLDER", str(tmp_path)))
+    with pytest.raises(ConfigError, match=message):
+        dataset_from(value)
+
+
+def test_a_record_is_read_back(tmp_path: Path) -> None:
+    write_text(tmp_path / "rows.csv", ROWS)
+    files = dataset_from(options(tmp_path / "rows.csv"))
+    assert (
+        dataset_from(files.to_dict())
+        == files
+        == RowFiles(**{k: v for k, v in options(tmp_path / "rows.csv").items() if k != "kind"})
+    )  # type: ignore[arg-type]
+    assert dataset_from({**files.to_dict(), "kind": "jsonl"}) == files
+    mix = Mix(parts=[{"dataset": str(tmp_path / "rows.csv"), "weight": 2}])  # type: ignore[list-item]
+    assert dataset_from(json.loads(json.dumps(mix.to_dict()))) == mix
+
+
+@pytest.mark.long
+def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    write_text(folder / "train.csv", ROWS)
+    hub = {"kind": "hub", "name": str(folder)}
+    with pytest.raises(ConfigError, match=r"has no split 'validation'; it has: train\. Name one .* eval_share=0\.05"):
+        prepare(dataset_from(hub), tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"split train, row 0: the column for 'source', 'artcle' .* mean 'article'"):
+        columns = {**COLUMNS, "source": "artcle"}
+        prepare(dataset_from({**hub, "eval_share": 0.1, "columns": columns}), tmp_path / "out")
+    value = {**hub, "eval_share": 0.1, "columns": COLUMNS, "limit": 9}
+    made = prepare(dataset_from(value), tmp_path / "out")
+    assert (made.train, made.hub) == (None, Hub.from_dict(value).model_dump())
+    # A part of a mix is read here, and has the rows that pods and a file would have.
+    read = prepared({"kind": "mix", "parts": [{"dataset": value}]}, tmp_path / "mixed")
+    assert read == prepared(options(folder / "train.csv", limit=9), tmp_path / "file")
+    assert made.hub is not None
+    from workbench.worker.data.hub import load_hub  # torch, which other tests here do without
+
+    rows = load_hub(made.hub)
+    assert [[row.target for row in part] for part in (rows.train, rows.eval)] == [targets(part) for part in read]
+
+
+def test_a_hub_that_cannot_be_reached_from_here_is_left_to_the_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert prepare(dataset_from("wikisql"), tmp_path / "out").hub is not None
+    monkeypatch.setattr(entries, "ROW_STREAM", "no.such.module")
+    assert prepare(dataset_from({"kind": "hub", "name": str(tmp_path)}), tmp_path / "out").hub is not None
+    with pytest.raises(ConfigError, match=r"the dataset file .*a\.parquet cannot be read: .*no\.such"):
+        list(read_rows(tmp_path / "a.parquet", {}))

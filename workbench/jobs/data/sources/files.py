@@ -1,0 +1,148 @@
+"""Files of rows: which of them a path, a glob or a folder means, and their conversion."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, ClassVar, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.record import Allowed, Count, Record, Size, Text
+from workbench.jobs.data.rows import check_columns
+from workbench.jobs.data.sources.convert import write_files
+from workbench.jobs.data.sources.read import FORMATS, is_saved
+from workbench.jobs.data.split import Split
+
+__all__ = ["Columns", "RowFiles", "Share", "files_of", "is_rows"]
+
+_DEFAULT_SHARE = 0.05
+_EVALUATION = ("eval", "dev", "validation")
+_GLOB = re.compile(r"[*?\[]")
+
+
+def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
+    check_columns(columns)
+    return columns
+
+
+Paths = Annotated[Text | Sequence[Text], Allowed("text (a path or a glob), or a list of them")]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Columns = Annotated[Mapping[str, Text], AfterValidator(_checked), Allowed("an object of a row's fields and columns")]
+
+
+class RowFiles(Record):
+    """Files of one's own, in any form of rows: JSON Lines, JSON, CSV, TSV, Parquet, or saved by `datasets`."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "files"
+
+    train: Paths
+    """A path of the rows to train on, a glob, or a list of both."""
+    eval: Annotated[Text | Sequence[Text] | None, Allowed("text (a path or a glob), a list of them, or None")] = None
+    """The same of the rows to evaluate on. Default None: a share of the others."""
+    eval_share: Share | None = None
+    """The share of the rows to evaluate on, where `eval` is None. Default None: 0.05 then."""
+    seed: Count = 0
+    """Which rows make that share; the same seed holds out the same rows."""
+    limit: Size | None = None
+    """The first so many rows to train on. Default None: all."""
+    tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = None
+    """Path or paths of the tables; needed where questions name columns by number, and to run predictions."""
+    columns: Columns = Field(default_factory=dict)
+    """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`. Default none: the
+    columns have the names of one of the forms."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.eval is not None and self.eval_share is not None:
+            raise ConfigError("dataset eval_share holds rows out of train, and eval names others: leave one out")
+        return self
+
+    def check(self) -> None:
+        """Refuse paths at which nothing is."""
+        for option in ("train", "eval", "tables"):
+            self.paths(option)
+
+    def paths(self, option: str) -> list[Path]:
+        """The files of an option."""
+        match getattr(self, option):
+            case None:
+                return []
+            case str() as path:
+                return _matching(option, path)
+            case several:
+                return [file for path in several for file in _matching(option, path)]
+
+    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+        """Convert the files; return the rows to train and to evaluate on."""
+        share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
+        return write_files(
+            folder,
+            train=self.paths("train"),
+            evaluation=self.paths("eval"),
+            tables=self.paths("tables"),
+            columns=self.columns,
+            split=Split(share=share, limit=self.limit, seed=self.seed),
+            plain_text=plain_text,
+        )
+
+
+def is_rows(path: Path) -> bool:
+    """Whether a path is, by its name, a file of rows, or is a saved dataset."""
+    return is_saved(path) or (is_there(path) and path.name.lower().endswith(FORMATS) and path.is_file())
+
+
+def files_of(folder: Path) -> RowFiles | None:
+    """Return the dataset in a folder by the names of its files; None where none is called `train`."""
+    if is_saved(folder):
+        return RowFiles(train=str(folder))
+    train = _parts(folder, "train")
+    evaluation = next((files for name in _EVALUATION if (files := _parts(folder, name))), [])
+    tables = [path for name in ("tables", "train.tables", "dev.tables") for path in folder.glob(f"{name}.jsonl")]
+    if not train:
+        return None
+    in_order = ([str(path) for path in sorted(paths)] for paths in (train, evaluation, tables))
+    trained, evaluated, its_tables = in_order
+    return RowFiles(train=trained, eval=evaluated or None, tables=its_tables or None)
+
+
+def _parts(folder: Path, part: str) -> list[Path]:
+    """Find `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet` and its like."""
+    named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, FORMATS))})?", re.IGNORECASE)
+    paths = [path for path in folder.iterdir() if named.fullmatch(path.name) and is_rows(path)]
+    # The same rows may lie there in two formats.
+    first = next((end for end in (*FORMATS, "") if any(path.suffix.lower() == end for path in paths)), "")
+    return [path for path in paths if path.suffix.lower() == first]
+
+
+def _matching(option: str, text: str) -> list[Path]:
+    path = user_path(text)
+    if is_saved(path) or (is_there(path) and path.is_file()):
+        return [path]
+    if is_folder(path):
+        held = [each.name for each in sorted(path.iterdir()) if is_rows(each)]
+        advice = f"name one of it: {', '.join(held[:5])}" if held else "name a file, or a glob such as 'FOLDER/*.jsonl'"
+        raise ConfigError(f"dataset {option}: {text} is a folder, and no dataset that was saved as one; {advice}")
+    matches = _globbed(path, option) if _GLOB.search(text) else []
+    if not matches:
+        raise ConfigError(f"dataset {option}: there is no file {text}{_near(path)}; paths count from {Path.cwd()}")
+    return matches
+
+
+def _globbed(path: Path, option: str) -> list[Path]:
+    root = Path(path.anchor)
+    try:
+        matches = sorted(root.glob(str(path.relative_to(root))))
+    except ValueError as error:
+        raise ConfigError(f"dataset {option}: {path} is no pattern of paths: {error}") from error
+    return [each for each in matches if is_saved(each) or each.is_file()]
+
+
+def _near(path: Path) -> str:
+    names = [each.name for each in path.parent.iterdir()] if is_folder(path.parent) else []
+    return "".join(f" (did you mean {name!r}?)" for name in difflib.get_close_matches(path.name, names, n=1))

@@ -1,0 +1,99 @@
+"""A dataset of the Hugging Face hub: pods load it; here it is asked for its columns, and for rows where need be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder
+from workbench.base.record import Count, Record, Size, Text
+from workbench.jobs.data.rows import Row
+from workbench.jobs.data.sources.child import child_rows
+from workbench.jobs.data.sources.convert import read_row, write_parts
+from workbench.jobs.data.sources.files import Columns, Share
+from workbench.jobs.data.split import Split
+
+__all__ = ["Hub"]
+
+_REMOTE_S, _LOCAL_S = 30.0, 300.0
+
+
+class Hub(Record):
+    """A dataset of the Hugging Face hub, loaded on the pods."""
+
+    label: ClassVar[str] = "dataset"
+    kind: ClassVar[str] = "hub"
+
+    name: Text
+    """Its id, `owner/name`, or a folder that `datasets` can load."""
+    config: Text | None = None
+    """Which of its configurations."""
+    revision: Text | None = None
+    """Which branch, tag or commit."""
+    train_split: Text = "train"
+    """The split to train on."""
+    eval_split: Text = "validation"
+    """The split to evaluate on, where `eval_share` is None."""
+    eval_share: Share | None = None
+    """The share of the training split to evaluate on instead. Default None: `eval_split` is evaluated on."""
+    seed: Count = 0
+    """Which rows make that share; the same seed holds out the same rows."""
+    limit: Size | None = None
+    """The first so many rows to train on. Default None: all."""
+    columns: Columns = Field(default_factory=dict)
+    """The column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
+
+    @property
+    def split(self) -> Split:
+        """What becomes of the rows of the training split."""
+        return Split(share=self.eval_share, limit=self.limit, seed=self.seed)
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that are read, the one to train on first."""
+        return [self.train_split] if self.eval_share is not None else [self.train_split, self.eval_split]
+
+    def check_rows(self, *, plain_text: bool) -> None:
+        """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
+        local = is_folder(Path(self.name))
+        if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not local:
+            return
+        first = [split.partition("[")[0] for split in self.splits]
+        try:
+            answers = list(child_rows({"hub": self.to_dict(), "first": first}, "", _LOCAL_S if local else _REMOTE_S))
+        except ConfigError:  # no network from here, or no right to read it: the pods may have both
+            return
+        rows: Any
+        rows, names = answers
+        for split in first:
+            self.check_split(split, names)
+            self.row(rows[split], split, 0, plain_text=plain_text)
+
+    def check_split(self, split: str, names: Any) -> None:
+        """Refuse a split that is not among those there are."""
+        if split.isidentifier() and split not in names:
+            raise ConfigError(
+                f"the hub dataset {self.name} has no split {split!r}; it has: {', '.join(names)}. Name one of them as "
+                "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
+            )
+
+    def row(self, data: object, split: str, number: int, *, plain_text: bool = True) -> Row:
+        """Read one of its rows."""
+        where = f"{self.name}, split {split}, row {number}"
+        return read_row(data, where, self.columns, plain_text=plain_text)
+
+    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+        """Read its rows from here; return those to train and to evaluate on."""
+        options: Mapping[str, object] = self.to_dict()
+
+        def lines(split: str) -> Iterator[str]:
+            rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
+            return (self.row(row, split, n, plain_text=plain_text).to_json() for n, row in enumerate(rows))
+
+        train, *evaluation = map(lines, self.splits)
+        return write_parts(folder, train, evaluation[0] if evaluation else None, self.split, self.name)

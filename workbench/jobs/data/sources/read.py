@@ -1,0 +1,113 @@
+"""Rows of a file in any format, one after the other, each with its place; Parquet and saved datasets by a child."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_folder
+from workbench.base.json_values import parse_json
+from workbench.jobs.data.lines import MAX_LINE_BYTES, no_constant, read_lines
+from workbench.jobs.data.rows import NESTED
+from workbench.jobs.data.sources.child import child_rows
+from workbench.jobs.data.sources.json_list import read_items
+
+__all__ = ["FORMATS", "is_saved", "read_rows"]
+
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Ends of names of files that hold rows; whatever ends otherwise is read as JSON Lines."""
+_LOOK = 4096  # letters in which a file's first one that is no blank is looked for
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a folder is one dataset that `save_to_disk` of `datasets` wrote."""
+    return is_folder(path) and (path / "state.json").is_file()
+
+
+def read_rows(path: Path, columns: Mapping[str, str]) -> Iterator[tuple[str, object]]:
+    """Read a file's rows; of one that is made of columns, only those that are named where any are."""
+    if is_folder(path) or path.suffix.lower() == ".parquet":
+        request = {"saved" if is_folder(path) else "parquet": str(path), "columns": sorted({*columns.values()})}
+        for number, row in enumerate(child_rows(request, f"the dataset file {path}"), 1):
+            yield f"{path.name}, row {number}", row
+        return
+    if path.suffix.lower() not in (".json", ".csv", ".tsv"):
+        yield from read_lines(path)
+        return
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix.lower() == ".json":
+                yield from _json_rows(file, path)
+            else:
+                yield from _csv_rows(file, path, {columns.get(field, field) for field in NESTED})
+    except OSError as error:
+        raise ConfigError(f"the dataset file {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the dataset file {path} is not UTF-8: {error.reason}; save it as UTF-8") from error
+
+
+def _json_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
+    is_list = file.read(_LOOK).lstrip()[:1] == "["
+    file.seek(0)
+    if is_list:
+        yield from read_items(file, path.name)
+        return
+    first = "\n"
+    while first and not first.strip():
+        first = file.readline(MAX_LINE_BYTES)
+    if _is_row(first) and file.read(MAX_LINE_BYTES).strip():
+        yield from read_lines(path)  # one object a line, whatever the file is called
+    else:
+        file.seek(0)
+        data = _parsed(file.read(), path.name)
+        lists = [value for value in data.values() if isinstance(value, list)] if isinstance(data, Mapping) else []
+        if len(lists) > 1:
+            raise ConfigError(f"{path.name} is an object of {len(lists)} lists; a list of rows, or one list, is needed")
+        for number, row in enumerate(lists[0] if lists else [data], 1):
+            yield f"{path.name}, row {number}", row
+
+
+def _is_row(line: str) -> bool:
+    try:
+        return isinstance(parse_json(line), Mapping)
+    except ValueError:
+        return False
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_json(text, parse_constant=no_constant)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+
+
+def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tuple[str, object]]:
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+    header = file.readline(MAX_LINE_BYTES)
+    file.seek(0)
+    tabs = "\t" if path.suffix.lower() == ".tsv" else ","
+    # Where the decimal mark is a comma, spreadsheets part columns by semicolons.
+    rows = csv.reader(file, delimiter=";" if tabs == "," not in header and ";" in header else tabs, strict=True)
+    begun = 1
+    try:
+        names = next(rows, [])
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ConfigError(f"{path.name}, line 1: two columns are called {twice!r}; give each a name of its own")
+        begun = rows.line_num + 1
+        for cells in rows:
+            where, begun = f"{path.name}, line {begun}", rows.line_num + 1
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise ConfigError(f"{where} has {len(cells)} cells, and the first line names {len(names)} columns")
+            yield where, {name: _cell(name, cell, nested, where) for name, cell in zip(names, cells, strict=True)}
+    except csv.Error as error:
+        raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
+
+
+def _cell(name: str, cell: str, nested: Collection[str], where: str) -> object:
+    return _parsed(cell, f"{where}: {name}") if name in nested and cell[:1] in ("[", "{") else cell or None

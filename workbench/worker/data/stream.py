@@ -1,0 +1,95 @@
+"""Write rows that `datasets` or `pyarrow` can read as JSON lines, for a process that imports neither."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["main", "open_hub"]
+
+_BATCH = 256  # rows in memory at once
+
+
+def main() -> None:
+    """Answer the request in the first argument."""
+    request = json.loads(sys.argv[1])
+    try:
+        for row in _rows(request):
+            sys.stdout.write(_line(row))
+        sys.stdout.flush()
+        code = 0
+    except BrokenPipeError:  # nobody wants more
+        code = 0
+    except Exception as error:  # the process ends here: its last word is what the other side reports
+        sys.stderr.write(f"\n{type(error).__name__}: {' '.join(str(error).split())}\n")
+        sys.stderr.flush()
+        code = 1
+    os._exit(code)  # streams of `datasets` leave threads behind, on which an exit may hang
+
+
+def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = False) -> Any:
+    """Open a dataset of the hub, or one of its splits."""
+    from datasets import load_dataset
+
+    config, revision = hub.get("config"), hub.get("revision")
+    return load_dataset(str(hub["name"]), name=config, revision=revision, split=split, streaming=streaming)
+
+
+def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
+    columns: Sequence[str] = request.get("columns") or ()
+    if "parquet" in request:
+        yield from _parquet(request["parquet"], columns)
+    elif "saved" in request:
+        from datasets import load_from_disk
+
+        saved = load_from_disk(request["saved"])
+        yield from saved.select_columns(_wanted(columns, saved.column_names))
+    elif "split" in request:
+        # What is only a part of a split cannot be streamed.
+        yield from open_hub(request["hub"], request["split"], streaming=request["split"].isidentifier())
+    else:
+        splits = open_hub(request["hub"], None, streaming=True)
+        yield {name: next(iter(split.take(1)), None) for name, split in splits.items() if name in request["first"]}
+        yield list(splits)
+
+
+def _parquet(path: str, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path, memory_map=True) as file:
+        for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, file.schema_arrow.names)):
+            yield from batch.to_pylist()
+
+
+def _wanted(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return all where one of those that are wanted is not there: who asks then names what there is."""
+    return list(columns if columns and {*columns} <= {*names} else names)
+
+
+def _line(row: Any) -> str:
+    try:
+        return json.dumps(row, allow_nan=False, default=str) + "\n"
+    except ValueError:
+        return json.dumps(_finite(row), default=str) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON has no word for, as tables hold them where nothing is, by None."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _finite(inner) for key, inner in value.items()}
+        case str() | bytes():
+            return value
+        case Iterable():
+            return [_finite(inner) for inner in value]
+    return value
+
+
+if __name__ == "__main__":
+    main()
