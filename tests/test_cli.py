@@ -30,7 +30,7 @@ def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None
     [
         ({"technique": "zero-1"}, "Allowed: single, ddp, zero1, zero2, zero3, zero3-offload, fsdp"),
         ({"launcher": "slurm"}, "Allowed: ssh, pdsh, openmpi"),
-        ({"dataset": {"kind": "csv"}}, "Allowed: wikisql-mini, jsonl, release, hub"),
+        ({"dataset": {"kind": "csv"}}, "Allowed: wikisql-mini, files, release, hub"),
         ({"model": "./no-such-model"}, "is neither a folder on this machine nor a hub id; allowed: 'tiny-t5'"),
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),

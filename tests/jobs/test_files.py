@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forkedruns import Plan, run_all
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
+from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.data.sources.read import read_rows
 
 Rows = Sequence[Mapping[str, Any]]
@@ -270,3 +272,28 @@ def test_a_hub_that_cannot_be_reached_from_here_is_left_to_the_pods(
     assert prepare(dataset_from({"kind": "hub", "name": str(tmp_path)}), tmp_path / "out").hub is not None
     with pytest.raises(ConfigError, match=r"the dataset file .*a\.parquet cannot be read: .*no\.such"):
         list(read_rows(tmp_path / "a.parquet", {}))
+
+
+@pytest.mark.long
+def test_the_same_rows_in_four_formats_give_the_same_losses_to_the_digit(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"article": row.source, "highlights": row.target} for row in mini_rows(0, 60)]
+    plans = []
+    for end in ("jsonl", "json", "csv", "parquet"):
+        root = tmp_path / end
+        root.mkdir()
+        plans.append(Plan(root))
+        file = tmp_path / f"rows.{end}"
+        if end == "parquet":
+            datasets.Dataset.from_list(rows).to_parquet(file)
+        else:
+            write_text(file, rows)
+        prepare(dataset_from(options(file)), root)
+        plans[-1].add("run", 1, technique="single", max_steps=4, profile_step=0)
+    first, *others = (ran["run"] for ran in run_all(*plans))
+    losses = first.curve("loss")
+    assert len(set(losses)) == 4, first.stderr()
+    (end,) = first.data("end")
+    for other in others:
+        assert other.curve("loss") == losses
+        assert other.data("end")[0]["eval_loss"] == end["eval_loss"]
