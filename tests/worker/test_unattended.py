@@ -112,6 +112,33 @@ def test_a_script_runs_as_under_torchrun(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name], "something was left beside it"
 
 
+STORE = """
+import os, socket, sys
+import torch.distributed as dist
+print("workbench" in sys.modules, [path for path in sys.path if ".zip/" in path])
+dist.init_process_group("gloo")
+for address in (os.environ["MASTER_ADDR"], "127.0.0.1"):
+    with socket.socket() as probe:
+        probe.settimeout(20)
+        print(address, probe.connect_ex((address, int(os.environ["MASTER_PORT"]))) == 0)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_the_store_of_a_script_listens_on_one_address(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text(STORE)
+    run = run_of(tmp_path, Script(path=str(tmp_path / "own" / "train.py")), count=1)
+    manifest = run.manifest("pytorchjob", image="x")
+    config, claim = mounted(manifest, tmp_path)
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.6"}
+    code, printed = ended(start(rank_command(manifest), config, claim, place))
+    assert code == 0, printed
+    log = Run.load(claim / manifest.name).logs(rank=0, stream="stdout").splitlines()
+    assert log == ["False []", "127.0.0.6 True", "127.0.0.1 False"]
+
+
 def test_the_mpijobs_launcher_starts_them_all(tmp_path: Path) -> None:
     manifest = script_run(tmp_path).manifest("mpijob", image="x")
     config, claim = mounted(manifest, tmp_path)

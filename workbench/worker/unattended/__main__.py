@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.base.child import QUIET
+from workbench.base import entries
+from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
@@ -113,8 +114,8 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         "LOCAL_WORLD_SIZE": str(place.per_node),
         "WORKBENCH_RUN_DIR": str(work),
         "WORKBENCH_RANK_DIR": str(folder),
-        # A script is the user's: it gets this package's path no more than under an agent.
-        **({"PYTHONPATH": ""} if script else {}),
+        # A script is the user's: of this package it meets what binds torch's store, as under an agent, and no more.
+        **({"PYTHONPATH": f"{HOME}/{entries.SCRIPT_SITE}"} if script else {}),
     }
     return Task(
         folder=folder,
