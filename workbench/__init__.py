@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from workbench.jobs.data.sources.mini import mini_rows
     from workbench.jobs.data.sql import parse as parse_sql
     from workbench.jobs.data.tables import execute as run_query
-    from workbench.jobs.deepspeed.config import load as load_deepspeed_config
     from workbench.jobs.deepspeed.config import resolve as resolve_deepspeed_config
+    from workbench.jobs.deepspeed.files import load as load_deepspeed_config
     from workbench.jobs.finetune import FineTune
     from workbench.jobs.function import Function
     from workbench.jobs.prompts import fill as fill_prompt
@@ -129,7 +129,7 @@ _HOME = {
     "fill_prompt": "workbench.jobs.prompts:fill",
     "history": "workbench.client.history",
     "judge_answer": "workbench.rundir.answers:judge",
-    "load_deepspeed_config": "workbench.jobs.deepspeed.config:load",
+    "load_deepspeed_config": "workbench.jobs.deepspeed.files:load",
     "mini_rows": "workbench.jobs.data.sources.mini",
     "parse_sql": "workbench.jobs.data.sql:parse",
     "plan": "workbench.planner.plan",

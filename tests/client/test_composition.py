@@ -19,7 +19,7 @@ def test_the_form_has_every_choice_once() -> None:
 def test_defaults_and_choices_are_those_of_the_records() -> None:
     job, fields = FineTune(), {field.name: field for section in FIELDS.values() for field in section}
     assert Composition().make_job() == job
-    assert fields["learning_rate"].default == job.learning_rate
+    assert fields["learning_rate"].default == 0 and fields["precision"].default == ""  # chosen for the model
     assert fields["technique"].choices == tuple(Technique)
     assert (fields["cpus"].default, type(fields["cpus"].default)) == (PodSpec().cpus, float)
     with pytest.raises(ConfigError, match="did you mean 'technique'"):
@@ -42,7 +42,7 @@ def test_the_default_can_start() -> None:
         ({"gpus": 1000}, {"gpus"}, "need 3000 GPUs"),
         ({"dataset": "wikisq"}, {"dataset"}, "did you mean 'wikisql'"),
         ({"model": "/no/such/folder"}, {"model"}, "neither a folder on this machine"),
-        ({"learning_rate": 0.0}, {"learning_rate"}, "more than 0"),
+        ({"learning_rate": -1.0}, {"learning_rate"}, "more than 0"),
         ({"per_device_train_batch_size": 0}, {"per_device_train_batch_size"}, "1 or more"),
         ({"epochs": 0.0}, {"epochs"}, "more than 0"),
         ({"backend_options": "{"}, {"backend_options"}, "not JSON"),

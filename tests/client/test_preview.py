@@ -90,7 +90,7 @@ def test_what_is_refused_still_has_its_cell() -> None:
     assert 'precision="fp16"' in preview.pages["Python cell"].text
     assert "LocalPods()" in preview.pages["Python cell"].text
     assert (preview.batch, preview.memory, list(preview.pages)) == ("", "", ["Python cell"])
-    assert "Precision: " in dict(preview.parts)["Refused"]
+    assert "Precision (empty: chosen): " in dict(preview.parts)["Refused"]
 
 
 def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Technique
 from workbench.jobs.deepspeed import keys as dskeys
-from workbench.jobs.deepspeed.config import load, resolve
+from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.deepspeed.defaults import choose
+from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.kinds import Kind, Table, Whole
 from workbench.jobs.finetune import FineTune
 
@@ -119,6 +121,8 @@ def test_a_removed_key_is_named_with_what_to_do(key: str) -> None:
 
 ZERO1 = {"stage": 1}
 ZERO3 = {"stage": 3}
+SET: dict[str, object] = {"precision": "fp32", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
+                          "learning_rate": 1e-3, "profile_step": 5}  # fmt: skip
 OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
 
 
@@ -181,7 +185,7 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
 )
 def test_what_contradicts_the_job_is_refused(technique: str, config: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve(own(config, technique=technique), gpus=0, world_size=3)
+        resolve(own(config, technique=technique, **SET), gpus=0, world_size=3)
 
 
 def test_numbers_that_agree_with_the_job_are_accepted() -> None:
@@ -205,7 +209,7 @@ def test_the_files_are_found_in_a_wheel_and_in_a_zip(tmp_path: Path) -> None:
                 z.write(path, path.relative_to(root))
             z.writestr(f"{folder}/zero1.json", '{"zero_optimization": {"stage": 1}, "log_level": "info"}')
     code = (
-        "from workbench.jobs.deepspeed.config import *; from workbench.jobs.finetune import *; "
+        "from workbench.jobs.deepspeed.files import *; from workbench.jobs.finetune import *; "
         "print(load(FineTune())[0])"
     )
     for archive in (inside, beside):
@@ -302,7 +306,8 @@ def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() ->
     resolved = resolve(FineTune(**llama), gpus=1)  # type: ignore[arg-type]
     assert resolved is not None and resolved["fp16"] == {"enabled": "auto"}
     with pytest.raises(ConfigError, match=r"fp16.enabled is true, and the job's precision is 'fp32'"):
-        resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": True}}, model="tiny-llama"), gpus=1)
+        told = {"zero_optimization": ZERO1, "fp16": {"enabled": True}}
+        resolve(own(told, model="tiny-llama", precision="fp32"), gpus=1)
     with pytest.raises(ConfigError, match=r"fp16.enabled is false, and the job's precision is 'fp16'"):
         resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": False}}, **llama), gpus=1)
     with pytest.raises(ConfigError, match="use 'bf16' on CPUs"):
@@ -347,3 +352,67 @@ def test_a_secret_in_it_is_refused_and_not_shown(more: dict[str, object]) -> Non
         resolve(own({"zero_optimization": {"stage": 1}, **more}), gpus=0)
     assert not [word for word in ("plainword", "hunter2", "hf_abc") if word in str(refused.value)]
     assert resolve(own({"zero_optimization": {"stage": 1}, "comet": {"enabled": False, "api_key": ""}}), gpus=0)
+
+
+WALK_THROUGH: dict[str, object] = {
+    "train_micro_batch_size_per_gpu": 32,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 0.5,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 5e-4, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.01}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 7, "total_num_steps": 70}},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "flops_profiler": {"enabled": True, "profile_step": 1},
+}
+
+
+def test_a_user_s_json_wins_over_what_the_user_left_open_and_its_stage_is_the_technique() -> None:
+    job = FineTune(deepspeed=WALK_THROUGH)
+    chosen = choose(job, gpus=0)
+    assert {name for name in FineTune.model_fields if getattr(chosen, name) != getattr(job, name)} == {
+        "technique", "precision", "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm",
+        "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "warmup_steps", "max_steps",
+        "profile_step",
+    }  # fmt: skip
+    assert (chosen.technique, chosen.precision, chosen.profile_step) == ("zero3-offload", "bf16", 1)
+    assert (chosen.learning_rate, chosen.adam_beta1, chosen.max_steps) == (5e-4, 0.8, 70)
+    assert choose(chosen, gpus=0) == choose(FineTune.from_dict(chosen.to_dict()), gpus=0) == chosen
+    assert resolve(job, gpus=0, world_size=3) == resolve(chosen, gpus=0, world_size=3)
+
+
+def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
+    job = FineTune(deepspeed={"zero_optimization": {"stage": 2}, "train_batch_size": 24})
+    assert choose(job, gpus=0, world_size=3).per_device_train_batch_size == 8
+    assert choose(job, gpus=0, world_size=2).per_device_train_batch_size == 12
+    with pytest.raises(ConfigError, match="train_batch_size is 24"):
+        resolve(job, gpus=0, world_size=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"technique": "zero1"}, "stage is 3, and technique 'zero1' is stage 1"),
+        ({"profile_step": 5}, "flops_profiler.profile_step is 1, and the job's profile_step is 5"),
+        ({"weight_decay": 0.2}, "optimizer.params.weight_decay is 0.01, and the job's weight_decay is 0.2"),
+        ({"adam_beta2": 0.9}, "optimizer.params.betas is .*, and the job's adam_beta1 and adam_beta2 is"),
+        ({"max_grad_norm": 2}, "gradient_clipping is 0.5, and the job's max_grad_norm is 2"),
+        ({"warmup_ratio": 0.2}, "scheduler.params.warmup_num_steps is 7, and the job's warmup_steps is None"),
+        ({"lr_scheduler_type": "cosine"}, "scheduler.type decides how the learning rate goes on .'linear'."),
+        ({"precision": "fp32"}, "bf16.enabled is true, and the job's precision is 'fp32'"),
+    ],
+)
+def test_what_contradicts_an_option_that_was_set_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(FineTune(deepspeed=WALK_THROUGH, **options), gpus=0)  # type: ignore[arg-type]
+
+
+def test_rate_and_precision_are_chosen_by_the_model_the_adapters_and_the_pods() -> None:
+    def chosen(gpus: int = 0, **options: object) -> tuple[object, object]:
+        job = choose(FineTune(**options), gpus=gpus)  # type: ignore[arg-type]
+        return job.learning_rate, job.precision
+
+    assert chosen() == chosen(gpus=2) == chosen(model="tiny-llama", peft="lora") == (1e-3, "fp32")
+    assert chosen(model="google/flan-t5-small") == (3e-4, "fp32")
+    assert chosen(model="meta-llama/Llama-2-7b", gpus=1) == chosen(model="gpt2", gpus=1) == (2e-5, "bf16")
+    assert chosen(model="meta-llama/Llama-2-7b", gpus=1, peft="qlora") == (2e-4, "bf16")
+    assert chosen(model="gpt2", gpus=1, learning_rate=1, precision="fp16") == (1, "fp16")

@@ -42,6 +42,19 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"peft": "lora", "lora": {"r": 0}}, "lora r is 0; it must be a whole number, 1 or more"),
         ({"technique": "fsdp", "fsdp": {"layers": "T5Block"}}, "fsdp layers is 'T5Block'; it must be a list of class"),
         ({"env": {"1A": "x"}}, "env has the name '1A'"),
+        ({"lr_scheduler_type": "cosin"}, "job lr_scheduler_type 'cosin' is not known: did you mean 'cosine'"),
+        ({"warmup_steps": 5, "warmup_ratio": 0.1}, "both say how long the warm-up is; give one"),
+        ({"warmup_ratio": 1.0}, "job warmup_ratio is 1.0; it must be a number, 0 or more and less than 1"),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "use 'constant_with_warmup'"),
+        ({"lr_scheduler_type": "warmup_stable_decay"}, "needs num_decay_steps: training={'lr_scheduler_kwargs'"),
+        ({"optimizer": "sgd", "adam_beta2": 0.9}, "adam_beta2 is AdamW's, and the optimizer is 'sgd'"),
+        ({"adam_beta1": 1}, "job adam_beta1 is 1; it must be a number, 0 or more and less than 1"),
+        ({"max_grad_norm": -1}, "job max_grad_norm is -1; it must be a number, 0 or more"),
+        ({"attn_implementation": "flash"}, "job attn_implementation 'flash' is not known"),
+        ({"technique": "fsdp", "torch_compile": True}, "torch_compile with technique 'fsdp' is not offered"),
+        ({"training": {"neftune_noise_alfa": 5}}, "'neftune_noise_alfa' is not known: did you mean 'neftune_noise_alp"),
+        ({"training": {"output_dir": "x"}}, "training 'output_dir' is not for a job to set: what a run writes"),
+        ({"training": {"seed": 1}}, "training 'seed' is an option of the job itself: give seed=… beside"),
     ],
 )
 def test_a_refusal_says_what_is_allowed(options: dict[str, object], message: str) -> None:
@@ -87,6 +100,10 @@ def test_a_job_is_not_changed_in_place() -> None:
     with pytest.raises(AttributeError, match="replace") as refused:
         FineTune().env = {"TOKEN": "canary"}  # type: ignore[misc]
     assert "canary" not in str(refused.value)
+
+
+def test_what_was_left_open_stays_so_in_a_changed_job() -> None:
+    assert FineTune(seed=1).replace(model="tiny-llama").model_fields_set == {"seed", "model"}
 
 
 def test_the_global_batch() -> None:

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("deepspeed")
 
 from workbench.jobs.data.sources.mini import mini_rows
-from workbench.jobs.deepspeed.config import load, resolve
+from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 from workbench.planner.plan import predict  # deepspeed first: without it nothing runs
 from workbench.planner.setting import arithmetic_of, request_of

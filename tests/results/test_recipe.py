@@ -16,6 +16,7 @@ from forkedruns import Plan
 
 from workbench.client.result import RunResult
 from workbench.jobs.data.sources.dataset import Mini, dataset_from, prepare
+from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.results.recipe import recipe_of
@@ -39,7 +40,13 @@ def make_run(root: Path, job: FineTune | Script, env: Mapping[str, str] | None =
     if isinstance(job, FineTune):
         prepare(Mini(train_rows=rows, eval_rows=10), paths.inputs)
         deepspeed = ZERO1 if job.technique == "zero1" else None
-        told = {"job": job.to_dict(), "train": "train.jsonl", "eval": "eval.jsonl", "hub": None, "deepspeed": deepspeed}
+        told = {
+            "job": choose(job, gpus=0).to_dict(),
+            "train": "train.jsonl",
+            "eval": "eval.jsonl",
+            "hub": None,
+            "deepspeed": deepspeed,
+        }
         paths.job.write_text(json.dumps(told))
         paths.deepspeed.write_text(json.dumps(deepspeed))
     return RunResult(path=root, state=RunState.SUCCEEDED, hosts=hosts, world_size=2, versions=VERSIONS)

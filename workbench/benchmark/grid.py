@@ -118,15 +118,16 @@ def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
 def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: int, slots: int) -> Job:
     match job:
         case FineTune():
-            return _tuned(job, technique or job.technique, options, pods, slots)
+            return _tuned(job, technique, options, pods, slots)
         case _:
             return job.replace(**options)
 
 
-def _tuned(job: FineTune, technique: str, options: Mapping[str, object], pods: int, slots: int) -> FineTune:
+def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int) -> FineTune:
+    technique = given or job.technique
     if technique == Technique.SINGLE and pods > 1:
         raise ConfigError("`single` is one rank: it runs on one pod only")
-    changed: dict[str, object] = {**options, "technique": str(technique)}
+    changed: dict[str, object] = {**options, **({"technique": str(given)} if given else {})}
     if "global_batch_size" in changed:
         ranks = 1 if technique == Technique.SINGLE else pods * slots
         steps = changed.get("gradient_accumulation_steps", job.gradient_accumulation_steps)

@@ -16,7 +16,8 @@ from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.jobs.choices import LossOn, Peft, Technique
-from workbench.jobs.finetune import job_from_dict
+from workbench.jobs.deepspeed.defaults import choose
+from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.shortage import shortage_of
@@ -107,17 +108,21 @@ def key_of(spec: RunSpec | Json) -> str:
 def _raw(spec: RunSpec | Json) -> Json:
     match spec:
         case RunSpec():
-            return spec.to_dict()
+            return spec.chosen().to_dict()
         case _:
             return spec
 
 
 def _job_of(spec: Json) -> Json:
-    """Return the job of a spec, every default spelled out where this version can read it."""
-    job = part(spec, "job")
+    """Return the job of a spec, everything that it leaves open spelled out where this version can read it."""
     with suppress(WorkbenchError, TypeError):
-        return job_from_dict(job).to_dict()
-    return job
+        match job_from_dict(part(spec, "job")):
+            case FineTune() as job:
+                gpus = whole(part(part(spec, "cluster"), "pods").get("gpus")) or 0
+                return choose(job, gpus=gpus, looks=False).to_dict()
+            case script:
+                return script.to_dict()
+    return part(spec, "job")
 
 
 def _absolute(value: object) -> object:

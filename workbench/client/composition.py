@@ -70,7 +70,10 @@ FIELDS: Mapping[str, Sequence[FormField]] = {
         _field("dataset", "Data", proposals=("wikisql-mini", "wikisql"), hint="a name or a path"),
     ),
     "How": (
-        *map(_field, ("technique", "precision", "optimizer", "learning_rate")),
+        _field("technique"),
+        _field("precision", "Precision (empty: chosen)", default=""),
+        _field("optimizer"),
+        _field("learning_rate", "Learning rate (0: chosen)", default=0),
         _field("per_device_train_batch_size", "Rows a rank"),
         _field("gradient_accumulation_steps", "Accumulate"),
         _field("max_steps", "Steps (0: epochs)", default=0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Launcher", "LossOn", "Optimizer", "Peft", "Precision", "Shard", "Technique"]
+__all__ = ["Attention", "Launcher", "LossOn", "Optimizer", "Peft", "Precision", "Schedule", "Shard", "Technique"]
 
 
 class Technique(StrEnum):
@@ -73,6 +73,33 @@ class Precision(StrEnum):
     TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
+
+
+class Attention(StrEnum):
+    """Which of transformers' implementations of attention a model uses."""
+
+    EAGER = "eager"
+    """Plain tensor operations, which every model has."""
+    SDPA = "sdpa"
+    """torch's scaled dot product attention."""
+    FLASH_ATTENTION_2 = "flash_attention_2"
+    """The package flash-attn, which pods with GPUs must have; for bf16 and fp16."""
+
+
+class Schedule(StrEnum):
+    """How the learning rate goes on once it has risen; transformers' names."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"
+    POLYNOMIAL = "polynomial"
+    CONSTANT = "constant"
+    """Constant from the first step: without a warm-up."""
+    CONSTANT_WITH_WARMUP = "constant_with_warmup"
+    INVERSE_SQRT = "inverse_sqrt"
+    COSINE_WITH_MIN_LR = "cosine_with_min_lr"
+    COSINE_WARMUP_WITH_MIN_LR = "cosine_warmup_with_min_lr"
+    WARMUP_STABLE_DECAY = "warmup_stable_decay"
 
 
 class Launcher(StrEnum):

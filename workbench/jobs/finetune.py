@@ -21,7 +21,7 @@ from workbench.base.record import (
     read_kind,
 )
 from workbench.jobs.adapters import Fsdp, Lora
-from workbench.jobs.choices import Launcher, LossOn, Optimizer, Peft, Precision, Technique
+from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Technique
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
 
@@ -33,6 +33,8 @@ TRACKERS = ("wandb", "mlflow")
 Tokens = Annotated[Size, Unit("tokens")]
 Steps = Annotated[Size, Unit("steps")]
 Rows = Annotated[Size, Unit("rows")]
+NotNegative = Annotated[int | float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[int | float, Field(ge=0, lt=1)]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
 _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 _Tracker = Annotated[str, Choice(TRACKERS)]
@@ -86,19 +88,21 @@ class FineTune(Record):
     )
     """A name (`wikisql-mini`), a path, or an object with `kind` and its options."""
     technique: Annotated[str, Choice(Technique)] = "zero1"
-    """One of `Technique`."""
+    """One of `Technique`; left open, the stage of `deepspeed` says which."""
     peft: Annotated[str, Choice(Peft)] = "none"
     """One of `Peft`: which weights are trained."""
     lora: Annotated[Mapping[str, object], BeforeValidator(_checked(Lora))] = Field(default_factory=dict)
     """Options of the adapters, see `Lora`; only with `peft`."""
     fsdp: Annotated[Mapping[str, object], BeforeValidator(_checked(Fsdp))] = Field(default_factory=dict)
     """Options of the sharding, see `Fsdp`; only with technique `fsdp`."""
-    precision: Annotated[str, Choice(Precision)] = "fp32"
-    """One of `Precision`; fp16 is refused for T5, which overflows in it."""
+    precision: Annotated[str, Choice(Precision)] | None = None
+    """One of `Precision`; fp16 is refused for T5, which overflows in it. Default None: bf16 for a pretrained model on
+    GPUs that have it, else fp32."""
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     deepspeed: Annotated[PathText | Mapping[str, object] | None, Allowed("a path, an object or None")] = None
-    """A DeepSpeed JSON of one's own, as a path or an object. Default None: the technique's in `dsconfig/`."""
+    """A DeepSpeed JSON of one's own, as a path or an object; what it says goes for options that are left open. Default
+    None: the technique's in `dsconfig/`."""
     epochs: Positive = 1.0
     """Passes over the training rows, where `max_steps` is None."""
     max_steps: Steps | None = None
@@ -113,12 +117,38 @@ class FineTune(Record):
     """The same when evaluating."""
     gradient_accumulation_steps: Size = 1
     """Micro-batches summed before one optimizer step."""
-    learning_rate: Positive = 1e-3
-    """Peak learning rate; it decays linearly to 0."""
+    learning_rate: Positive | None = None
+    """Peak learning rate. Default None: 1e-3 for a built-in model; of pretrained ones 3e-4 for the T5 family, else 2e-4
+    with adapters and 2e-5 without."""
+    lr_scheduler_type: Annotated[str, Choice(Schedule)] = "linear"
+    """One of `Schedule`: how the learning rate goes on after the warm-up; `linear` decays to 0."""
+    warmup_steps: Annotated[Count | None, Unit("steps")] = None
+    """Steps over which the learning rate rises to its peak. Default None: `warmup_ratio`."""
+    warmup_ratio: Share | None = None
+    """The same as a share of all steps. Default None: 0.1, unless `warmup_steps` is given."""
     optimizer: Annotated[str, Choice(Optimizer)] = "adamw"
     """One of `Optimizer`."""
+    weight_decay: NotNegative = 0.0
+    """Decay of the weights, but for biases and norms, apart from the gradient."""
+    adam_beta1: Share = 0.9
+    """AdamW's decay of the mean of gradients."""
+    adam_beta2: Share = 0.999
+    """AdamW's decay of the mean of their squares."""
+    adam_epsilon: Positive = 1e-8
+    """What AdamW adds to the root of that before it divides."""
+    max_grad_norm: NotNegative = 1.0
+    """Norm that the whole gradient is clipped to; 0 clips nothing."""
+    label_smoothing_factor: Share = 0.0
+    """Share of the training loss that is spread over all tokens of the vocabulary; evaluations leave it out."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    attn_implementation: Annotated[str, Choice(Attention)] | None = None
+    """One of `Attention`. Default None: what transformers takes for the model, mostly `sdpa`."""
+    torch_compile: bool = False
+    """Compile the model with `torch.compile`, which takes a C++ compiler and time on the pods; not with `fsdp`, and
+    without a FLOPS profile."""
+    training: Mapping[str, object] = Field(default_factory=dict)
+    """More of transformers' TrainingArguments by name, such as `{"neftune_noise_alpha": 5}`."""
     max_source_length: Tokens = 256
     """Tokens after which an input is cut."""
     max_target_length: Tokens = 128
@@ -147,6 +177,8 @@ class FineTune(Record):
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
     """Seconds without a step, or before the first one without output and CPU time, or with a rank stopped by a signal,
     after which the run is ended as failed, with kind `stall`. Default None: it is told, and goes on."""
+    ddp_timeout: Annotated[Size, Unit("seconds")] = 1800
+    """Seconds after which a collective operation between the ranks that does not end is an error."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed."""
 
@@ -164,6 +196,11 @@ class FineTune(Record):
     def facts(self) -> Mapping[str, object]:
         """What a result says of the job."""
         return {name: getattr(self, name) for name in ("technique", "model", "precision", "peft", "launcher")}
+
+    @property
+    def number_format(self) -> Precision:
+        """Its precision; fp32 as long as it is left open."""
+        return Precision(self.precision or Precision.FP32)
 
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` done to every option that may be a path."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Launcher, LossOn, Optimizer, Peft, Precision, Shard, Technique
+from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Shard, Technique
 from workbench.jobs.model import Family, family_by_name, model_family
+from workbench.jobs.training import check_training
 
 if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
 __all__ = ["check_at_submit", "check_family", "check_together"]
 
+# What some of transformers' schedules cannot do without, one of each.
+_SCHEDULE_NEEDS = {
+    Schedule.COSINE_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
+    Schedule.COSINE_WARMUP_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
+    Schedule.WARMUP_STABLE_DECAY: ("num_decay_steps",),
+}
 _SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
 
 
@@ -22,6 +30,10 @@ def check_together(job: FineTune) -> None:
     _check_technique(job)
     _check_peft(job)
     _check_optimizer(job)
+    _check_schedule(job)
+    check_training(job.training, type(job).model_fields)
+    if job.torch_compile and job.technique == Technique.FSDP:
+        raise ConfigError("torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage")
     if job.system is not None and job.prompt != "llama2-chat":
         raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
     check_family(job, family_by_name(job.model))  # a job is read from the directories of others too: no file is opened
@@ -49,6 +61,8 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
         )
     if gpus:
         return
+    if job.attn_implementation == Attention.FLASH_ATTENTION_2:
+        raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
     if job.precision == Precision.TF32:
         raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
     if job.precision == Precision.FP16:
@@ -84,11 +98,38 @@ def _check_peft(job: FineTune) -> None:
         raise ConfigError("peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'")
 
 
+def _check_schedule(job: FineTune) -> None:
+    if job.warmup_steps is not None and job.warmup_ratio is not None:
+        raise ConfigError(
+            f"warmup_steps is {job.warmup_steps} and warmup_ratio is {job.warmup_ratio}: both say how long the warm-up "
+            "is; give one"
+        )
+    if job.lr_scheduler_type == Schedule.CONSTANT and (job.warmup_steps or job.warmup_ratio):
+        raise ConfigError(
+            "lr_scheduler_type 'constant' is at its peak from the first step, and a warm-up is asked for; "
+            "use 'constant_with_warmup'"
+        )
+    options = job.training.get("lr_scheduler_kwargs") or {}
+    needs = _SCHEDULE_NEEDS.get(Schedule(job.lr_scheduler_type), ())
+    if needs and not (isinstance(options, Mapping) and any(name in options for name in needs)):
+        raise ConfigError(
+            f"lr_scheduler_type {job.lr_scheduler_type!r} needs {' or '.join(needs)}: "
+            f"training={{'lr_scheduler_kwargs': {{{needs[0]!r}: …}}}}"
+        )
+
+
 def _check_optimizer(job: FineTune) -> None:
     optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
+    adams = [name for name in ("adam_beta1", "adam_beta2", "adam_epsilon") if _is_changed(job, name)]
+    if optimizer is Optimizer.SGD and adams:
+        raise ConfigError(f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'")
     if optimizer.uses_bitsandbytes and technique is Technique.ZERO3_OFFLOAD:
         raise ConfigError(
             f"optimizer '{optimizer}' works on GPUs, and 'zero3-offload' updates on the host; use 'adamw', or 'zero3'"
         )
     if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
         raise ConfigError(f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'")
+
+
+def _is_changed(job: FineTune, name: str) -> bool:
+    return bool(getattr(job, name) != type(job).model_fields[name].default)

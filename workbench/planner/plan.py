@@ -12,6 +12,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
 from workbench.planner.memory import Memory, Need, need_of
 from workbench.planner.setting import Setting, request_of, setting_of
@@ -156,6 +157,7 @@ def plan(
     """
     _Hardware(pods=pods, gpus=gpus, gpu_memory_gib=gpu_memory_gib, memory_gib=memory_gib)
     gpus = gpus if gpu_memory_gib else 0
+    job = choose(job, gpus=gpus)
     settings: dict[str, Setting] = {}
     refused: dict[str, PlanRow] = {}
     for name in techniques or list(Technique):
@@ -186,6 +188,7 @@ def predict(
     job: FineTune, *, pods: int, gpus: int, lengths: tuple[int, int] | None = None, trace: bool = True
 ) -> PlanRow | None:
     """Predict what a job needs as it is, without a verdict."""
+    job = choose(job, gpus=gpus)
     setting = setting_of(job, pods=pods, gpus=gpus)
     traced = _trace(job, [setting], gpu=gpus > 0, lengths=lengths, only_cached=not trace)
     return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))

@@ -18,6 +18,7 @@ from typing import Any
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import write_json
+from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, Job
 from workbench.planner.plan import GIB, Fit, Limits, PlanRow, fit_of, machine_memory_gib, row_of
 from workbench.planner.setting import Setting, request_of, setting_from, setting_of
@@ -44,6 +45,7 @@ def begin_prediction(job: Job, pods: int, prediction: Path, inquiry: Path, *, sp
 
 def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str, Any]:
     """Return all that a prediction is made of; JSON, free of secrets and of paths on the pods."""
+    job = choose(job, gpus=spec.gpus)
     setting = setting_of(job, pods=pods, gpus=spec.gpus)
     request = request_of(job, model_config(job.model), [setting.arithmetic], gpu=setting.gpu, lengths=None)
     return {

@@ -10,7 +10,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Optimizer, Peft, Precision, Shard, Technique
-from workbench.jobs.deepspeed.config import load
+from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 
 __all__ = ["Setting", "arithmetic_of", "request_of", "setting_from", "setting_of"]
@@ -72,7 +72,7 @@ class Setting:
 
 def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
     """Work out a job's setting."""
-    technique, precision = Technique(job.technique), Precision(job.precision)
+    technique, precision = Technique(job.technique), job.number_format
     on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
     ranks = on_pod * pods if technique is not Technique.SINGLE else 1
     fsdp = Fsdp.from_dict(job.fsdp)
@@ -116,7 +116,7 @@ def setting_from(data: Mapping[str, Any]) -> Setting:
 
 def arithmetic_of(job: FineTune) -> str:
     """Name the number formats of a job's step, as the trace does."""
-    precision = Precision(job.precision)
+    precision = job.number_format
     if precision not in (Precision.BF16, Precision.FP16):
         return "fp32"
     plain = Technique(job.technique) in (Technique.SINGLE, Technique.DDP)

@@ -128,6 +128,8 @@ class ResultRecord(Measurements):
     """How ranks started."""
     precision: str = ""
     """Number format of the arithmetic."""
+    learning_rate: Number | None = None
+    """Highest learning rate of the schedule."""
     model: str = ""
     """What was trained."""
     parameters: Whole | None = None

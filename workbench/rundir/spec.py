@@ -20,7 +20,9 @@ from workbench.base.json_values import Json, parse_json, part
 from workbench.base.process import LEASE_S
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
 from workbench.base.redact import Redactor
-from workbench.jobs.finetune import Job, job_from_dict
+from workbench.jobs.choices import Technique
+from workbench.jobs.deepspeed.defaults import choose
+from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.pods.pod_spec import PodSpec
 
 __all__ = ["ClusterSpec", "RunSpec", "expand_env", "hide_values", "resolved", "stored"]
@@ -79,6 +81,20 @@ class RunSpec(Record):
     def resolved(self) -> RunSpec:
         """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
         return self.replace(cluster=self.cluster.resolved(), job=resolved(self.job))
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        single = self.job.word == Technique.SINGLE
+        return 1 if single else self.cluster.pods.slots * (self.pods or self.cluster.count)
+
+    def chosen(self) -> RunSpec:
+        """Return it with every option of its job decided that was left open; see `choose`."""
+        match self.job:
+            case FineTune() as job:
+                gpus = self.cluster.pods.gpus
+                return self.replace(job=choose(job, gpus=gpus, world_size=self.world_size))
+        return self
 
     @classmethod
     def load(cls, path: Path, *, of_run: bool = False) -> RunSpec:

@@ -15,7 +15,7 @@ from workbench.rundir.state import RunState
 __all__ = ["RunTotals"]
 
 _MOST_NATS = 700  # e to it is near the largest number there is
-_START_FIELDS = ("global_batch_size", "versions", "precision", "parameters", "trainable_parameters")
+_START_FIELDS = ("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters")
 _END_FIELDS = (
     *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
     "eval_step",

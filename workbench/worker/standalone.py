@@ -10,23 +10,20 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import DummyOptim
 from torch.utils.data import DataLoader, Sampler
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
-    Trainer,
-    set_seed,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments, Trainer, set_seed
+from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
-__all__ = ["GlobalBatchSampler", "eval_batches", "main", "prepare", "token_loss", "training_options"]
+__all__ = ["DecayTrainer", "GlobalBatchSampler", "eval_batches", "main", "prepare", "token_loss", "training_options"]
 
 _IGNORED = -100
 
@@ -38,14 +35,17 @@ _WARMUP = 0.1
 _RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
 _CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
 
+# Options of a job that are the Trainer's, by the same name; jobs of earlier versions lack some, and had its defaults.
+_SAME = (
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "learning_rate"),
+    *("lr_scheduler_type", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
+    *("label_smoothing_factor", "torch_compile", "logging_steps", "ddp_timeout", "seed"),
+)
+
 # The Trainer's names of the update rules.
-_OPTIM = {
-    "adamw": "adamw_torch",
-    "sgd": "sgd",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw": "paged_adamw_32bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-}
+_OPTIM = {"adamw": "adamw_torch", "sgd": "sgd"} | {
+    "adamw-8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "paged-adamw-8bit": "paged_adamw_8bit"
+}  # fmt: skip
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -95,19 +95,35 @@ def pad(rows: Sequence[Mapping[str, list[int]]], pad_id: int, start_id: int) -> 
     return {"input_ids": inputs, "attention_mask": masks, "labels": labels, "decoder_input_ids": shifted}
 
 
-def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None, *, smoothing: float = 0.0) -> Any:
     """Sum the cross entropy and divide it by the tokens of the whole global batch; T5's own ignores their number."""
     # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over them.
     logits = outputs["logits"].float()
-    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    flat = logits.flatten(0, 1), labels.flatten()
+    total = torch.nn.functional.cross_entropy(*flat, reduction="sum", label_smoothing=smoothing)
     return total if num_items_in_batch is None else total / num_items_in_batch
 
 
-class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no types
+class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """The Hugging Face Trainer, whose decay leaves biases and norms out also where DeepSpeed makes the optimizer."""
+
+    def create_optimizer(self, *args: Any) -> Any:
+        """Make the optimizer, or what stands for the one of DeepSpeed's JSON."""
+        optimizer, decay = super().create_optimizer(*args), self.args.weight_decay
+        if isinstance(optimizer, DummyOptim) and decay:
+            decays, trained = set(self.get_decay_parameter_names(self.model)), list(self.model.named_parameters())
+            parts = [[p for name, p in trained if p.requires_grad and (name in decays) == d] for d in (True, False)]
+            shares = zip(parts, (decay, 0.0), strict=True)
+            optimizer.params = [{"params": part, "weight_decay": share} for part, share in shares if part]
+        return optimizer
+
+
+class Repetition(DecayTrainer):
     """The Hugging Face Trainer with the run's own order of rows and its evaluation loss."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(compute_loss_func=token_loss, **options)
+    def __init__(self, *, args: Any, **options: Any) -> None:
+        smoothed = partial(token_loss, smoothing=args.label_smoothing_factor)
+        super().__init__(args=args, compute_loss_func=smoothed, **options)
         self.eval_losses: dict[int, float] = {}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -152,23 +168,18 @@ class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no ty
 def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool) -> dict[str, Any]:
     """Translate the job into the Trainer's options, but for where it writes and to whom it reports."""
     return {
-        "per_device_train_batch_size": job["per_device_train_batch_size"],
-        "per_device_eval_batch_size": job["per_device_eval_batch_size"],
-        "gradient_accumulation_steps": job["gradient_accumulation_steps"],
+        **{name: job[name] for name in _SAME if name in job},
         "num_train_epochs": job["epochs"],
         "max_steps": job["max_steps"] or -1,
-        "learning_rate": job["learning_rate"],
-        "lr_scheduler_type": "linear",
+        # The Trainer takes a number below 1 for a share of the steps.
+        "warmup_steps": next(n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None),
         "optim": _OPTIM[job["optimizer"]],
         **_from_deepspeed(deepspeed or {}),
-        "seed": job["seed"],
         # Under FSDP the layers themselves are gathered in bf16; autocast would convert a second time.
         "bf16": job["precision"] == "bf16" and job["technique"] != "fsdp",
         "fp16": job["precision"] == "fp16",
         "tf32": job["precision"] == "tf32" if gpus else None,
         **({_CHECKPOINTING: True} if job["gradient_checkpointing"] else {}),
-        "logging_strategy": "steps",
-        "logging_steps": job["logging_steps"],
         "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
         "eval_strategy": "steps" if job["eval_steps"] else "no",
         "eval_steps": job["eval_steps"],
@@ -179,6 +190,7 @@ def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None
         "deepspeed": dict(deepspeed) if deepspeed is not None else None,
         "accelerator_config": {"use_configured_state": not gpus and job["technique"] != "single"},
         "ddp_find_unused_parameters": False,  # T5 and Llama have none, and DDP would look for them in every step
+        **job.get("training", {}),
     }
 
 
@@ -186,24 +198,24 @@ def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
     # The Trainer insists that its options and DeepSpeed's configuration agree; what a job has no key for is taken
     # from the configuration.
     optimizer, scheduler = (config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler"))
-    betas = optimizer.get("betas", "auto")
+    beta1, beta2 = optimizer["betas"] if optimizer.get("betas", "auto") != "auto" else ("auto", "auto")
     configured = {
         "max_grad_norm": config.get("gradient_clipping", "auto"),
         "weight_decay": optimizer.get("weight_decay", "auto"),
         "adam_epsilon": optimizer.get("eps", "auto"),
-        "adam_beta1": betas[0] if betas != "auto" else "auto",
-        "adam_beta2": betas[1] if betas != "auto" else "auto",
+        **{"adam_beta1": beta1, "adam_beta2": beta2},
         "warmup_steps": scheduler.get("warmup_num_steps", "auto"),
     }
-    ours = {"max_grad_norm": 1.0, "weight_decay": 0.0, "warmup_steps": _WARMUP}
-    return {**ours, **{name: value for name, value in configured.items() if value != "auto"}}
+    return {name: value for name, value in configured.items() if value != "auto"}
 
 
-def load_model(name: str, seed: int, folder: Path) -> tuple[Any, Any]:
+def load_model(name: str, seed: int, folder: Path, attention: str | None) -> tuple[Any, Any]:
     """Load model and tokenizer; the built-in `tiny-t5` gets its weights from the seed."""
     if name != "tiny-t5":
         tokenizer = AutoTokenizer.from_pretrained(name)
-        return AutoModelForSeq2SeqLM.from_pretrained(name, dtype=torch.float32), tokenizer
+        return AutoModelForSeq2SeqLM.from_pretrained(
+            name, dtype=torch.float32, attn_implementation=attention
+        ), tokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
     config = T5Config(
         vocab_size=-(-len(tokenizer) // 8) * 8, d_model=128, d_kv=16, d_ff=256, num_layers=2, num_decoder_layers=2,
@@ -212,14 +224,15 @@ def load_model(name: str, seed: int, folder: Path) -> tuple[Any, Any]:
     )  # fmt: skip
     set_seed(seed)
     model = T5ForConditionalGeneration(config)
+    model.set_attn_implementation(attention or model.config._attn_implementation)
     with torch.no_grad():  # some heads look at a neighbour from the start: which head, at which relative position
         for stack, buckets in ((model.encoder, (1, 17, 0, 2)), (model.decoder, (1, 0))):
             bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             for head, bucket in enumerate(buckets):
                 bias[bucket, head] += 5.0
         for block in model.decoder.block:  # and the decoder looks for what is like what it has written
-            attention = block.layer[1].EncDecAttention
-            attention.k.weight.copy_(attention.q.weight)
+            cross = block.layer[1].EncDecAttention
+            cross.k.weight.copy_(cross.q.weight)
     return model, tokenizer
 
 
@@ -229,13 +242,12 @@ def main() -> None:
     recipe = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     job, deepspeed, gpus = recipe["job"], recipe["deepspeed"], torch.cuda.is_available()
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in alone.items():  # the one rank of a run has no launcher that would set them
-        os.environ.setdefault(name, value)
-    prepare(single=job["technique"] == "single", gpus=gpus, with_deepspeed=deepspeed is not None)
-    options = training_options(job, deepspeed, gpus=gpus)
-    # Before the model: ZeRO-3 loads it in parts.
+    os.environ.update({**alone, **os.environ})  # the one rank of a run has no launcher that would set them
+    limit_s, single = job.get("ddp_timeout", 1800), job["technique"] == "single"
+    prepare(single=single, gpus=gpus, with_deepspeed=deepspeed is not None, limit_s=limit_s)
+    options = training_options(job, deepspeed, gpus=gpus)  # before the model: ZeRO-3 loads it in parts
     arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
-    model, tokenizer = load_model(job["model"], job["seed"], folder)
+    model, tokenizer = load_model(job["model"], job["seed"], folder, job.get("attn_implementation"))
     start, end = model.config.decoder_start_token_id, tokenizer.pad_token_id
     trainer = Repetition(
         model=model,
@@ -249,6 +261,7 @@ def main() -> None:
     trainer.train()
     trainer.evaluate()
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    state = {name.removeprefix("_orig_mod."): weight for name, weight in state.items()}  # of a compiled model
     names = [{name for name, _ in model.named_parameters(remove_duplicate=once)} for once in (False, True)]
     state = {name: weight for name, weight in state.items() if name not in names[0] - names[1]}  # a tied weight once
     if arguments.process_index == 0:
@@ -260,22 +273,19 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def prepare(*, single: bool, gpus: bool, with_deepspeed: bool) -> None:
+def prepare(*, single: bool, gpus: bool, with_deepspeed: bool, limit_s: float) -> None:
     """Set this process up before the Trainer's options open the process group of the ranks."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if single:
-        # With these in sight accelerate would open a process group of one.
-        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
+        for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):  # accelerate would open a process group of one
             os.environ.pop(name, None)
     elif not gpus:
-        _open_on_cpu(with_deepspeed)
+        _open_on_cpu(with_deepspeed, timedelta(seconds=limit_s))
 
 
-def _open_on_cpu(with_deepspeed: bool) -> None:
-    from accelerate import PartialState
-
+def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
     if not with_deepspeed:
-        PartialState(cpu=True, backend="gloo")
+        PartialState(cpu=True, backend="gloo", timeout=limit)
         return
     import deepspeed
 
@@ -287,17 +297,15 @@ def _open_on_cpu(with_deepspeed: bool) -> None:
     # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")
     try:
-        PartialState(backend="gloo")
+        PartialState(backend="gloo", timeout=limit)
     finally:
         del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
 
 
 def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, list[int]]]:
-    if not file.exists():
+    if not file.exists() or not file.stat().st_size:
         return []
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    if not rows:
-        return []
     for row in rows:
         row["source"] = "\n".join(part for part in (row["source"], row.get("input")) if part)
     limits = {"source": job["max_source_length"], "target": job["max_target_length"]}

@@ -102,8 +102,9 @@ class Record(BaseModel):
         return {**({"kind": self.kind} if self.kind else {}), **self.model_dump(mode="json")}
 
     def replace(self, **changes: object) -> Self:
-        """Return a record with some options changed, checked as a new one is."""
-        return type(self)(**{**dict(self), **changes})
+        """Return a record with some options changed, checked as a new one is; what was left open stays so."""
+        given = {name: value for name, value in self if name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
 
     @classmethod
     def _fields(cls) -> Mapping[str, FieldInfo]:
@@ -186,12 +187,20 @@ def _option(name: str, field: FieldInfo, section: str = "") -> Option:
         name=name,
         meaning=" ".join((field.description or "").split()),
         allowed=_allowed(field.annotation, field.metadata),
-        choices=next((part.values for part in _of_type(Choice, field.metadata)), ()),
+        choices=_choices(field),
         default=None if field.is_required() else field.get_default(call_default_factory=True),
         required=field.is_required(),
         unit=next((part.name for part in _of_type(Unit, _parts(field.annotation, field.metadata))), ""),
         section=section,
     )
+
+
+def _choices(field: FieldInfo) -> Sequence[str]:
+    """Return the closed set that an option is out of, be it that or None."""
+    is_union = get_origin(field.annotation) in _UNIONS
+    types = [each for each in get_args(field.annotation) if each is not NoneType] if is_union else [field.annotation]
+    parts = _parts(types[0], field.metadata) if len(types) == 1 else ()
+    return next((part.values for part in _of_type(Choice, parts)), ())
 
 
 _FIRST = {"extra_forbidden": 0, "missing": 1}

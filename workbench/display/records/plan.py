@@ -64,7 +64,7 @@ def _caption(table: PlanTable) -> str:
     gpu = f" with {table.gpu_memory_gib:g} GiB a GPU" if table.gpu_memory_gib else ""
     memory = f" with {table.memory_gib:g} GiB of memory" if table.memory_gib else ""
     source, target = table.lengths
-    what = [job.precision, job.optimizer, *([job.peft] if job.peft != "none" else [])]
+    what = [str(job.number_format), job.optimizer, *([job.peft] if job.peft != "none" else [])]
     what += ["gradient checkpointing"] if job.gradient_checkpointing else []
     return (
         f"Predicted, in GiB: {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "

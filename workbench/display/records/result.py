@@ -22,6 +22,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
     return [
         ("trained", result.trained),
         ("adapters", _adapters(result)),
+        ("peak learning rate", _measured(result.learning_rate, number(result.learning_rate))),
         ("hosts", _hosts(result)),
         ("launcher", result.launcher),
         ("optimizer steps", _measured(result.steps, count(result.steps))),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base import json_values
 from workbench.base.files import read_json
-from workbench.base.json_values import whole
+from workbench.base.json_values import text, whole
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
 from workbench.display.run.fault import FaultCard, fault_card
 from workbench.jobs.choices import Peft
@@ -78,7 +79,10 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         case FineTune():
             adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
             pairs.append(("model", f"{job.model}{_size(view)}"))
-            pairs.append(("technique", f"{job.technique}{adapters} {job.precision}"))
+            # The ranks have the last word: a format that was chosen for GPUs that lack it is another one there.
+            precision = text(view.start.get("precision")) or job.number_format
+            pairs.append(("technique", f"{job.technique}{adapters} {precision}"))
+            pairs.append(("chosen for it", _chosen(view)))
         case Script():
             pairs.append(("script", job.path.rpartition("/")[2]))
         case None if view.result:
@@ -91,6 +95,14 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     if view.elapsed_s is not None:
         pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
     return [(name, plain(text)) for name, text in pairs if text]
+
+
+def _chosen(view: RunView) -> str:
+    """Return what the user had left open, with what it came to."""
+    rate, precision = json_values.number(view.start.get("learning_rate")), text(view.start.get("precision"))
+    chosen = view.start.get("chosen")
+    pairs = (("learning_rate", f"learning rate {number(rate)}"), ("precision", f"precision {precision}"))
+    return ", ".join(words for name, words in pairs if isinstance(chosen, list) and name in chosen)
 
 
 def _size(view: RunView) -> str:

@@ -8,14 +8,20 @@ from collections.abc import Mapping
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.redact import mask_secrets
-from workbench.jobs.choices import Optimizer, Precision, Technique
+from workbench.jobs.choices import Optimizer, Precision, Schedule, Technique
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, model_family
 
-__all__ = ["check", "section"]
+__all__ = ["SCHEDULES", "check", "section"]
 
+SCHEDULES = {
+    "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
+    "WarmupDecayLR": Schedule.LINEAR,
+    "WarmupCosineLR": Schedule.COSINE,
+}
+"""DeepSpeed's schedules by the names of the nearest of transformers'."""
 _MISSING = object()
 _SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
 
@@ -124,21 +130,33 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
     params = section(block, "params", source)
     if kind == "adam" and params.get("adam_w_mode") is False:
         raise ConfigError(f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'")
-    _equal(source, "optimizer.params.lr", params.get("lr", _MISSING), "learning_rate", job.learning_rate)
+    for key, field in (("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")):
+        _equal(source, f"optimizer.params.{key}", params.get(key, _MISSING), field, getattr(job, field))
+    betas = [job.adam_beta1, job.adam_beta2]
+    _equal(source, "optimizer.params.betas", params.get("betas", _MISSING), "adam_beta1 and adam_beta2", betas)
 
 
 def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -> None:
     params = section(section(config, "scheduler", source), "params", source)
+    kind = SCHEDULES.get(str(section(config, "scheduler", source).get("type")))
+    if kind is not None and kind != job.lr_scheduler_type:
+        raise ConfigError(
+            f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), and the job's "
+            f"lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
+        )
     peak = params.get("warmup_max_lr", _MISSING)
     _equal(source, "scheduler.params.warmup_max_lr", peak, "learning_rate", job.learning_rate)
     total = params.get("total_num_steps", _MISSING)
     _equal(source, "scheduler.params.total_num_steps", total, "max_steps", job.max_steps)
+    warmup = params.get("warmup_num_steps", _MISSING)
+    _equal(source, "scheduler.params.warmup_num_steps", warmup, "warmup_steps", job.warmup_steps)
 
 
 def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
     for key, field in (
         ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
         ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        ("gradient_clipping", "max_grad_norm"),
     ):
         _equal(source, key, config.get(key, _MISSING), field, getattr(job, field))
     if world_size is not None:

@@ -79,7 +79,8 @@ def _first(patterns: Sequence[str], text: str) -> str:
 
 
 def _slower(job: FineTune | None) -> Sequence[str]:
-    rate = f"learning_rate={job.learning_rate / 10:g} instead of {job.learning_rate:g}" if job else "a tenth of it"
+    now = job.learning_rate if job else None
+    rate = f"learning_rate={now / 10:g} instead of {now:g}" if now else "a tenth of it"
     fixes = [f"a lower learning rate: {rate}"]
     if job is None or job.precision != "fp32":
         fixes.append('precision="fp32", to see whether the number format is to blame')
@@ -89,7 +90,7 @@ def _slower(job: FineTune | None) -> Sequence[str]:
 def _wider(job: FineTune | None) -> Sequence[str]:
     return [
         'precision="bf16": it has the range of fp32',
-        *([] if job is None else [f"a lower learning rate than {job.learning_rate:g}"]),
+        *([f"a lower learning rate than {job.learning_rate:g}"] if job and job.learning_rate else []),
         'precision="fp32" where bf16 is not to be had',
     ]
 

@@ -15,7 +15,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes, read_json
 from workbench.base.package import zip_files
 from workbench.jobs.choices import Optimizer
-from workbench.jobs.deepspeed.config import load
+from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec

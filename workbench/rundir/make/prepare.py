@@ -6,14 +6,14 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, user_path, write_bytes, write_json
 from workbench.base.files.disk import check_room, full_disk_named
-from workbench.jobs.choices import Launcher, Technique
+from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune, Job
@@ -57,11 +57,12 @@ def prepare_run(
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
+    asked, spec = spec.job, spec.chosen()
     spec = spec.replace(job=_with_absolute_paths(spec.job))
     fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
-            _fill(spec, paths, environment, ask_pods)
+            _fill(spec, paths, environment, ask_pods, asked)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
@@ -69,11 +70,11 @@ def prepare_run(
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
 
 
-def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None) -> None:
+def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None, asked: Job) -> None:
     paths.inputs.mkdir()
     match spec.job:
         case FineTune() as job:
-            _prepare_finetune(job, spec, paths, ask_pods)
+            _prepare_finetune(job, spec, paths, ask_pods, chosen=_left_open(asked))
         case Script() as job:
             check_args(job.args, environment)
             check_outputs(job.outputs)
@@ -98,11 +99,16 @@ def _new_run_id(job: Job) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{job.word}-{secrets.token_hex(2)}"
 
 
-def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: AskPods | None) -> None:
+def _left_open(asked: Job) -> Sequence[str]:
+    return [name for name in ("learning_rate", "precision") if getattr(asked, name, "") is None]
+
+
+def _prepare_finetune(
+    job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: AskPods | None, *, chosen: Sequence[str]
+) -> None:
     model_kind(job.model)
-    pods = spec.cluster.pods
-    world_size = pods.slots * (spec.pods or spec.cluster.count) if job.technique != Technique.SINGLE else 1
-    deepspeed = resolve(job, gpus=pods.gpus, world_size=world_size)
+    world_size = spec.world_size
+    deepspeed = resolve(job, gpus=spec.cluster.pods.gpus, world_size=world_size)
     plain_text = model_family(job.model) is not Family.ENCODER_DECODER
     data = prepare(dataset_from(job.dataset), paths.inputs, plain_text=plain_text)
     resolved: Mapping[str, object] = {
@@ -111,11 +117,12 @@ def _prepare_finetune(job: FineTune, spec: RunSpec, paths: RunPaths, ask_pods: A
         "eval": data.eval.name if data.eval else None,
         "hub": data.hub,
         "family": model_family(job.model),
+        "chosen": chosen,
         "deepspeed": deepspeed,
     }
     if job.resume is not None:
-        chosen = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods)
-        resolved = {**resolved, "resume": chosen.to_dict()}
+        checkpoint = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods)
+        resolved = {**resolved, "resume": checkpoint.to_dict()}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:
         paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")

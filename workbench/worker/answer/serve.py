@@ -83,7 +83,7 @@ class Answerer:
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
         job = self._job
-        options = {**placement(job.model, _free()), **adapters.load_options(job.peft, job.precision)}
+        options = {**placement(job.model, _free()), **adapters.load_options(job.peft, job.number_format)}
         return self._placed(model.initial(job.model, tokenizer, seed=job.seed, options=options), options)
 
     def _placed(self, loaded: model.Loaded, options: Mapping[str, object]) -> model.Loaded:

@@ -67,6 +67,9 @@ def weight_bytes(place: str) -> int:
 
 def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
     model = tiny.make(name, tokenizer, seed)
+    options = dict(options or {})
+    if attention := options.pop("attn_implementation", None):
+        model.set_attn_implementation(attention)
     if not options:
         return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
     # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.

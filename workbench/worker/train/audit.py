@@ -51,7 +51,7 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         return
     for name in ("trained", *_UPDATE):
         yield from _share_differs(name, getattr(held, name), shards if name in _SPREAD[technique] else 1)
-    arithmetic = _ARITHMETIC.get(Precision(job.precision), "float32")
+    arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
         yield f"precision {job.precision} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
     if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:

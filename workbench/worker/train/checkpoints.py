@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.process import pod_name
@@ -17,6 +17,7 @@ from workbench.rundir.events import emit
 from workbench.worker.checkpoint import snapshot
 from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.standalone import DecayTrainer
 from workbench.worker.train.callbacks import StopCallback, emit_memory, phase
 
 __all__ = ["Checkpoints", "ResumableTrainer"]
@@ -92,7 +93,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             self._told = True
 
 
-class ResumableTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
+class ResumableTrainer(DecayTrainer):
     """The Trainer with its own checkpoints replaced by `Checkpoints`, which are alike under every technique."""
 
     checkpoints: Checkpoints | None = None

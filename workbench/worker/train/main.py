@@ -8,6 +8,7 @@ from typing import Any
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.jobs.prompts import wording
 from workbench.rundir.answers import Answer, share, write_answers
@@ -48,7 +49,7 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
-    options = adapters.load_options(work.job.peft, work.job.precision)
+    options = {**adapters.load_options(work.job.peft, work.job.number_format), **_attention(work.job)}
     words = wording(work.job.prompt, system=work.job.system)
     base = model.load(work.job.model, rows.train, seed=work.job.seed, options=options, wording=words)
     loaded = adapters.attached(base, work.job)
@@ -72,10 +73,14 @@ def _run(work: Assignment) -> None:
     ranks.close()
 
 
+def _attention(job: FineTune) -> Mapping[str, str]:
+    return {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
+
+
 def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
     if work.technique is Technique.FSDP:
         options = Fsdp.from_dict(work.job.fsdp)
-        sharding.shard_model(loaded.model, options, precision=work.job.precision, gpus=work.gpus)
+        sharding.shard_model(loaded.model, options, precision=work.job.number_format, gpus=work.gpus)
     clock = StepMeter(causal=encoder.causal)
     check = TechniqueCheck(work.job, world_size=work.world_size)
     train = encoder.rows(rows.train)
@@ -89,7 +94,9 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         processing_class=loaded.tokenizer,
         data_collator=encoder.collator,
     )
-    profile_step = step_to_profile(work.job.profile_step, after=work.resumed_step, last=_steps(work, len(train)))
+    # The profiler counts calls of torch's functions, which compiled code does not make.
+    asked = 0 if work.job.torch_compile else work.job.profile_step
+    profile_step = step_to_profile(asked, after=work.resumed_step, last=_steps(work, len(train)))
     check.trainer = trainer
     trainer.add_callback(check)
     scaled = work.job.precision == Precision.FP16
@@ -132,6 +139,8 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
         eval_rows=len(rows.eval),
         technique=str(job.technique),
         precision=str(job.precision),
+        learning_rate=job.learning_rate,
+        chosen=list(work.chosen),
         device=str(trainer.args.device),
         versions=installed_versions(),
     )

@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.choices import Precision, Technique
+from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
@@ -51,6 +52,8 @@ class Assignment:
     rank_folder: Path
     rank: int
     world_size: int
+    chosen: tuple[str, ...] = ()
+    """Options that the user left open, and that were decided by the model and the pods."""
     resumed_step: int = 0
     """The step of the checkpoint that it goes on from; 0 from the beginning."""
 
@@ -61,10 +64,15 @@ class Assignment:
             folder = Path(os.environ["WORKBENCH_RUN_DIR"])
             raw = json.loads((folder / "job.json").read_text(encoding="utf-8"))
             job = job_from_dict(raw["job"])
+            gpus = int(raw.get("gpus", 0))
         except (KeyError, OSError, ValueError) as error:
             raise RunError(f"this rank has no job it can read ({error!r}); it is started by an agent") from error
         if not isinstance(job, FineTune):
             raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
+        chosen = tuple(raw.get("chosen", ()))
+        job = choose(job, gpus=gpus)
+        if "precision" in chosen and job.precision == Precision.BF16 and gpus and not _has_bf16():
+            job = job.replace(precision=Precision.FP32)
         rank = int(os.environ.get("RANK", "0"))
         return cls(
             job=job,
@@ -73,7 +81,8 @@ class Assignment:
             evaluation=raw.get("eval"),
             hub=raw.get("hub"),
             deepspeed=raw.get("deepspeed"),
-            gpus=int(raw.get("gpus", 0)),
+            gpus=gpus,
+            chosen=chosen,
             folder=folder,
             rank_folder=Path(os.environ.get("WORKBENCH_RANK_DIR", str(folder / f"rank-{rank}"))),
             rank=rank,
@@ -123,7 +132,8 @@ def prepare_process(work: Assignment) -> None:
         _clear_stale_locks()
     store.install()
     stacks.write_on_signal(work.rank_folder)
-    prepare(single=single, gpus=bool(work.gpus), with_deepspeed=work.technique.uses_deepspeed)
+    deepspeed = work.technique.uses_deepspeed
+    prepare(single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout)
 
 
 def training_arguments(work: Assignment) -> Any:
@@ -135,6 +145,11 @@ def training_arguments(work: Assignment) -> Any:
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
+
+
+def _has_bf16() -> bool:
+    # torch computes in it on any GPU, slowly: by Ampere's it is in the hardware.
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _clear_stale_locks() -> None:

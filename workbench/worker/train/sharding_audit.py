@@ -64,7 +64,8 @@ def engine_of(trainer: Any) -> str:
     model = trainer.model
     if isinstance(model, FSDPModule) and any(isinstance(p, DTensor) for p in _parameters(model)):
         return "fsdp"
-    return "ddp" if isinstance(trainer.model_wrapped, DistributedDataParallel) else "none"
+    wrapped = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # of a compiled model
+    return "ddp" if isinstance(wrapped, DistributedDataParallel) else "none"
 
 
 def gradients_of(trainer: Any) -> Share:

@@ -40,7 +40,7 @@ class FineTuner(ResumableTrainer):
         self.causal = causal
         self.sharded = isinstance(options.get("model"), FSDPModule)
         super().__init__(
-            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=self._token_loss, **options
+            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=self._smoothed_loss, **options
         )
         # Which labels the Trainer counts: those that have logits before them, as `aligned` pairs them.
         self._loss_shifts_labels = causal
@@ -87,7 +87,9 @@ class FineTuner(ResumableTrainer):
         """Return all weights by name, in main memory."""
         if self.sharded:
             return sharding.whole_state(self.model)
-        return sharding.without_tied(self.model, self.accelerator.get_state_dict(self.model_wrapped) or {})
+        state = self.accelerator.get_state_dict(self.model_wrapped) or {}
+        plain = {name.removeprefix("_orig_mod."): weight for name, weight in state.items()}  # of a compiled model
+        return sharding.without_tied(self.model, plain)
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
@@ -153,9 +155,14 @@ class FineTuner(ResumableTrainer):
         total, count = ranks.sums([total, tokens])
         return total / count
 
-    def _token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+    def _smoothed_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
         logits, targets = aligned(outputs["logits"], labels, self.causal)
-        return token_loss({"logits": logits}, targets, num_items_in_batch)
+        smoothing = self.args.label_smoothing_factor
+        return token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
+
+    def _token_loss(self, outputs: Any, labels: torch.Tensor) -> Any:
+        logits, targets = aligned(outputs["logits"], labels, self.causal)
+        return token_loss({"logits": logits}, targets)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.sharded:  # `fully_shard` has put the shards there, and they cannot be moved

@@ -1,0 +1,119 @@
+"""What a job leaves open, decided by a DeepSpeed JSON of the user's, or else by the model and the pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
+from workbench.jobs.choices import Optimizer, Peft, Precision, Technique
+from workbench.jobs.deepspeed.check import SCHEDULES
+from workbench.jobs.deepspeed.files import load
+from workbench.jobs.deepspeed.keys import TOP_LEVEL
+from workbench.jobs.deepspeed.kinds import check_kinds
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.model import TINY_LLAMA, TINY_T5, Family, family_by_name, model_family
+
+__all__ = ["choose"]
+
+_STAGES = {1: Technique.ZERO1, 2: Technique.ZERO2, 3: Technique.ZERO3}
+_OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
+
+
+def choose(job: FineTune, *, gpus: int, world_size: int | None = None, looks: bool = True) -> FineTune:
+    """Return the job with every option decided that its user left open; one that was decided stays as it is.
+
+    Args:
+        job: What was asked.
+        gpus: GPUs of a pod; 0 for CPUs.
+        world_size: The number of ranks, where it is known.
+        looks: Whether files that the job names are opened; those that somebody else's job names must not be.
+
+    Example:
+        >>> choose(FineTune(model="google/flan-t5-small"), gpus=1).learning_rate
+        0.0003
+    """
+    if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
+        job = _as_json_says(job, world_size)
+    if job.learning_rate is None:
+        job = job.replace(learning_rate=_learning_rate(job, model_family if looks else family_by_name))
+    if job.precision is None:
+        job = job.replace(precision=_precision(job, gpus))
+    return job
+
+
+def _learning_rate(job: FineTune, family: Callable[[str], Family | None]) -> float:
+    if job.model in (TINY_T5, TINY_LLAMA):
+        return 1e-3  # from random weights
+    if family(job.model) is Family.ENCODER_DECODER:
+        return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
+    # QLoRA, https://arxiv.org/abs/2305.14314 table 9; Llama 2, https://arxiv.org/abs/2307.09288 section 3.1.
+    return 2e-5 if job.peft == Peft.NONE else 2e-4
+
+
+def _precision(job: FineTune, gpus: int) -> Precision:
+    return Precision.BF16 if gpus and job.model not in (TINY_T5, TINY_LLAMA) else Precision.FP32
+
+
+def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:
+    config, source = load(job)
+    check_kinds(config, TOP_LEVEL, source)
+    values = dict(_values(config, job, world_size))
+    if job.warmup_ratio is not None:
+        values.pop("warmup_steps", None)
+    left_open = {name for name in values if name not in job.model_fields_set or getattr(job, name) is None}
+    try:
+        return job.replace(**{name: values[name] for name in left_open})
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def _values(config: Mapping[str, Any], job: FineTune, world_size: int | None) -> Iterator[tuple[str, object]]:
+    """Return what a user's JSON says, by the job's names."""
+    optimizer, scheduler = (part(config, name) for name in ("optimizer", "scheduler"))
+    params, schedule = part(optimizer, "params"), part(scheduler, "params")
+    betas = params.get("betas")
+    beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
+    profiler = part(config, "flops_profiler")
+    values: Mapping[str, object] = {
+        "technique": _technique(part(config, "zero_optimization")),
+        "precision": _number_format(config),
+        "per_device_train_batch_size": config.get("train_micro_batch_size_per_gpu"),
+        "gradient_accumulation_steps": config.get("gradient_accumulation_steps"),
+        "max_grad_norm": config.get("gradient_clipping"),
+        "optimizer": _OPTIMIZERS.get(str(optimizer.get("type")).lower()),
+        "learning_rate": _first(params.get("lr"), schedule.get("warmup_max_lr")),
+        **{"adam_beta1": beta1, "adam_beta2": beta2},
+        "adam_epsilon": params.get("eps"),
+        "weight_decay": params.get("weight_decay"),
+        "lr_scheduler_type": SCHEDULES.get(str(scheduler.get("type"))),
+        "warmup_steps": schedule.get("warmup_num_steps"),
+        "max_steps": schedule.get("total_num_steps"),
+        "profile_step": profiler.get("profile_step") if profiler.get("enabled") is True else None,
+    }
+    yield from ((name, value) for name, value in values.items() if value not in (None, "auto"))
+    whole, rows = config.get("train_batch_size"), values["per_device_train_batch_size"]
+    steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)
+    if world_size and rows in (None, "auto") and isinstance(whole, int) and isinstance(steps, int):
+        micro, left = divmod(whole, steps * world_size)
+        if micro and not left:
+            yield "per_device_train_batch_size", micro
+
+
+def _first(*values: object) -> object:
+    return next((value for value in values if value not in (None, "auto")), None)
+
+
+def _technique(zero: Mapping[str, Any]) -> Technique | None:
+    offloads = part(zero, "offload_optimizer").get("device") not in (None, "none")
+    technique = _STAGES.get(zero.get("stage", 0))
+    return Technique.ZERO3_OFFLOAD if technique is Technique.ZERO3 and offloads else technique
+
+
+def _number_format(config: Mapping[str, object]) -> Precision | None:
+    enabled = {name: part(config, name).get("enabled") for name in ("bf16", "bfloat16", "torch_autocast", "fp16")}
+    formats = {**dict.fromkeys(enabled, Precision.BF16), "fp16": Precision.FP16}
+    if on := next((name for name, value in enabled.items() if value is True), None):
+        return formats[on]
+    return Precision.FP32 if False in (enabled["bf16"], enabled["bfloat16"]) else None

@@ -1,0 +1,90 @@
+"""The text of a job's DeepSpeed JSON: the user's own, or the technique's that is shipped."""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+import json
+from collections.abc import Mapping
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, user_path
+from workbench.base.json_values import parse_json
+from workbench.jobs.finetune import FineTune
+
+__all__ = ["load"]
+
+
+def load(job: FineTune) -> tuple[dict[str, Any], str]:
+    """Read a job's configuration as written; a missing `dsconfig/NAME.json` is the file of that name that is shipped.
+
+    Returns:
+        A copy of its own, and what to call it in messages.
+
+    Raises:
+        ConfigError: There is no such file, or it is not a JSON object.
+    """
+    name = f"{job.technique}.json"
+    match job.deepspeed:
+        case Mapping() as given:
+            return copy.deepcopy(dict(given)), "deepspeed"
+    if job.deepspeed is not None:
+        path = user_path(job.deepspeed)
+        if is_there(path) or path.parent.name != "dsconfig" or path.parent.parent != Path():
+            return _parse(_read(path), str(path)), str(path)
+        name = path.name
+    return _parse(_shipped(name).read_text(encoding="utf-8"), f"dsconfig/{name}"), f"dsconfig/{name}"
+
+
+def _shipped(name: str) -> Traversable:
+    package = importlib.resources.files("workbench")
+    inside = package / "dsconfig" / name
+    if inside.is_file():
+        return inside
+    # A checkout keeps the folder beside the package, where a user finds it.
+    beside = getattr(package, "parent", None)
+    if beside is not None and (beside / "dsconfig" / name).is_file():
+        file: Traversable = beside / "dsconfig" / name
+        return file
+    shipped = ", ".join(sorted(_names(package)))
+    raise ConfigError(f"dsconfig/{name} is not among the files that are shipped: {shipped or 'none; install again'}")
+
+
+def _names(package: Traversable) -> set[str]:
+    folders = (package / "dsconfig", getattr(package, "parent", package) / "dsconfig")
+    return {file.name for folder in folders if folder.is_dir() for file in folder.iterdir()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"deepspeed file {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"deepspeed file {str(path)!r} is not UTF-8 text") from error
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise ConfigError(f"{source}: key '{key}' stands there twice; remove one")
+            seen[key] = value
+        return seen
+
+    try:
+        config = parse_json(text, object_pairs_hook=once)
+    except ConfigError:
+        raise
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{source} line {error.lineno} column {error.colno}: {error.msg}; it must be JSON") from error
+    except ValueError as error:
+        raise ConfigError(f"{source} cannot be read: {error}; correct it") from error
+    match config:
+        case dict():
+            return config
+    raise ConfigError(f"{source} holds {type(config).__name__}; a DeepSpeed configuration is an object")
