@@ -23,6 +23,7 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
+from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import store
 from workbench.worker.standalone import prepare, training_options
 
@@ -138,13 +139,19 @@ def prepare_process(work: Assignment) -> None:
 
 def training_arguments(work: Assignment) -> Any:
     """Translate the job into the Trainer's options; opens the process group of the ranks."""
-    return Seq2SeqTrainingArguments(
+    arguments = Seq2SeqTrainingArguments(
         output_dir=str(work.folder / "trainer"),
         run_name=work.folder.name,
         # One rank speaks for all, as with the project's own metrics.
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
+    if "precision" in work.chosen and ranks.sums([float(arguments.bf16)])[0] not in (
+        0,
+        work.world_size * arguments.bf16,
+    ):
+        raise ConfigError("some GPUs of these pods have bf16 and others have not: give the job a precision")
+    return arguments
 
 
 def _has_bf16() -> bool:
