@@ -146,10 +146,8 @@ def training_arguments(work: Assignment) -> Any:
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
-    if "precision" in work.chosen and ranks.sums([float(arguments.bf16)])[0] not in (
-        0,
-        work.world_size * arguments.bf16,
-    ):
+    half = work.job.precision == Precision.BF16
+    if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
         raise ConfigError("some GPUs of these pods have bf16 and others have not: give the job a precision")
     return arguments
 
