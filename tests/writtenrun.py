@@ -68,7 +68,7 @@ def write_run(folder: Path, job: Mapping[str, object] | None = None) -> WrittenR
     run = WrittenRun(paths, cluster)
     run.keeper()
     write_json(paths.info, {"id": paths.root.name, "cluster": str(cluster.root), "submitted_s": time.time()})
-    finetune = {"kind": "finetune", "technique": "zero1", "per_device_train_batch_size": 8}
+    finetune = {"kind": "finetune", "technique": "zero1", "per_device_train_batch_size": 8, "learning_rate": 1e-3}
     write_json(paths.spec, {"cluster": {"count": 3}, "job": dict(job or finetune)})
     paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n127.0.0.4 slots=1\n")
     paths.events.touch()

@@ -80,7 +80,7 @@ def test_the_card_holds_everything(tmp_path: Path) -> None:
         "Run run-1: tiny-t5 zero1, succeeded",
         "training loss", "the last words", "20 answers, 0.0 % exactly right", "FLOPS profile, step 5",
         "than the trainer's 99", "encoder", "10.0.0.1 slots=1", '"steps_per_print": 7', "2.13.0",
-        "1970-01-01 00:00:10 UTC", '"kind": "finetune"', ".venv/bin/python train.py", "Repetition(Trainer)",
+        "1970-01-01 00:00:10 UTC", '"kind": "finetune"', ".venv/bin/python train.py", "Repetition(DecayTrainer)",
     ):  # fmt: skip
         assert fact in text, fact
     assert "<svg" in written.read_text()

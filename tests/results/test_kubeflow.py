@@ -211,7 +211,7 @@ def test_the_job_is_the_runs_own(tmp_path: Path) -> None:
     assert plain.items() <= {each["name"]: each.get("value") for each in worker["containers"][0]["env"]}.items()
     with pytest.raises(ConfigError, match="env MY_TOKEN looks like a secret"):
         run.manifest("pytorchjob", image=IMAGE, env={**plain, "MY_TOKEN": "abcd1234"})
-    asked = {**job.to_dict(), "launcher": "ssh", "env": {"NCCL_DEBUG": "${NCCL_DEBUG}"}}
+    asked = {**job.to_dict(), "precision": "fp32", "launcher": "ssh", "env": {"NCCL_DEBUG": "${NCCL_DEBUG}"}}
     assert spec["job"].pop("deepspeed")["zero_optimization"]["stage"] == 3
     del asked["deepspeed"]
     assert spec["job"] == json.loads(json.dumps(asked))

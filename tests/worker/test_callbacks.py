@@ -47,7 +47,7 @@ def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -> None:
-    callback = EventCallback(StepClock(), global_batch=8, profile_step=0)
+    callback = EventCallback(StepClock(), samples=8, profile_step=0)
     state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
     with pytest.raises(RunError, match="is nan at step 7"):
         callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": 1.0, name: float("nan")})
@@ -56,7 +56,7 @@ def test_a_metric_that_is_no_number_ends_the_run_and_names_the_step(name: str) -
 def test_with_a_scaled_loss_a_gradient_that_overflows_is_left_out_and_a_loss_still_ends_the_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    callback = EventCallback(StepClock(), global_batch=8, profile_step=0, scales_loss=True)
+    callback = EventCallback(StepClock(), samples=8, profile_step=0, scales_loss=True)
     state = SimpleNamespace(global_step=7, max_steps=9, epoch=0.1)
     callback.on_log(None, state, None, logs={"loss": 1.0, "grad_norm": float("inf")})
     assert '"grad_norm": null' in "".join(capfd.readouterr())

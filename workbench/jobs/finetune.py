@@ -159,6 +159,9 @@ class FineTune(Record):
     """The system block of `llama2-chat`."""
     loss_on: Annotated[str, Choice(LossOn)] = "answer"
     """One of `LossOn`; an encoder-decoder model always learns from the answer."""
+    packing: bool = False
+    """Put rows of a causal model together up to `max_source_length` + `max_target_length` tokens, each seeing only its
+    own text. Batches then count packed rows; samples a second still count yours."""
     save_steps: Steps | None = None
     """Steps between checkpoints to resume from. Default None: none."""
     checkpoints: Annotated[str, Choice(["pod", "bring"])] = "pod"

@@ -34,6 +34,11 @@ def check_together(job: FineTune) -> None:
     check_training(job.training, type(job).model_fields)
     if job.torch_compile and job.technique == Technique.FSDP:
         raise ConfigError("torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage")
+    if job.packing and job.attn_implementation == Attention.FLASH_ATTENTION_2 and job.per_device_train_batch_size > 1:
+        raise ConfigError(
+            f"packing with attn_implementation 'flash_attention_2' keeps texts apart in one row alone, and "
+            f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
+        )
     if job.system is not None and job.prompt != "llama2-chat":
         raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
     check_family(job, family_by_name(job.model))  # a job is read from the directories of others too: no file is opened
@@ -46,6 +51,8 @@ def check_family(job: FineTune, family: Family | None) -> None:
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
             "for their activations leave its range; use 'bf16'"
         )
+    if family is Family.ENCODER_DECODER and job.packing:
+        raise ConfigError(f"packing is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
     if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
         key = "prompt" if job.prompt != "plain" else "loss_on"
         raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")

@@ -14,7 +14,7 @@ from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, model_family
 
-__all__ = ["SCHEDULES", "check", "section"]
+__all__ = ["SCHEDULES", "check", "check_form", "section"]
 
 SCHEDULES = {
     "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
@@ -28,14 +28,19 @@ _SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]
 
 def check(config: Mapping[str, object], job: FineTune, *, source: str, world_size: int | None = None) -> None:
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
-    _check_removed(config, source)
-    check_kinds(config, TOP_LEVEL, source)
+    check_form(config, source)
     _check_secrets(config, source)
     _check_zero(section(config, "zero_optimization", source), Technique(job.technique), source)
     _check_precision(config, job, source)
     _check_optimizer(config, job, source)
     _check_scheduler(config, job, source)
     _check_numbers(config, job, source, world_size)
+
+
+def check_form(config: Mapping[str, object], source: str) -> None:
+    """Refuse keys that DeepSpeed does not know, or no longer, and values that it cannot read."""
+    _check_removed(config, source)
+    check_kinds(config, TOP_LEVEL, source)
 
 
 def section(config: Mapping[str, object], key: str, source: str) -> Mapping[str, object]:

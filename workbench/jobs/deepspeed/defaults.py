@@ -8,10 +8,8 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.jobs.choices import Optimizer, Peft, Precision, Technique
-from workbench.jobs.deepspeed.check import SCHEDULES
+from workbench.jobs.deepspeed.check import SCHEDULES, check_form
 from workbench.jobs.deepspeed.files import load
-from workbench.jobs.deepspeed.keys import TOP_LEVEL
-from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import TINY_LLAMA, TINY_T5, Family, family_by_name, model_family
 
@@ -58,7 +56,7 @@ def _precision(job: FineTune, gpus: int) -> Precision:
 
 def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:
     config, source = load(job)
-    check_kinds(config, TOP_LEVEL, source)
+    check_form(config, source)
     values = dict(_values(config, job, world_size))
     if job.warmup_ratio is not None:
         values.pop("warmup_steps", None)

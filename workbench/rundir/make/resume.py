@@ -23,7 +23,8 @@ AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
 _SAME = (
     *("model", "technique", "peft", "lora", "fsdp", "precision", "optimizer", "learning_rate", "seed"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "max_source_length", "max_target_length"),
-    *("prompt", "system", "loss_on"),
+    *("prompt", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps", "warmup_ratio"),
+    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"),
 )
 
 

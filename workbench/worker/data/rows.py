@@ -100,6 +100,8 @@ class Collator:
         inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
         masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
         batch = {"input_ids": inputs, "attention_mask": masks}
+        if all("position_ids" in row for row in rows):
+            batch["position_ids"] = self._pad([row["position_ids"] for row in rows], 0)
         if all("labels" in row for row in rows):
             batch["labels"] = labels = self._pad([row["labels"] for row in rows], IGNORED)
             if self.start_id is not None:

@@ -53,7 +53,7 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield from _share_differs(name, getattr(held, name), shards if name in _SPREAD[technique] else 1)
     arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
-        yield f"precision {job.precision} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
+        yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
     if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
         yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
     if job.peft == Peft.QLORA and "uint8" not in held.parameters.dtypes:

@@ -33,9 +33,9 @@ class StepClock:
     def __init__(self) -> None:
         self.runtime_s = 0.0
         self._fair_s = 0.0
-        self._fair_samples = 0
-        self._logged: tuple[float, int] = (0.0, 0)
-        self._samples = 0
+        self._fair_samples = 0.0
+        self._logged = (0.0, 0.0)
+        self._samples = 0.0
         self._since: float | None = None
 
     def resume(self) -> None:
@@ -48,7 +48,7 @@ class StepClock:
             self.runtime_s += time.monotonic() - self._since
         self._since = None
 
-    def step(self, samples: int, *, profiled: bool) -> None:
+    def step(self, samples: float, *, profiled: bool) -> None:
         """Count an optimizer step that has just ended."""
         before = self.runtime_s
         StepClock.pause(self)  # a meter's own would look at what it measures
@@ -79,10 +79,11 @@ class StepClock:
 class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Turn the Trainer's progress into events."""
 
-    def __init__(self, clock: StepClock, *, global_batch: int, profile_step: int, scales_loss: bool = False) -> None:
+    def __init__(self, clock: StepClock, *, samples: float, profile_step: int, scales_loss: bool = False) -> None:
         self.scales_loss = scales_loss
         self.clock = clock
-        self.global_batch = global_batch
+        self.samples = samples
+        """Rows of a step; of packed ones the texts in them, on average."""
         self.profile_step = profile_step
         self._learning_rate: float | None = None
 
@@ -92,7 +93,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Count the step; the first one also tells the memory."""
-        self.clock.step(self.global_batch, profiled=state.global_step == self.profile_step)
+        self.clock.step(self.samples, profiled=state.global_step == self.profile_step)
         if state.global_step == 1:
             emit("first_step")
             emit_memory(1)

@@ -15,6 +15,7 @@ from workbench.rundir.answers import Answer, share, write_answers
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
 from workbench.worker.data import rows as data
+from workbench.worker.data.packing import PackingCheck, packed
 from workbench.worker.data.rows import Rows
 from workbench.worker.model import adapters, sharding
 from workbench.worker.model import load as model
@@ -83,7 +84,10 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         sharding.shard_model(loaded.model, options, precision=work.job.number_format, gpus=work.gpus)
     clock = StepMeter(causal=encoder.causal)
     check = TechniqueCheck(work.job, world_size=work.world_size)
-    train = encoder.rows(rows.train)
+    job = work.job
+    train = texts = encoder.rows(rows.train)
+    if job.packing:
+        train = packed(texts, job.max_source_length + job.max_target_length)
     trainer = FineTuner(
         rows=train,
         eval_rows=encoder.rows(rows.eval),
@@ -101,8 +105,12 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     trainer.add_callback(check)
     scaled = work.job.precision == Precision.FP16
     trainer.tell_first(
-        EventCallback(clock, global_batch=work.global_batch, profile_step=profile_step, scales_loss=scaled)
+        EventCallback(
+            clock, samples=work.global_batch * len(texts) / len(train), profile_step=profile_step, scales_loss=scaled
+        )
     )
+    if job.packing:
+        trainer.add_callback(PackingCheck(trainer, encoder.collator))
     if profile_step and work.rank == 0:
         trainer.profiler = StepProfiler(
             loaded.model,

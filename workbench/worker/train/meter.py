@@ -53,7 +53,7 @@ class StepMeter(StepClock):
         if profiled:
             self.profiled_tokens = padded
 
-    def step(self, samples: int, *, profiled: bool) -> None:
+    def step(self, samples: float, *, profiled: bool) -> None:
         """Count an optimizer step that has just ended."""
         super().step(samples, profiled=profiled)
         if not profiled:

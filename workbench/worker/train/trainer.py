@@ -109,6 +109,9 @@ class FineTuner(ResumableTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Compute the loss, under the FLOPS profiler on its step."""
+        if "position_ids" in inputs:
+            # transformers takes the borders of packed texts from the positions, where no mask is given.
+            inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
         if model.training and self._is_profiled():
             assert self.profiler is not None
             with self.profiler.forward():

@@ -1,0 +1,80 @@
+"""Packed rows: the same loss of every token as alone, and a model that mixes texts is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch  # transformers first: without it there is nothing to test
+
+from workbench.base.errors import ConfigError
+from workbench.worker.data.packing import PackingCheck, packed
+from workbench.worker.data.rows import IGNORED, Collator, Row, aligned
+from workbench.worker.model import tiny
+
+COLLATOR = Collator(pad_id=0)
+
+
+def rows() -> list[Row]:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(3, 40, (length,), generator=generator).tolist() for length in (5, 9, 3, 1, 12, 7, 2)]
+    return [{"input_ids": each, "labels": [IGNORED, *each[1:]]} for each in ids]
+
+
+def llama(attention: str) -> Any:
+    model = tiny.make("tiny-llama", range(40), seed=0)
+    model.set_attn_implementation(attention)
+    model.config.use_cache = False
+    return model.eval()
+
+
+def token_losses(model: Any, batch: dict[str, torch.Tensor]) -> list[float]:
+    """The loss of each learned token, in the order of the texts."""
+    labels = batch.pop("labels")
+    if "position_ids" in batch:
+        del batch["attention_mask"]
+    logits, targets = aligned(model(**batch).logits, labels, True)
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return [float(loss) for loss, target in zip(losses, targets.flatten(), strict=True) if target != IGNORED]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_token_of_a_packed_row_has_the_loss_that_it_has_alone(attention: str) -> None:
+    model = llama(attention)
+    together = packed(rows(), 20)
+    assert [len(row["input_ids"]) for row in together] == [18, 19, 2]
+    with torch.no_grad():
+        alone = [loss for row in rows() for loss in token_losses(model, COLLATOR([row]))]
+        losses = token_losses(model, COLLATOR(together))
+    assert len(losses) == sum(len(row["labels"]) - 1 for row in rows())
+    assert losses == pytest.approx(alone, abs=1e-5)
+
+
+class Mixing(torch.nn.Module):
+    """A model that takes no notice of positions."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return self.model(input_ids=input_ids)
+
+
+def check(model: Any) -> None:
+    trainer = SimpleNamespace(
+        train_dataset=packed(rows(), 20), model_wrapped=model, _prepare_inputs=lambda batch: batch
+    )
+    PackingCheck(trainer, COLLATOR).on_train_begin()
+
+
+def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_step() -> None:
+    model = llama("sdpa")
+    check(model)
+    assert model.training
+    with pytest.raises(ConfigError, match="a packed text sees those before it; leave packing out"):
+        check(Mixing(model))
