@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from tests.poll import until
+from workbench.base.process import find
+
 __all__ = ["WorkersV1", "install_cml"]
 
 
@@ -22,9 +26,11 @@ class WorkersV1:
     https://docs.cloudera.com/machine-learning/cloud/distributed-computing/topics/ml-workers-api.html
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """Begin; `folder`: where the platform notes its workers, so that they outlive the session that asked."""
+        self.folder = folder
         self.workers: dict[int, dict[str, Any]] = {}
-        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: dict[int, subprocess.Popen[bytes] | _Engine] = {}
         self.calls: list[tuple[str, object]] = []
         self.failing: set[int] = set()
         """Ids of workers that never start."""
@@ -53,6 +59,7 @@ class WorkersV1:
         return [self._launch(code, env or {}) for _ in range(n)]
 
     def list_workers(self) -> list[dict[str, Any]]:
+        self._recall()
         for number, process in self.processes.items():
             if process.poll() is not None and self.workers[number]["status"] == "running":
                 self.workers[number]["status"] = "succeeded" if process.returncode == 0 else "failed"
@@ -72,6 +79,7 @@ class WorkersV1:
 
     def stop_workers(self, *worker_id: int) -> list[dict[str, Any]]:
         assert worker_id, "without ids every worker of the project would stop"
+        self._recall()
         self.calls.append(("stop_workers", worker_id))
         processes = [self.processes[number] for number in worker_id if number in self.processes]
         with ThreadPoolExecutor() as pool:
@@ -81,6 +89,7 @@ class WorkersV1:
         return [self.workers[number] for number in worker_id]
 
     def _launch(self, code: str, env: dict[str, str]) -> dict[str, Any]:
+        self._recall()
         number = 101 + len(self.workers)
         address = f"127.0.0.{2 + len(self.workers) % 200}"
         told = address if self.tells_addresses else None
@@ -96,10 +105,38 @@ class WorkersV1:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        if self.folder is not None:
+            noted = {**worker, "pid": self.processes[number].pid}
+            (self.folder / f"worker-{number}.json").write_text(json.dumps(noted))
         return {"id": number, "app_url": worker["app_url"]}
 
+    def _recall(self) -> None:
+        """Know the workers that another process asked for."""
+        for file in sorted(self.folder.glob("worker-*.json")) if self.folder is not None else ():
+            noted = json.loads(file.read_text())
+            if noted["id"] not in self.workers:
+                self.processes[noted["id"]] = _Engine(noted.pop("pid"))
+                self.workers[noted["id"]] = noted
 
-def _end_engine(engine: subprocess.Popen[bytes]) -> None:
+
+class _Engine:
+    """The engine of a worker that another process asked for."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._process = find(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and not (self._process and self._process.is_alive()):
+            self.returncode = -signal.SIGKILL  # nobody is left who could say
+        return self.returncode
+
+    def wait(self, within_s: float) -> None:
+        until(lambda: self.poll() is not None, within_s)
+
+
+def _end_engine(engine: subprocess.Popen[bytes] | _Engine) -> None:
     """End a worker's engine and all that it started, as the end of its container would."""
     deadline = time.monotonic() + 60
     with contextlib.suppress(ProcessLookupError):
@@ -128,5 +165,5 @@ def install_cml(folder: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     names = ("launch_workers", "list_workers", "await_workers", "stop_workers")
-    lines = ["from tests.fakes import WorkersV1", "", "FAKE = WorkersV1()", *(f"{n} = FAKE.{n}" for n in names), ""]
+    lines = ["from pathlib import Path", "", "from tests.fakes import WorkersV1", "", "FAKE = WorkersV1(Path(__file__).parent)", *(f"{n} = FAKE.{n}" for n in names), ""]
     (package / "workers_v1.py").write_text("\n".join(lines))

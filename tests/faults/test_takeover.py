@@ -7,17 +7,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from takeover import counting, exact, kill_keeper
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.base.process import find
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 long = pytest.mark.long
-COUNT = Path(__file__).parent.parent / "scripts" / "count.py"
 
 
 @pytest.fixture
@@ -44,40 +42,8 @@ def described(path: Path, **options: object) -> Cluster:
     return Cluster(LocalPods(), PodSpec(cpus=1), path=path, **{"count": 2, "warm": False, **options})  # type: ignore[arg-type]
 
 
-def counting(cluster: Cluster, *args: str, **more: object) -> Run:
-    return cluster.submit(Script(path=str(COUNT), args=list(args), **more))  # type: ignore[arg-type]
-
-
-def kill_keeper(cluster: Cluster) -> int:
-    status = cluster_status(cluster.path)
-    assert status.pid is not None
-    os.kill(status.pid, signal.SIGKILL)
-    while find(status.pid) is not None:
-        time.sleep(0.01)
-    return status.pid
-
-
 def keepers_of(world: World, cluster: Cluster) -> list[int]:
     return [p.pid for p in world.processes() if "workbench.keeper.keeper" in p.argv and str(cluster.path) in p.argv]
-
-
-def exact(run: Run, lines: int, ranks: int = 2) -> None:
-    """Hold that every line and every event of every rank is there, once and in order."""
-    for rank in range(ranks):
-        printed = run.paths.rank_log(rank, "stdout").read_text().splitlines()
-        assert [line for line in printed if line.startswith("rank")] == [f"rank {rank} line {n}" for n in range(lines)]
-        steps = [event.whole("step") for event in run.events() if event.kind == "step" and event.rank == rank]
-        assert steps == list(range(1, lines + 1))
-    assert curve(run) == sorted([*range(1, lines + 1)] * ranks)
-
-
-def curve(run: Run) -> list[int]:
-    """Return the steps of the loss as TensorBoard has them."""
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    files = run.paths.tensorboard.glob("events.out.tfevents.*")
-    events = [event for file in files for event in EventFileLoader(str(file)).Load()]
-    return sorted(e.step for e in events for value in e.summary.value if value.tag == "train/loss")
 
 
 WAYS: dict[str, Callable[[Cluster, Run], object]] = {

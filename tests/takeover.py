@@ -1,0 +1,56 @@
+"""What tests of a keeper that is killed, and of the one that takes its place, have in common."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from poll import until
+
+from workbench import Cluster, Run, Script
+from workbench.base.process import find
+from workbench.rundir.status import cluster_status
+
+__all__ = ["counting", "curve", "exact", "kill_keeper", "printed"]
+
+_COUNT = Path(__file__).parent / "scripts" / "count.py"
+
+
+def counting(cluster: Cluster, *args: str, **more: object) -> Run:
+    """Submit the script whose lines and events `exact` knows."""
+    return cluster.submit(Script(path=str(_COUNT), args=list(args), **more))  # type: ignore[arg-type]
+
+
+def kill_keeper(cluster: Cluster) -> int:
+    """Kill a cluster's keeper, and return what its pid was."""
+    status = cluster_status(cluster.path)
+    assert status.pid is not None
+    os.kill(status.pid, signal.SIGKILL)
+    until(lambda: find(status.pid or 0) is None)
+    return status.pid
+
+
+def printed(run: Run, rank: int) -> str:
+    """Return what has come of a rank's output."""
+    path = run.paths.rank_log(rank, "stdout")
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def exact(run: Run, lines: int, ranks: int = 2) -> None:
+    """Hold that every line and every event of every rank is there, once and in order."""
+    for rank in range(ranks):
+        ours = [line for line in printed(run, rank).splitlines() if line.startswith("rank")]
+        assert ours == [f"rank {rank} line {n}" for n in range(lines)]
+        steps = [event.whole("step") for event in run.events() if event.kind == "step" and event.rank == rank]
+        assert steps == list(range(1, lines + 1))
+    assert curve(run) == sorted([*range(1, lines + 1)] * ranks)
+
+
+def curve(run: Run) -> list[int]:
+    """Return the steps of the loss as TensorBoard has them."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    files = run.paths.tensorboard.glob("events.out.tfevents.*")
+    events = [event for file in files for event in EventFileLoader(str(file)).Load()]
+    return sorted(e.step for e in events for value in e.summary.value if value.tag == "train/loss")
