@@ -165,5 +165,6 @@ def install_cml(folder: Path) -> None:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     names = ("launch_workers", "list_workers", "await_workers", "stop_workers")
-    lines = ["from pathlib import Path", "", "from tests.fakes import WorkersV1", "", "FAKE = WorkersV1(Path(__file__).parent)", *(f"{n} = FAKE.{n}" for n in names), ""]
+    head = ["from pathlib import Path", "", "from tests.fakes import WorkersV1", ""]
+    lines = [*head, "FAKE = WorkersV1(Path(__file__).parent)", *(f"{n} = FAKE.{n}" for n in names), ""]
     (package / "workers_v1.py").write_text("\n".join(lines))

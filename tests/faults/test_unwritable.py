@@ -86,20 +86,29 @@ def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     world.ended(after).raise_for_status()
 
 
-def test_a_state_or_socket_that_is_removed_comes_back(world: World, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_state_or_socket_that_is_removed_or_damaged_comes_back(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
     run = beating(world, cluster, tmp_path / "end")
+    waiting = world.submit("beat.py", "--lines", "3", cluster=cluster)
     paths = ClusterPaths(cluster.path)
+    state, message = run.state, run.message
     paths.state.unlink()
     paths.socket.unlink()
     run.paths.state.write_text("{")
+    waiting.paths.state.unlink()
     began = time.monotonic()
-    world.until(lambda: cluster.phase == "ready" and paths.socket.exists(), SOON_S)
-    paths.state.write_text("nonsense")
-    world.until(lambda: cluster.phase == "ready", SOON_S)
+    world.until(lambda: cluster.phase == "ready" and paths.socket.exists(), 120)
+    world.until(lambda: waiting.paths.state.exists() and waiting.state is RunState.QUEUED, 120)
+    paths.state.write_text("nonsense")  # nothing happens meanwhile that would be written down anyhow
+    world.until(lambda: cluster.phase == "ready", 120)
+    world.until(lambda: "time_s" in run.paths.state.read_text(), 120)
     world.measured("-", "removed files of a keeper are back", time.monotonic() - began, 2 * SOON_S)
+    assert (run.state, run.message) == (state, message)
     assert len(run.stacks()) == 2
     (tmp_path / "end").touch()
-    world.ended(run).raise_for_status()
+    for each in (run, waiting):
+        world.ended(each).raise_for_status()
 
 
 def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(world: World, tmp_path: Path) -> None:

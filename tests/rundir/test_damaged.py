@@ -1,6 +1,7 @@
 """A run directory that was cut, damaged or made to harm is one line of words: no traceback, no hang, nothing of ours.
 
-Each example takes a whole run, does something to some of its files, and looks at it in every way there is.
+Each example takes a whole run, does something to some of its files, looks at it in every way there is, and puts back
+what it damaged. Its cluster is nobody's: it has been copied from another place, and no keeper may be started for it.
 """
 
 from __future__ import annotations
@@ -8,36 +9,42 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from writtenrun import T0, write_run
 from wrong import WRONG, places, replaced
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
 from workbench.benchmark.report import gather, rows_below
 from workbench.client.history import history
 from workbench.client.run import Run
 from workbench.display.run.page import run_text
+from workbench.pods.pod_spec import PodSpec
 from workbench.results.profile.compare import compare
 from workbench.rundir.catalog.index import RunIndex
-from workbench.rundir.paths import RunPaths
-from workbench.rundir.status import cluster_status, run_at
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.queue import QueuedRun, write_queue
+from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.status import cluster_status
 from workbench.rundir.view import RunView
 
+Damage = tuple[str, str, int, object]
 CANARY = "canary-of-the-reader"
 PROFILE = Path(__file__).parents[1] / "samples" / "flops_profile.txt"
 FILES = (
     *("run.json", "spec.json", "state.json", "result.json", "events.jsonl", "hostfile", "prediction.json"),
     *("origin.json", "profile.txt", "predictions.jsonl", "held.json", "command.sh", "inputs/job.json"),
     *("inputs/eval.jsonl", "inputs/tables.jsonl", "inputs/deepspeed.json", "logs/rank-0.stderr.log"),
-    *("logs/rank-1.stdout.log", "logs/launcher.log", "../../state.json"),
+    *("logs/rank-1.stdout.log", "logs/launcher.log", "../../state.json", "../../queue.json", "../../cluster.json"),
 )
 
 
@@ -103,7 +110,7 @@ def retype(path: Path, where: int, wrong: object) -> None:
     path.write_text("\n".join(map(json.dumps, values)) + "\n")
 
 
-def damage(root: Path, secret: Path, what: tuple[str, str, int, object]) -> None:
+def damage(root: Path, secret: Path, what: Damage) -> None:
     name, how, where, wrong = what
     path = root / name
     if not path.parent.is_dir() or path.parent.is_symlink():
@@ -161,7 +168,7 @@ DAMAGES = st.lists(
 def looks(paths: RunPaths, folder: Path) -> Iterator[Callable[[], object]]:
     """All that may end in our one error, and in no other."""
     run = Run(paths.root)
-    yield lambda: repr(run_at(paths.root))  # Run.load would have another keeper take over
+    yield lambda: repr(Run.load(paths.root))
     for name in ("id", "spec", "state", "message", "progress"):
         yield lambda name=name: repr(getattr(run, name))  # type: ignore[misc]
     yield lambda: list(run.events())
@@ -179,7 +186,8 @@ def never_raises(paths: RunPaths, folder: Path) -> Iterator[Callable[[], object]
     run = Run(paths.root)
     yield lambda: repr(cluster_status(folder).pods) + repr(cluster_status(folder).alive)
     yield lambda: repr(run) + run_text(RunView(paths.root)) if paths.info.is_file() else repr(run)
-    yield lambda: as_text(history(folder)) + history(folder)._repr_html_()
+    runs = history(folder)
+    yield lambda: as_text(runs) + runs._repr_html_()
     yield lambda: indexed(folder)
 
 
@@ -189,26 +197,23 @@ def indexed(folder: Path) -> str:
         return repr(index.query())
 
 
-def look_at(root: Path, what: list[tuple[str, str, int, object]], *, ended: bool, drawn: bool) -> None:
-    with whole_copy(root) as (paths, folder, secret):
-        if not ended:
-            paths.result.unlink()
-            paths.state.write_text('{"state": "running", "message": "training", "hint": ""}')
-        for each in what:
-            damage(paths.root, secret, each)
+def look_at(place: Place, what: list[Damage], *, how: str, drawn: bool) -> None:
+    paths = place.run
+    with damaged(place, what, how):
         seen = []
-        for look in looks(paths, folder):
+        for look in looks(paths, place.folder):
             try:
                 seen.append(str(look()))
             except WorkbenchError as error:
                 assert str(error)
                 seen.append(str(error))
-        seen += [str(look()) for look in never_raises(paths, folder)]
+        seen += [str(look()) for look in never_raises(paths, place.folder)]
         if drawn:
-            seen += [str(Run(paths.root)) + Run(paths.root)._repr_html_(), *report_of(folder)]
+            seen += [str(Run(paths.root)) + Run(paths.root)._repr_html_(), *report_of(place.folder)]
             with suppress(WorkbenchError):
-                seen.append(Run(paths.root).result.to_html(folder / "card.html").read_text())
+                seen.append(Run(paths.root).result.to_html(place.folder / "card.html").read_text())
         assert not [text for text in seen if CANARY in text]
+        assert not ClusterPaths(place.folder).keeper_log.exists(), "a keeper was started for it"
 
 
 def report_of(folder: Path) -> list[str]:
@@ -216,42 +221,89 @@ def report_of(folder: Path) -> list[str]:
     return [repr(gather(rows, problems=problems, with_cards=True))]
 
 
+@dataclass(frozen=True)
+class Place:
+    """A cluster's directory with one run, and the same once more, which is damaged again and again."""
+
+    whole: Path
+    folder: Path
+    secret: Path
+
+    @property
+    def run(self) -> RunPaths:
+        (info,) = (self.whole / "runs").glob("*/run.json")
+        return RunPaths(self.folder / "runs" / info.parent.name)
+
+    def put_back(self, name: str) -> None:
+        """Have a file of the run, and the folder that it is in, as they were."""
+        path = self.run.root / name
+        there = self.whole / "runs" / self.run.root.name / name
+        if path.parent.is_symlink():
+            path.parent.unlink()
+            shutil.copytree(there.parent, path.parent)
+        put(path, lambda: there.exists() and shutil.copy2(there, path))
+
+
 @contextmanager
-def whole_copy(root: Path) -> Iterator[tuple[RunPaths, Path, Path]]:
-    with tempfile.TemporaryDirectory(dir=root.parent) as place:
-        folder, secret = Path(place, "cluster"), Path(place, "secret")
-        secret.write_text(CANARY + "\n")
-        shutil.copytree(root, folder)
-        (run,) = (folder / "runs").iterdir()
-        info = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps({**info, "cluster": str(folder)}))
-        yield RunPaths(run), folder, secret
+def damaged(place: Place, what: list[Damage], how: str) -> Iterator[None]:
+    run, cluster = place.run, ClusterPaths(place.folder)
+    if how != "ended":
+        run.result.unlink()
+        run.state.write_text('{"state": "running", "message": "training", "hint": ""}')
+    if how == "left":  # by a keeper that died
+        cluster.state.write_text(json.dumps({**json.loads(cluster.state.read_text()), "start_time": 1}))
+    for each in what:
+        damage(run.root, place.secret, each)
+    try:
+        yield
+    finally:
+        for name in ("result.json", "state.json", "../../state.json", *(name for name, *_ in what)):
+            place.put_back(name)
+        for path in (*place.secret.parent.glob("outside-*"), *place.secret.parent.glob("index.sqlite*")):
+            put(path, lambda: None)
+        (place.folder / "card.html").unlink(missing_ok=True)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_run(tmp_path_factory.mktemp("damaged")).root.parents[1]
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    root = tmp_path_factory.mktemp("damaged")
+    made = Place(root / "cluster", root / "tried" / "cluster", root / "tried" / "secret")
+    run, cluster = whole_run(root), ClusterPaths(made.whole)
+    write_json(run.info, {**read_json(run.info), "cluster": str(made.folder)})
+    write_json(cluster.state, {**read_json(cluster.state), "host": socket.gethostname(), "lock": 1})
+    write_json(cluster.config, ClusterSpec(backend={"kind": "local"}, pods=PodSpec(), count=3).to_dict())
+    write_queue(cluster.queue, [QueuedRun(id=run.root.name, path=run.root)])
+    shutil.copytree(made.whole, made.folder)
+    made.secret.write_text(CANARY + "\n")
+    return made
 
 
-def tried(whole: Path, examples: int) -> int:
+def tried(place: Place, examples: int) -> int:
     counted = []
 
     @settings(
         max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(DAMAGES, st.booleans(), st.sampled_from((*(False,) * 39, True)))  # a card and a page take a second
-    def each(what: list[tuple[str, str, int, object]], ended: bool, drawn: bool) -> None:
+    @example([("../../queue.json", "retype", 3, "a\0b")], "left", False)
+    @example([("../../queue.json", "fifo", 0, None)], "left", False)
+    @given(DAMAGES, st.sampled_from(("ended", "ended", "live", "left")), st.sampled_from((*(False,) * 99, True)))
+    def each(what: list[Damage], how: str, drawn: bool) -> None:  # a card and a page take a second
         counted.append(what)
-        look_at(whole, what, ended=ended, drawn=drawn)
+        look_at(place, what, how=how, drawn=drawn)
 
     each()
+    assert content(place.folder) == content(place.whole)
     return len(counted)
 
 
-def test_a_damaged_run_is_a_line_of_words(whole: Path) -> None:
-    assert tried(whole, 120) >= 120
+def test_a_damaged_run_is_a_line_of_words(place: Place) -> None:
+    assert tried(place, 120) >= 120
 
 
 @pytest.mark.long
-def test_thousands_of_damaged_runs_are(whole: Path) -> None:
-    assert tried(whole, 5000) >= 5000
+def test_thousands_of_damaged_runs_are(place: Place) -> None:
+    assert tried(place, 5000) >= 5000

@@ -125,7 +125,7 @@ def mask_secrets(text: str) -> str:
         'GET /?api_key=********** as Bearer *********, loss 3.25, tokens: 12345678'
     """
     for hints, pattern in _LOOKS:
-        if any(hint in text for hint in hints):
+        if any(map(text.__contains__, hints)):
             text = pattern.sub(_masked, text)
     return text
 

@@ -100,6 +100,8 @@ class Keeper:
             with suppress(OSError, WorkbenchError):  # the directory itself may be gone
                 self._state.mend()
                 server.mend()
+            for runner in list(self._runners.values()):
+                runner.keep_state()
 
     def _take_over(self) -> None:
         self._fleet.adopt()

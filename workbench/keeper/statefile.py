@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.clock import now_s
-from workbench.base.files import write_json
+from workbench.base.files.kept import KeptFile
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 
@@ -23,29 +23,17 @@ class StateFile:
 
     def __init__(self, path: Path, redact: Redactor, lock: int):
         pid = os.getpid()
-        self._path, self._redact = path, redact
+        self._file, self._redact = KeptFile(path), redact
         self._keeper = {"pid": pid, "start_time": process_start_time(pid), "boot": boot_id()}
         self._keeper |= {"host": socket.gethostname(), "lock": lock}
-        self._state: Mapping[str, object] = {}
-        self._stamp: tuple[int, int] | None = None
 
     def write(self, state: Mapping[str, object]) -> None:
         """Replace the file; a full disk is logged, and stops nothing."""
-        self._state = state
         try:
-            write_json(self._path, self._redact.json({**state, **self._keeper, "time_s": now_s()}))
-            self._stamp = self._look()
+            self._file.write(self._redact.json({**state, **self._keeper, "time_s": now_s()}))
         except OSError as error:
             logger.warning("cannot write the state: %s", error)
 
     def mend(self) -> None:
-        """Write it again where somebody removed or changed it."""
-        if self._look() != self._stamp:
-            self.write(self._state)
-
-    def _look(self) -> tuple[int, int] | None:
-        try:
-            facts = self._path.stat()
-        except OSError:
-            return None
-        return facts.st_ino, facts.st_mtime_ns
+        """Write it again where somebody removed or changed it, or a full disk did not take it. Raises OSError."""
+        self._file.mend()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
 from workbench.base.files import read_json, write_bytes, write_json
+from workbench.base.files.kept import KeptFile
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, read_events
@@ -51,6 +53,7 @@ class Journal:
         """The result, from `finish` on."""
         self._spare = spare
         self._paths, self._redact = paths, redact or Redactor()
+        self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
         self._state = RunState.QUEUED
         self._message = self._hint = self._wish = ""
@@ -99,9 +102,14 @@ class Journal:
 
     def hint(self, message: str) -> None:
         """Add a passing remark to the state; an empty one takes it away."""
-        if message != self._hint or not self._paths.state.exists():  # somebody may have removed it
+        if message != self._hint:
             self._hint = message
             self._write_state()
+
+    def keep(self) -> None:
+        """Write the state again where somebody removed or changed its file, or a full disk did not take it."""
+        with suppress(OSError):
+            self._state_file.mend()
 
     def event(self, event: Event) -> None:
         """Append an event, and its numbers to the curves; a full disk is logged once and stops nothing."""
@@ -183,8 +191,7 @@ class Journal:
 
     def _write_state(self) -> None:
         try:
-            write_json(
-                self._paths.state,
+            self._state_file.write(
                 self._redact.json(
                     {
                         "state": self._state,
@@ -194,7 +201,7 @@ class Journal:
                         "started_s": self._started_s,
                         "time_s": now_s(),
                     }
-                ),
+                )
             )
         except OSError as error:
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)

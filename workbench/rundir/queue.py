@@ -59,9 +59,11 @@ def cluster_of(paths: RunPaths) -> Path:
 def is_listed(paths: RunPaths, cluster: Path) -> bool:
     """Whether the keeper of a cluster was handed a run."""
     run_id, root = read_json(paths.info).get("id"), os.path.realpath(paths.root)
-    return any(
-        each.id == run_id and os.path.realpath(each.path) == root for each in read_queue(ClusterPaths(cluster).queue)
-    )
+    try:
+        runs = read_queue(ClusterPaths(cluster).queue)
+        return any(each.id == run_id and os.path.realpath(each.path) == root for each in runs)
+    except ValueError:  # a path that holds a NUL
+        return False
 
 
 def is_own(folder: Path) -> bool:

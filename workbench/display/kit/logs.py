@@ -21,6 +21,18 @@ _DIFFERENT = re.compile(
 )
 
 
+class _Printed(dict[int, str]):
+    """What stands for each character, looked up once."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        self[code] = character if character.isprintable() or character in "\n\t" else "�"
+        return self[code]
+
+
+_PRINTED = _Printed()
+
+
 @dataclass(frozen=True, slots=True)
 class FoldedLine:
     """A line and the ranks that printed it, or one like it."""
@@ -38,7 +50,7 @@ def clean(text: str) -> str:
         'loss is nan\ufffd'
     """
     text = _ANSI.sub("", text) if "\x1b" in text else text
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    return text.translate(_PRINTED)
 
 
 def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:

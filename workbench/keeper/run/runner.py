@@ -75,6 +75,11 @@ class Runner:
         if not self._context.left:  # else the journal says how far it is
             self._journal.state(RunState.QUEUED, "waiting for its turn")
 
+    def keep_state(self) -> None:
+        """Until its end, have its state file say where it is, whatever somebody did to it."""
+        if not self._ended:
+            self._journal.keep()
+
     def cancel(self) -> None:
         """Ask the run to stop; it ends as cancelled. Idempotent."""
         self._wishes.cancel.set()

@@ -200,8 +200,8 @@ _LIVE = ", ".join(f"'{state}'" for state in RunState if not state.is_terminal)
 def _connect(file: Path) -> sqlite3.Connection:
     db = sqlite3.connect(file, timeout=_BUSY_S, isolation_level=None)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = OFF")  # it can be made again; a torn one is noticed and thrown away
+        db.execute("PRAGMA journal_mode = WAL")
         if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _FORM):
             db.execute("DROP TABLE IF EXISTS runs")
         db.executescript(_TABLE)
