@@ -12,6 +12,7 @@ from functools import partial
 from workbench.base.errors import PodError, RunError, WorkbenchError
 from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.packages import install_packages
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
@@ -71,6 +72,10 @@ class Fleet:
         self._connect(identity)
         self._report("starting agents")
         self._everywhere(AgentLink.open)
+        if pip := self._spec.pods.pip:
+            self._report(f"installing packages: {', '.join(pip)}")
+            spec = self._spec
+            self._everywhere(partial(install_packages, spec=spec.pods, timeout_s=spec.start_timeout_s))
 
     def adopt(self) -> None:
         """Take over the pods of a keeper that died; whoever uses one that does not answer yet tries again."""

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from workbench.base.record import Count, Environment, Positive, Record, Unit
+from workbench.base.record import Allowed, Count, Environment, Positive, Record, Unit
 
 __all__ = ["PodSpec"]
+
+
+def _requirement(value: str) -> str:
+    if not value.strip() or value.startswith("-") or not value.isprintable():
+        raise ValueError(value)  # an option of pip's: those are PIP_… in env
+    return value
+
+
+_Requirement = Annotated[str, AfterValidator(_requirement)]
 
 
 class PodSpec(Record):
@@ -26,6 +36,10 @@ class PodSpec(Record):
     """Container image, where the place runs containers. Default None: the place's own."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank, as in a job's `env`. Default none."""
+    pip: Annotated[Sequence[_Requirement], AfterValidator(tuple), Allowed("a list such as ['evaluate>=0.4']")] = ()
+    """Packages that each pod gets, by its own pip, as the cluster starts: names with versions, addresses, or paths on
+    the pod. They lie in a folder of the cluster, behind the pod's own on the import path; what a pod has of its own
+    stays as it is. Default none."""
 
     @property
     def slots(self) -> int:

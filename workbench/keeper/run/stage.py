@@ -21,6 +21,7 @@ from workbench.keeper.checkpoints.collector import send_checkpoint
 from workbench.keeper.launch.command import LaunchPlan
 from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.link.packages import packages_folder
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
@@ -55,6 +56,8 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         case _:
             program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
+    folder = packages_folder(link, spec.pip)
+    extra = {"WORKBENCH_PACKAGES": folder} if folder else {}
     network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
     return {
         "run": context.run_id,
@@ -63,7 +66,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "world_size": len(context.places),
         "master_addr": master[0],
         "master_port": master[1],
-        "env": {**QUIET, **network, **package, **spec.env, **job.env, **site},
+        "env": {**QUIET, **network, **package, **spec.env, **job.env, **site, **extra},
         "cwd": cwd,
         "argv": [pod.python, "-u", *program],
         "entry": entry,

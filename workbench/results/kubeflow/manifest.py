@@ -77,7 +77,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     job = job_from_dict(part(raw, "job"))
     run_pod = PodSpec.from_dict(part(cluster, "pods"))
     options = _options(cluster, given)
-    pod = (options.pod or run_pod).replace(env=run_pod.env)
+    pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
     _check(kind, job, options)
     match job:
@@ -151,6 +151,8 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
         "mpijob": "the Kubeflow MPI Operator 0.5 or later; the image needs OpenMPI and sshd",
     }[plan.kind]
     notes = [f"The run {run_id} as a {plan.kind} for unattended use. It takes {operator}."]
+    if plan.pod.pip:
+        notes.append(f"The image must have the packages that the run's pods were given: {', '.join(plan.pod.pip)}.")
     if options.pvc:
         several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError
@@ -109,10 +109,11 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
     table = cloudpickle.Pickler.dispatch_table
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table: ClassVar = ChainMap({CodeType: code, io.TextIOWrapper: refuse}, table)
+
     target = io.BytesIO()
-    pickler = cloudpickle.Pickler(target)
-    pickler.dispatch_table = ChainMap({CodeType: code, io.TextIOWrapper: refuse}, table)
-    pickler.dump(value)
+    Pickler(target).dump(value)
     return target.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The agent's command line: `serve`, `connect`, `rank`, `sweep`, `left`. The modules beside it do the work."""
+"""The agent's command line: `serve`, `connect`, `rank`, `sweep`, `left`, `packages`. Modules beside it do the work."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from workbench.worker.agent.clients.adopted import launch_rank, place_from
 from workbench.worker.agent.clients.connect import bridge
 from workbench.worker.agent.left import files_left
 from workbench.worker.agent.main import end_leftovers, serve
+from workbench.worker.agent.packages import PackageError, install
 
 __all__ = ["main"]
 
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         left = files_left(root / "out", root / "script", Path(asked.archive), asked.below)
         sys.stdout.write(json.dumps(left) + "\n")
         return 0
+    if asked.command == "packages":
+        return _install(root)
     try:
         place = place_from(vars(asked), os.environ)
     except ValueError as error:
@@ -52,6 +55,17 @@ def _serve(root: Path, lease_s: float, warm: bool) -> int:
     return 0 if answer["ok"] else 1
 
 
+def _install(request: Path) -> int:
+    asked = json.loads(request.read_text(encoding="utf-8"))
+    request.unlink()
+    try:
+        install(Path(asked["folder"]), asked["requirements"], asked["env"])
+    except (PackageError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench.worker.agent", description="Start, watch and end ranks on a pod.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -65,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     left.add_argument("root", metavar="RUN_FOLDER")
     left.add_argument("archive", help="the script's folder as it was sent")
     left.add_argument("--below", type=int, default=0, help="bytes of a file from which on it is not hashed")
+    packages = commands.add_parser("packages", help="install what a request asks for, which is removed")
+    packages.add_argument("root", metavar="REQUEST_FILE")
     rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")
     rank.add_argument("root", metavar="PODS_ROOT")
     rank.add_argument("run", metavar="RUN_ID")

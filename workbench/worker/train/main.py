@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,6 +47,7 @@ def main() -> None:
 
 def _run(work: Assignment) -> None:
     prepare_process(work)
+    sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))  # last: they shadow nothing of the pod's
     arguments = training_arguments(work)
     work.out.mkdir(parents=True, exist_ok=True)
     phase("loading data")

@@ -1,0 +1,96 @@
+"""Packages that a cluster asks for, from wheels made here: no index and no network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from base64 import urlsafe_b64encode
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from workbench import Cluster, ConfigError, LocalPods, PodError, PodSpec
+
+pytestmark = pytest.mark.slow
+
+
+def wheel(folder: Path, name: str, number: str, *, needs: Sequence[str] = ()) -> Path:
+    """Make the wheel of a package with one module, which says its version."""
+    info = f"{name}-{number}.dist-info"
+    required = "".join(f"Requires-Dist: {need}\n" for need in needs)
+    files = {
+        f"{name}.py": f"NUMBER = {number!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{required}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    hashes = {path: hashlib.sha256(text.encode()).digest() for path, text in files.items()}
+    sums = {path: urlsafe_b64encode(digest).rstrip(b"=").decode() for path, digest in hashes.items()}
+    lines = [f"{path},sha256={sums[path]},{len(text)}" for path, text in files.items()]
+    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
+    made = folder / f"{name}-{number}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    wheel(folder, "wb_above", "1.5", needs=["wb_below>=2", "numpy"])
+    wheel(folder, "wb_below", "2.0")
+    wheel(folder, "wb_below", "1.0")
+    wheel(folder, "wb_greedy", "1.0", needs=["numpy==0.0.1"])
+    wheel(folder, "numpy", "0.0.1")
+    return folder
+
+
+def offline(wheels: Path, *pip: str) -> PodSpec:
+    """Pods whose pip looks into a folder alone, whatever this machine's settings are."""
+    env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
+    return PodSpec(cpus=1, pip=pip, env=env)
+
+
+def look() -> dict[str, object]:
+    import sys
+
+    import numpy
+    import wb_above  # type: ignore[import-not-found]
+    import wb_below  # type: ignore[import-not-found]
+
+    numbers = (wb_above.NUMBER, wb_below.NUMBER, numpy.__version__)
+    return {"numbers": numbers, "from": wb_above.__file__, "last": sys.path[-1]}
+
+
+def test_what_a_pod_lacks_lies_once_behind_its_own(wheels: Path, tmp_path: Path) -> None:
+    direct = wheel(tmp_path, "wb_direct", "3.0")
+    spec = offline(wheels, "wb_above", str(direct))
+    with Cluster(LocalPods(), spec, count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        (folder,) = (cluster.path / "pods" / "store").glob("packages-*[!k]")
+        seen = cluster.run(look, progress=False)
+        assert sorted(path.name for path in folder.glob("*.py")) == ["wb_above.py", "wb_below.py", "wb_direct.py"]
+        assert not (folder / "numpy").exists()
+        assert not list(folder.parent.glob(".packages-*"))
+    for each in seen:
+        assert isinstance(each, dict)
+        assert each["numbers"] == ("1.5", "2.0", version("numpy"))
+        assert each["last"] == str(folder)
+        assert each["from"] == str(folder / "wb_above.py")
+
+
+def test_what_cannot_be_installed_is_told_before_any_rank_starts(wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(PodError, match=r"(?s)could not install wb_nowhere on pod-\d:.*No matching distribution"):
+        Cluster(LocalPods(), offline(wheels, "wb_nowhere"), path=tmp_path / "a", warm=False).start()
+    own = version("numpy").replace(".", r"\.")
+    with pytest.raises(PodError, match=rf"wb_greedy wants numpy 0\.0\.1, and the pod has {own} of its own"):
+        Cluster(LocalPods(), offline(wheels, "wb_greedy"), path=tmp_path / "b", warm=False).start()
+    assert version("numpy") != "0.0.1"
+
+
+@pytest.mark.parametrize("pip", [["--index-url=http://x"], [""], ["a\nb"], "evaluate", [3]])
+def test_what_is_no_requirement_is_refused(pip: object) -> None:
+    with pytest.raises(ConfigError, match="pip"):
+        PodSpec(pip=pip)
