@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.jobs.prompts import fill as fill_prompt
     from workbench.jobs.script import Script
     from workbench.planner.plan import plan
+    from workbench.planner.reading import preview
     from workbench.pods.cml.pods import CMLPods
     from workbench.pods.guest.memory_limit import can_limit_memory
     from workbench.pods.hosts.pods import SSHPods
@@ -90,6 +91,7 @@ __all__ = [
     "parse_sql",
     "plan",
     "prepare_dataset",
+    "preview",
     "read_tables",
     "resolve_deepspeed_config",
     "run_query",
@@ -134,6 +136,7 @@ _HOME = {
     "parse_sql": "workbench.jobs.data.sql:parse",
     "plan": "workbench.planner.plan",
     "prepare_dataset": "workbench.jobs.data.sources.dataset:prepare",
+    "preview": "workbench.planner.reading",
     "read_tables": "workbench.jobs.data.sources.convert",
     "resolve_deepspeed_config": "workbench.jobs.deepspeed.config:resolve",
     "run_query": "workbench.jobs.data.tables:execute",

@@ -17,6 +17,7 @@ __all__ = [
     "MANIFEST",
     "PREDICTION",
     "RECIPE",
+    "ROW_LOOK",
     "ROW_STREAM",
     "SCRIPT_SITE",
     "TRACE",
@@ -37,6 +38,7 @@ CALL = "workbench.worker.call"
 """Its text travels: the script of a run that calls a function of the notebook."""
 UNATTENDED = "workbench.worker.unattended"
 RECIPE = "workbench.worker.standalone"
+ROW_LOOK = "workbench.worker.model.look"
 ROW_STREAM = "workbench.worker.data.stream"
 ANSWERS = "workbench.worker.answer.serve"
 TRACE = "workbench.worker.trace.trace"

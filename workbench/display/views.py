@@ -35,11 +35,13 @@ from workbench.display.records.manifest import manifest_doc
 from workbench.display.records.plan import plan_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
 from workbench.display.records.result import result_doc
+from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.fault import FaultCard, fault_doc
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import run_bundle, show_run
 from workbench.planner.plan import PlanTable
+from workbench.planner.reading import RowPreview
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.export.folder import Export
@@ -78,6 +80,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     ProfileComparison: comparison_doc,
     Pushed: pushed_doc,
     Run: run_doc,
+    RowPreview: rows_doc,
     RunResult: result_doc,
 }
 """What is drawn from one `Doc`, as whatever is asked for."""

@@ -14,7 +14,7 @@ from workbench.jobs.refusals import check_family
 from workbench.worker.data.rows import IGNORED, Collator, Example, Row, tokenize
 from workbench.worker.model.load import Loaded
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "asks"]
 
 
 class Encoder:
@@ -54,7 +54,7 @@ class Encoder:
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
             ended = [*answer, self.tokenizer.eos_token_id]
-            rows += [self._answer(prompt, ended)] if _asks(example) else self._plain(ended)
+            rows += [self._answer(prompt, ended)] if asks(example) else self._plain(ended)
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
@@ -68,7 +68,7 @@ class Encoder:
 
     def _pairs(self, examples: Sequence[Example]) -> list[Row]:
         for number, example in enumerate(examples, 1):
-            if not _asks(example):
+            if not asks(example):
                 raise ConfigError(
                     f"row {number} is plain text, from which {self.job.model!r} cannot learn: it answers a source; "
                     "use a causal model such as 'tiny-llama', or rows with a source"
@@ -122,7 +122,8 @@ class Encoder:
         return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids] if texts else []
 
 
-def _asks(example: Example) -> bool:
+def asks(example: Example) -> bool:
+    """Whether there is something to answer, and it is not a text to go on with."""
     return bool(example.source or example.input)
 
 

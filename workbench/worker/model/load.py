@@ -14,7 +14,7 @@ from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.worker.data.rows import Example
 from workbench.worker.model import tiny
 
-__all__ = ["Loaded", "initial", "load", "parameter_count", "weight_bytes"]
+__all__ = ["Loaded", "initial", "load", "outline", "parameter_count", "weight_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +45,18 @@ def load(
     return _from_pretrained(place, tokenizer, options)
 
 
+def outline(name: str, examples: Sequence[Example], *, seed: int, wording: str = "") -> Loaded:
+    """Load the tokenizer of the model that a job names, and the model without its weights."""
+    if model_kind(name) is ModelKind.BUILTIN:
+        return load(name, examples, seed=seed, wording=wording)
+    place = str(Path(name).expanduser())
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    with torch.device("meta"):
+        model = _auto(config).from_config(config, trust_remote_code=False)
+    return Loaded(model=model, tokenizer=_padded(tokenizer), family=_family(config))
+
+
 def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] | None = None) -> Loaded:
     """Load the model that a job named once more, as it was before its first step."""
     if model_kind(name) is not ModelKind.BUILTIN:
@@ -60,9 +72,8 @@ def parameter_count(model: torch.nn.Module) -> int:
 def weight_bytes(place: str) -> int:
     """Count the bytes of a model's weights in FP32 from its configuration alone."""
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):
-        return 4 * parameter_count(auto.from_config(config, trust_remote_code=False))
+        return 4 * parameter_count(_auto(config).from_config(config, trust_remote_code=False))
 
 
 def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
@@ -80,12 +91,19 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
 
 
 def _from_pretrained(place: str, tokenizer: Any, options: Mapping[str, Any] | None) -> Loaded:
-    family = _family(AutoConfig.from_pretrained(place, trust_remote_code=False))
-    auto = AutoModelForSeq2SeqLM if family is Family.ENCODER_DECODER else AutoModelForCausalLM
-    model = auto.from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **(options or {})})
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    model = _auto(config).from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **(options or {})})
+    return Loaded(model=model, tokenizer=_padded(tokenizer), family=_family(config))
+
+
+def _padded(tokenizer: Any) -> Any:
     if tokenizer.pad_token_id is None:  # as with Llama 2; attention masks and labels leave padding out by themselves
         tokenizer.pad_token = tokenizer.eos_token
-    return Loaded(model=model, tokenizer=tokenizer, family=family)
+    return tokenizer
+
+
+def _auto(config: Any) -> Any:
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 def _family(config: Any) -> Family:

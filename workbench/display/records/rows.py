@@ -1,0 +1,63 @@
+"""A dataset as its model will read it: some rows with what is learned marked, lengths, what is cut or twice there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.base.table import Grid, Marked
+from workbench.base.words import count, percent
+from workbench.display.kit.doc import Block, Doc, Facts, Note, Table
+from workbench.planner.reading import RowPreview
+
+__all__ = ["rows_doc"]
+
+_BARS = 8  # ranges of lengths, about
+_WIDTH = 24  # letters of the longest bar
+
+
+def rows_doc(preview: RowPreview) -> Doc:
+    """State what is known of the rows."""
+    first = "" if preview.is_all else " among the first rows of the hub"
+    pairs = [
+        ("rows to train on", count(preview.train_rows) + ("" if preview.is_all else ", the first of the hub")),
+        ("rows to evaluate on", count(preview.eval_rows)),
+        ("training rows that repeat an earlier one", count(preview.duplicates) + first),
+        ("evaluation rows that are training rows too", count(preview.overlap) + first),
+    ]
+    marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
+    rows = Grid(columns=("row", "as the model reads it; what it learns is marked"), rows=marked, right={"row"})
+    blocks: list[Block] = [Facts(pairs, title=f"Rows for {preview.job.model}"), Table(rows, width=100)]
+    return Doc(blocks=[*blocks, Table(_histogram(preview)), *map(Note, _notes(preview))])
+
+
+def _histogram(preview: RowPreview) -> Grid:
+    read = [length.read for length in preview.lengths]
+    learned = [length.learned for length in preview.lengths]
+    longest = max([*read, *learned], default=0)
+    step = max(1, -(-(longest + 1) // _BARS))
+    ranges = [range(first, first + step) for first in range(0, longest + 1, step)]
+    columns = [_bars([sum(length in part for length in lengths) for part in ranges]) for lengths in (read, learned)]
+    return Grid(
+        columns=("tokens", "read", "rows", "learned", "rows "),
+        rows=[
+            (f"{part[0]}–{part[-1]}", bar, number, other, others)
+            for part, (bar, number), (other, others) in zip(ranges, *columns, strict=True)
+        ],
+        right={"rows", "rows "},
+        whole={"tokens", "read", "learned"},
+        caption=f"Lengths of {count(len(preview.lengths))} training rows, before anything is cut",
+    )
+
+
+def _bars(rows: Sequence[int]) -> list[tuple[str, str]]:
+    most = max([*rows, 1])
+    return [("█" * -(-_WIDTH * number // most), count(number)) for number in rows]
+
+
+def _notes(preview: RowPreview) -> list[str]:
+    job, rows = preview.job, max(1, len(preview.lengths))
+    cut = {
+        f"max_source_length={job.max_source_length}": sum(length.read_is_cut for length in preview.lengths),
+        f"max_target_length={job.max_target_length}": sum(length.learned_is_cut for length in preview.lengths),
+    }
+    return [f"{option} cuts {count(number)} of them ({percent(number / rows)})." for option, number in cut.items()]

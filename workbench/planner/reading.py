@@ -1,0 +1,146 @@
+"""`preview`: a dataset's rows as the job's model will read them, before anything starts; imports no library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.base import entries
+from workbench.base.child import child_environment, start
+from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.shown import Shown
+from workbench.jobs.data.sources.dataset import dataset_from, prepare
+from workbench.jobs.data.sources.hub import Hub
+from workbench.jobs.data.split import chosen
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.model import Family, model_family
+
+__all__ = ["Length", "RowPreview", "preview"]
+
+_SAMPLE = 400  # rows whose tokens are counted
+_HUB_ROWS = 2000  # rows of a hub dataset that are fetched to be looked at
+_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The tokens of one row before it is cut."""
+
+    read: int
+    """Tokens of what the model is given: the source, the prompt."""
+    learned: int
+    """Tokens that the loss counts."""
+    read_is_cut: bool
+    learned_is_cut: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPreview(Shown):
+    """What a model will read of a dataset."""
+
+    job: FineTune
+    rows: Sequence[Sequence[tuple[str, bool]]]
+    """Some training rows, cut as they will be: pieces of text, and whether they are learned."""
+    lengths: Sequence[Length]
+    """Of a sample of the training rows."""
+    train_rows: int
+    eval_rows: int
+    duplicates: int
+    """Training rows that are the same as one before them."""
+    overlap: int
+    """Evaluation rows that are training rows too."""
+    is_all: bool = True
+    """Whether all rows were counted; of a hub dataset the first ones are."""
+
+    def __repr__(self) -> str:
+        return f"RowPreview({self.train_rows} rows to train on, {self.eval_rows} to evaluate on, {self.job.model})"
+
+
+def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
+    """Read a job's dataset as its run would, and show what the model will see; nothing is started or kept.
+
+    Args:
+        job: The job; of a hub dataset the first 2,000 rows are fetched to this machine.
+        rows: How many rows to show.
+
+    Raises:
+        ConfigError: The dataset is refused, as it would be at the start of a run.
+        WorkbenchError: The model's tokenizer cannot be loaded here.
+    """
+    if not isinstance(job, FineTune):
+        raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
+    dataset = dataset_from(job.dataset)
+    plain_text = model_family(job.model) is not Family.ENCODER_DECODER
+    with tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch:
+        folder = Path(scratch)
+        if isinstance(dataset, Hub):
+            dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))
+            counts = dataset.write(folder, plain_text=plain_text)
+        else:
+            prepared = prepare(dataset, folder, plain_text=plain_text)
+            counts = (prepared.train_rows, prepared.eval_rows)
+        train, duplicates = _digests(folder / "train.jsonl")
+        overlap = sum(digest in train for digest in _lines(folder / "eval.jsonl"))
+        answer = _ask(job, folder, counts[0], rows)
+    return RowPreview(
+        job=job,
+        rows=[[(str(text), bool(learned)) for text, learned in row] for row in answer["shown"]],
+        lengths=[
+            Length(int(read), int(own), bool(cut), bool(own_cut)) for read, own, cut, own_cut in answer["lengths"]
+        ],
+        train_rows=counts[0],
+        eval_rows=counts[1],
+        duplicates=duplicates,
+        overlap=overlap,
+        is_all=not isinstance(dataset, Hub),
+    )
+
+
+def _digests(path: Path) -> tuple[set[bytes], int]:
+    digests: set[bytes] = set()
+    rows = 0
+    for digest in _lines(path):
+        digests.add(digest)
+        rows += 1
+    return digests, rows - len(digests)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            yield hashlib.blake2b(line, digest_size=12).digest()
+
+
+def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, Any]:
+    sample = chosen(count, min(count, _SAMPLE), job.seed)
+    request = {
+        "job": {**job.to_dict(), "env": {}},
+        "train": str(folder / "train.jsonl"),
+        "numbers": [number for number, taken in enumerate(sample) if taken],
+        "shown": shown,
+    }
+    file = folder / "request.json"
+    file.write_text(json.dumps(request))
+    env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
+    command = ("-W", "ignore", "-m", entries.ROW_LOOK, str(file))
+    child = start(*command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        out, words = child.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise WorkbenchError(f"reading the rows took more than {_LIMIT_S:.0f} s and was given up") from error
+    finally:
+        child.kill()
+    try:
+        answer: Mapping[str, Any] = json.loads(out)
+    except ValueError as error:
+        reason = words.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise WorkbenchError(f"the rows cannot be read as {job.model!r} would: {reason[0]}") from error
+    if "error" in answer:
+        raise ConfigError(f"the rows cannot be read as {job.model!r} would: {answer['error']}")
+    return answer
