@@ -60,9 +60,16 @@ class Plan:
             (root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def add(
-        self, name: str, ranks: int, *, patch: object = None, more: Mapping[str, object] | None = None, **job: object
+        self,
+        name: str,
+        ranks: int,
+        *,
+        patch: object = None,
+        more: Mapping[str, object] | None = None,
+        sent: Mapping[str, object] | None = None,
+        **job: object,
     ) -> None:
-        """Add a run; `more` are keys of forkrun.py's plan."""
+        """Add a run; `more` are keys of forkrun.py's plan, `sent` is what travels for its metrics."""
         folder = self.root / name
         folder.mkdir()
         spec = FineTune(**{**DEFAULTS, **job})  # type: ignore[arg-type]
@@ -72,6 +79,7 @@ class Plan:
             patch(config)
         files = {name: str(self.root / f"{name}.jsonl") for name in ("train", "eval")}
         raw = {"job": spec.to_dict(), **files, "hub": None, "deepspeed": config, "gpus": 0}
+        raw["metric_inputs"] = sent or {}
         (folder / "job.json").write_text(json.dumps(raw))
         self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from workbench.benchmark.benchmark import Benchmark
     from workbench.client.cluster import Cluster
+    from workbench.client.comparison import compare
     from workbench.client.history import history
     from workbench.client.result import RunResult
     from workbench.client.run import Run
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from workbench.pods.pod_spec import PodSpec
     from workbench.results.answers.ask import compare_predictions
     from workbench.results.answers.predictions import Predictions
-    from workbench.results.profile.compare import compare
     from workbench.rundir.answers import judge as judge_answer
     from workbench.rundir.catalog.index import RunIndex
     from workbench.worker.model.tokenizer import train_tokenizer
@@ -124,7 +124,7 @@ _HOME = {
     "Script": "workbench.jobs.script",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.memory_limit",
-    "compare": "workbench.results.profile.compare",
+    "compare": "workbench.client.comparison",
     "compare_predictions": "workbench.results.answers.ask",
     "compose": "workbench.display.compose.form",
     "dataset_from": "workbench.jobs.data.sources.dataset",

@@ -136,7 +136,7 @@ def test_every_rank_tells_its_phases_and_memory(ran: dict[str, Ran]) -> None:
         names = [event["name"] for event in ran["zero1-adamw"].data("phase", rank)]
         assert names == [
             *("loading data", "loading model", "training", "evaluating", "training"),
-            *("evaluating", "saving", "predicting"),
+            *("saving", "evaluating", "predicting"),
         ]
         memory = ran["zero1-adamw"].data("memory", rank)
         assert [m["step"] for m in memory] == [0, 1, STEPS, STEPS]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Json", "items", "number", "parse_json", "parse_record", "part", "parts", "problem_in", "text", "whole"]
+__all__ = [
+    "Json", "items", "number", "numbers_of", "parse_json", "parse_record", "part", "parts", "problem_in", "text",
+    "whole",
+]  # fmt: skip
 
 Json = Mapping[str, object]
 _DEEPEST = 100  # objects and lists within one another
@@ -110,6 +114,15 @@ def number(value: object) -> float | None:
         case float() if math.isfinite(value):
             return value
     return None
+
+
+def numbers_of(value: object, most: int = 50) -> dict[str, float]:
+    """Return the finite numbers of an object, the first of very many; none where it is no object."""
+    match value:
+        case Mapping():
+            pairs = ((str(name), number(each)) for name, each in itertools.islice(value.items(), most))
+            return {name: each for name, each in pairs if each is not None}
+    return {}
 
 
 def whole(value: object) -> int | None:

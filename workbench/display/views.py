@@ -14,6 +14,7 @@ from workbench.benchmark.report import Report, gather
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
 from workbench.client.card import Card
 from workbench.client.cluster import Cluster
+from workbench.client.comparison import RunComparison
 from workbench.client.history import History
 from workbench.client.result import RunResult
 from workbench.client.run import Run
@@ -28,6 +29,7 @@ from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_bundle, board_html, show_board
+from workbench.display.records.comparison import runs_doc
 from workbench.display.records.doctor import diagnosis_doc
 from workbench.display.records.export import export_doc, model_card_doc, pushed_doc
 from workbench.display.records.history import history_doc, history_grid
@@ -81,6 +83,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Pushed: pushed_doc,
     Run: run_doc,
     RowPreview: rows_doc,
+    RunComparison: runs_doc,
     RunResult: result_doc,
 }
 """What is drawn from one `Doc`, as whatever is asked for."""

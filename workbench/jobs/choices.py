@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Attention", "Launcher", "LossOn", "Optimizer", "Peft", "Precision", "Schedule", "Shard", "Technique"]
+__all__ = [
+    "Attention",
+    "EvalStrategy",
+    "Launcher",
+    "LossOn",
+    "Optimizer",
+    "Peft",
+    "Precision",
+    "Schedule",
+    "Shard",
+    "Technique",
+]
 
 
 class Technique(StrEnum):
@@ -64,6 +75,17 @@ class LossOn(StrEnum):
 
     ANSWER = "answer"
     ALL = "all"
+
+
+class EvalStrategy(StrEnum):
+    """When a job evaluates, beside before its first step and after its last."""
+
+    STEPS = "steps"
+    """Every `eval_steps` steps."""
+    EPOCH = "epoch"
+    """At the end of every epoch."""
+    NO = "no"
+    """Never, before the first step and after the last neither."""
 
 
 class Precision(StrEnum):

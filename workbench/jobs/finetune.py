@@ -21,7 +21,18 @@ from workbench.base.record import (
     read_kind,
 )
 from workbench.jobs.adapters import Fsdp, Lora
-from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Technique
+from workbench.jobs.choices import (
+    Attention,
+    EvalStrategy,
+    Launcher,
+    LossOn,
+    Optimizer,
+    Peft,
+    Precision,
+    Schedule,
+    Technique,
+)
+from workbench.jobs.evaluation import METRICS, metric_function
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
 
@@ -38,10 +49,19 @@ Share = Annotated[int | float, Field(ge=0, lt=1)]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
 _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 _Tracker = Annotated[str, Choice(TRACKERS)]
+_Metric = Annotated[str, Choice(METRICS)]
+_METRIC_FORM = "'path.py:function', a function of a Python file"
 
 
 def _prompt(value: str) -> str:
     if value not in PROMPTS and "{instruction}" not in value:
+        raise ValueError(value)
+    return value
+
+
+def _metric(value: str) -> str:
+    path, function = metric_function(value)
+    if not (path.endswith(".py") and function.isidentifier()):
         raise ValueError(value)
     return value
 
@@ -75,6 +95,7 @@ class FineTune(Record):
         "model": "Model and data",
         "technique": "Technique",
         "epochs": "Training",
+        "eval_strategy": "Evaluation",
         "max_source_length": "Text",
         "save_steps": "Checkpoints",
         "report_to": "Reports",
@@ -107,8 +128,6 @@ class FineTune(Record):
     """Passes over the training rows, where `max_steps` is None."""
     max_steps: Steps | None = None
     """Optimizer steps. Default None: as many as `epochs` takes."""
-    eval_steps: Steps | None = None
-    """Steps between evaluations. Default None: before the first step and after the last."""
     logging_steps: Steps = 1
     """Steps between metrics."""
     per_device_train_batch_size: Rows = 8
@@ -149,6 +168,31 @@ class FineTune(Record):
     without a FLOPS profile."""
     training: Mapping[str, object] = Field(default_factory=dict)
     """More of transformers' TrainingArguments by name, such as `{"neftune_noise_alpha": 5}`."""
+    eval_strategy: Annotated[str, Choice(EvalStrategy)] | None = None
+    """When to evaluate beside before the first step and after the last: every `eval_steps` `steps`, at the end of every
+    `epoch`, or `no`, which leaves those two out as well. Default None: `steps` where `eval_steps` is set."""
+    eval_steps: Steps | None = None
+    """Steps between evaluations. Default None: before the first step and after the last."""
+    metrics: Annotated[Sequence[_Metric], AfterValidator(tuple), Allowed(f"a list of {', '.join(METRICS)}")] = ()
+    """What every evaluation measures beside the loss, and the perplexity of a causal model: of answers `exact_match`,
+    `execution_match` (of queries, where the dataset has tables), `rouge` (F1 of ROUGE-1, 2 and L); of tokens `accuracy`
+    (the share that is right where those before are given) and `perplexity`."""
+    metric: Annotated[Text, AfterValidator(_metric), Allowed(_METRIC_FORM)] | None = None
+    """A function of one's own, `path.py:function`, that every evaluation calls on rank 0 with the answers and the
+    expected ones (two lists of texts), and that returns numbers by name. The file travels with the job."""
+    metric_rows: Rows | None = None
+    """Evaluation rows that are answered at every evaluation for those. Default None: as many as `predict_rows`."""
+    load_best_model_at_end: bool = False
+    """Keep a checkpoint of the best evaluation, and save, predict and state the figures of the model of that step."""
+    metric_for_best_model: Text | None = None
+    """The figure that says which is best: `eval_loss`, `perplexity`, a metric's name such as `rougeL`, or a name that
+    `metric` returns. Default None: `eval_loss`."""
+    greater_is_better: bool | None = None
+    """Whether a greater one is better. Default None: unless it is `perplexity` or a name that ends in `loss`."""
+    early_stopping_patience: Annotated[Size, Unit("evaluations")] | None = None
+    """Evaluations in a row without a better figure after which training ends, as a success. Default None: never."""
+    early_stopping_threshold: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """By how much a figure must be better to count for that."""
     max_source_length: Tokens = 256
     """Tokens after which an input is cut."""
     max_target_length: Tokens = 128
@@ -164,6 +208,8 @@ class FineTune(Record):
     own text. Batches then count packed rows; samples a second still count yours."""
     save_steps: Steps | None = None
     """Steps between checkpoints to resume from. Default None: none."""
+    save_total_limit: Annotated[Size, Unit("checkpoints")] | None = None
+    """Checkpoints to keep, the newest; that of the best evaluation is kept besides. Default None: 2."""
     checkpoints: Annotated[str, Choice(["pod", "bring"])] = "pod"
     """Where checkpoints are kept: `pod` leaves them on the pods that wrote them, and the last one of a run that did not
     succeed comes back when its cluster closes; `bring` carries them here while the run goes on."""
@@ -207,11 +253,16 @@ class FineTune(Record):
 
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` done to every option that may be a path."""
+        metric = self.metric
+        if metric is not None:
+            path, function = metric_function(metric)
+            metric = f"{move(path)}:{function}"
         return self.replace(
             dataset=_moved(self.dataset, move),
             deepspeed=move(self.deepspeed),
             model=move(self.model),
             resume=move(self.resume),
+            metric=metric,
         )
 
     def global_batch(self, ranks: int) -> int:

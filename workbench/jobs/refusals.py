@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Shard, Technique
+from workbench.jobs.choices import (
+    Attention,
+    Launcher,
+    LossOn,
+    Optimizer,
+    Peft,
+    Precision,
+    Schedule,
+    Shard,
+    Technique,
+)
+from workbench.jobs.evaluation import check_evaluation
 from workbench.jobs.model import Family, family_by_name, model_family
 from workbench.jobs.training import check_training
 
@@ -39,6 +50,7 @@ def check_together(job: FineTune) -> None:
             f"packing with attn_implementation 'flash_attention_2' keeps texts apart in one row alone, and "
             f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
         )
+    check_evaluation(job)
     if job.system is not None and job.prompt != "llama2-chat":
         raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
     check_family(job, family_by_name(job.model))  # a job is read from the directories of others too: no file is opened

@@ -95,6 +95,8 @@ class Measurements(TolerantRecord):
     """The optimizer step of that evaluation: the step of the model that is saved, where one is."""
     perplexity: Number | None = None
     """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    """What else that evaluation measured, by name: `rouge1`, `accuracy`, what a function of one's own returned."""
     exact_match: Number | None = None
     """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
     useful_tokens_per_s: Number | None = None

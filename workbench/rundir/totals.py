@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from workbench.base.json_values import number
+from workbench.base.json_values import number, numbers_of
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.progress import Progress
@@ -14,11 +14,12 @@ from workbench.rundir.state import RunState
 
 __all__ = ["RunTotals"]
 
+_MOST_NOTES = 20
 _MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = ("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters")
 _END_FIELDS = (
     *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
-    "eval_step",
+    *("eval_step", "metrics"),
     *("exact_match", "global_batch_size", "useful_tokens_per_s", "padded_tokens_per_s", "profiled_tokens"),
 )
 
@@ -43,6 +44,12 @@ class RunTotals:
         self.last_step: Event | None = None
         self.eval_loss: float | None = None
         """That of the last evaluation, which may be the one before the first step."""
+        self.metrics: Mapping[str, float] = {}
+        """The other figures of the last evaluation, by name."""
+        self.notes: list[str] = []
+        """What rank 0 wants said of the run, whatever becomes of it."""
+        self.model_step: int | None = None
+        """The step of the model that rank 0 has saved; None before."""
         self._eval_step: int | None = None
         self._first_step: Event | None = None
         self._first_step_s: float | None = None
@@ -70,6 +77,7 @@ class RunTotals:
                 self._first_step = self._first_step or event
             case EventKind.EVAL:
                 self.eval_loss, self._eval_step = event.number("eval_loss"), event.whole("step")
+                self.metrics = numbers_of(event.data.get("metrics"))
                 self._first_eval_loss = self.eval_loss if self._eval_step == 0 else self._first_eval_loss
             case EventKind.PHASE if rank is not None:
                 self.phases[rank] = event.text("name")
@@ -88,6 +96,10 @@ class RunTotals:
                 self.saved_step = event.whole("step") or self.saved_step
             case EventKind.CHECKPOINT_FAILED:
                 self.failed_saves.append(event)
+            case EventKind.SAVED:
+                self.model_step = event.whole("step")
+            case EventKind.NOTE if len(self.notes) < _MOST_NOTES:
+                self.notes.append(event.text("message"))
             case EventKind.STOPPED:
                 self.stopped_step = event.whole("step")
             case EventKind.RESUMED:
@@ -124,10 +136,15 @@ class RunTotals:
             "resumed_step": self._resumed_step,
             "first_eval_loss": self._first_eval_loss,
             # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
-            **({"eval_loss": self.eval_loss, "eval_step": self._eval_step} if self._eval_step else {}),
+            **(
+                {"eval_loss": self.eval_loss, "eval_step": self._eval_step, "metrics": self.metrics}
+                if self._eval_step
+                else {}
+            ),
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
         }
         loss = number(facts.get("eval_loss"))
+        facts["metrics"] = numbers_of(facts.get("metrics")) or None
         if self.start.get("family") == Family.CAUSAL and loss is not None and loss < _MOST_NATS:
             facts["perplexity"] = math.exp(loss)
         if self._devices:

@@ -27,8 +27,9 @@ from workbench.rundir.totals import RunTotals
 
 __all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
 
-CURVES = ("loss", "eval_loss", "learning_rate", "grad_norm", "samples_per_s")
-_OF_STEP = tuple(name for name in CURVES if name != "eval_loss")
+_OF_EVAL = ("eval_loss", "perplexity")
+_OF_STEP = ("loss", "learning_rate", "grad_norm", "samples_per_s")
+CURVES = (*_OF_STEP, *_OF_EVAL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,7 +219,8 @@ class RunView:
             for name in _OF_STEP:
                 self.curves[name].add(step, event.number(name))
         elif event.kind == EventKind.EVAL:
-            self.curves["eval_loss"].add(event.whole("step"), event.number("eval_loss"))
+            for name in _OF_EVAL:
+                self.curves[name].add(event.whole("step"), event.number(name))
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self._hosts:

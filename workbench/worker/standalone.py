@@ -181,7 +181,7 @@ def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None
         "tf32": job["precision"] == "tf32" if gpus else None,
         **({_CHECKPOINTING: True} if job["gradient_checkpointing"] else {}),
         "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
-        "eval_strategy": "steps" if job["eval_steps"] else "no",
+        "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
         "eval_steps": job["eval_steps"],
         "save_strategy": "no",
         "disable_tqdm": True,

@@ -18,6 +18,7 @@ __all__ = [
 
 CURVE_TITLES: Mapping[str, str] = {
     "loss": "loss",
+    "perplexity": "perplexity of the evaluation rows",
     "learning_rate": "learning rate",
     "grad_norm": "gradient norm",
     "samples_per_s": "samples per second",

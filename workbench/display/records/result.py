@@ -37,6 +37,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("training loss, all steps", _measured(result.train_loss, number(result.train_loss))),
         ("evaluation loss", _eval_loss(result)),
         ("perplexity", _measured(result.perplexity, number(result.perplexity))),
+        ("metrics", ", ".join(f"{name} {number(value)}" for name, value in result.metrics.items())),
         ("exact match", _measured(result.exact_match, percent(result.exact_match))),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         ("predicted for a pod", _predicted(result)),

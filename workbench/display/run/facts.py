@@ -152,10 +152,14 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     evals = number(now_eval)
     if first_eval is not None and now_eval is not None and len(view.curves["eval_loss"]) > 1:
         evals = f"{number(first_eval)} → {number(now_eval)}"
+    perplexity = view.curves["perplexity"].last if result is None else result.perplexity
+    metrics = view.totals.metrics if result is None else result.metrics
     pairs: list[tuple[str, str, object]] = [
         ("epoch", number(progress.epoch), progress.epoch),
         ("training loss", number(progress.loss), progress.loss),
         ("evaluation loss", evals, now_eval),
+        ("perplexity", number(perplexity), perplexity),
+        *((name, number(value), value) for name, value in metrics.items()),
         ("learning rate", number(view.curves["learning_rate"].last), view.curves["learning_rate"].last),
         ("gradient norm", number(view.curves["grad_norm"].last), view.curves["grad_norm"].last),
     ]
@@ -164,7 +168,6 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     else:
         pairs += [
             ("samples/s, all steps", number(result.train_samples_per_s), result.train_samples_per_s),
-            ("perplexity", number(result.perplexity), result.perplexity),
             ("exact match", percent(result.exact_match), result.exact_match),
             ("time to first step", duration(result.time_to_first_step_s), result.time_to_first_step_s),
         ]

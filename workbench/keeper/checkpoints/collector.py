@@ -78,14 +78,16 @@ class CheckpointCollector:
             return Returned(notes=[f"its checkpoints could not be brought back: {error}"])
 
 
-def bring_checkpoints_back(context: RunContext, lost: Collection[str] = (), most: int = _KEPT) -> Returned:
+def bring_checkpoints_back(context: RunContext, lost: Collection[str] = (), most: int | None = None) -> Returned:
     """Bring the last checkpoints of a run back from its pods, those of which every part answers; each is checked."""
     checkpoints = look(context, lost)
+    limit = getattr(context.spec.job, "save_total_limit", None) or _KEPT
     with ThreadPoolExecutor(max_workers=max(1, len(context.links))) as pool:
         problems = {
-            step: _fetch(pool, checkpoints.steps[step], context.paths, step) for step in checkpoints.whole[:most]
+            step: _fetch(pool, checkpoints.steps[step], context.paths, step)
+            for step in checkpoints.whole[: most or limit]
         }
-    here = keep_newest(context.paths.checkpoints)
+    here = keep_newest(context.paths.checkpoints, limit)
     notes = [f"the checkpoint of step {step} did not come back: {why}" for step, why in problems.items() if why]
     return Returned(steps=here, notes=notes + _out_of_reach(checkpoints, here))
 

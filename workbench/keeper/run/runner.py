@@ -241,6 +241,8 @@ class Runner:
         notes += ["the disk was full: logs here are incomplete"] if ledger.cut else []
         if self._attempt.left_processes is None:
             notes += ["a pod does not answer; what is left there ends with its agent's lease"]
+        if fault is not None and ledger.totals.model_step is not None and self._context.paths.model.exists():
+            notes += [f"the model was trained before: that of step {ledger.totals.model_step} is in model/"]
         if fault is not None:
             return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
         if not ledger.all_done:

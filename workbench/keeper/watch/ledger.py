@@ -74,7 +74,7 @@ class RunLedger:
         """What its ranks want said of the run, whatever becomes of it."""
         saves = self.totals.failed_saves
         saved = [f"no checkpoint of step {event.whole('step')}: {event.text('message')}" for event in saves]
-        return saved + [f"logs are incomplete: {message}" for message in self.full.values()]
+        return saved + self.totals.notes + [f"logs are incomplete: {message}" for message in self.full.values()]
 
     @property
     def over(self) -> bool:

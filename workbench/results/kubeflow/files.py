@@ -13,9 +13,11 @@ from pathlib import Path
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes, read_json
+from workbench.base.json_values import part, text
 from workbench.base.package import zip_files
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.files import load
+from workbench.jobs.evaluation import metric_function
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
@@ -77,11 +79,17 @@ def _finetune(
         asked["model"] = f"{RESULTS}/{options.inputs}/model"
     kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
     if shipped.get("train") and kind != "wikisql-mini":
-        names = [f"{part}.jsonl" for part in ("train", "eval") if shipped.get(part)]
+        parts = ("train", "eval", *(["tables"] if part(shipped, "metric_inputs").get("tables") else []))
+        names = [f"{name}.jsonl" for name in parts if name == "tables" or shipped.get(name)]
         if not options.inputs:
             inputs.update({name: _content(paths, paths.inputs / name) for name in names})
         folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
         asked["dataset"] = {"kind": "files", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
+    if (source := text(part(part(shipped, "metric_inputs"), "metric").get("source"))) and job.metric is not None:
+        if not options.inputs:
+            inputs["metric.py"] = source.encode()
+        folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
+        asked["metric"] = f"{folder}metric.py:{metric_function(job.metric)[1]}"
     if shipped.get("deepspeed") is not None:
         asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
     return asked

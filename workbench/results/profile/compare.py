@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.shown import Shown
 from workbench.base.table import Grid
-from workbench.base.words import duration, number, ratio, scaled
+from workbench.base.words import count, duration, number, ratio, scaled
 from workbench.results.profile.parse import Profile
 from workbench.results.profile.tree import FIGURES, ModuleProfile
 
@@ -81,6 +81,23 @@ class ProfileComparison(Shown):
             rows.append((pair.path, *params, *macs, *map(duration, times), ratio(*times)))
         sorted_by = f", by the difference in {sort}" if sort else ""
         return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"Modules {depth} levels down{sorted_by}")
+
+    @property
+    def note(self) -> str:
+        """In what they are not like for like; empty where they are."""
+        one, other = self.one, self.other
+        pairs = {
+            "step": (one.step, other.step),
+            "ranks": (one.world_size, other.world_size),
+            "rows per rank": (one.micro_batch_size, other.micro_batch_size),
+        }
+        different = [f"{what} {count(a)} and {count(b)}" for what, (a, b) in pairs.items() if a != b]
+        if not different:
+            return ""
+        return (
+            f"Not like for like: {', '.join(different)}. Each step has rows of its own, longer or shorter: operations "
+            "and times differ by these alone. Profile both runs with the same profile_step, batch and number of ranks."
+        )
 
     def __repr__(self) -> str:
         times = ratio(self.one.iter_latency_s, self.other.iter_latency_s)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.base.json_values import numbers_of
 from workbench.rundir.events import Event, EventKind
 
 __all__ = ["ScalarWriter", "scalars_of"]
@@ -20,16 +21,16 @@ def scalars_of(event: Event) -> Mapping[str, float]:
         >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"step": 3, "eval_loss": 2.5}))
         {'eval/loss': 2.5}
     """
+    picked: dict[str, float | None] = {}
     match event.kind:
         case EventKind.STEP:
             picked = {f"train/{name}": event.number(name) for name in _TRAIN}
         case EventKind.EVAL:
-            picked = {"eval/loss": event.number("eval_loss")}
+            picked = {f"eval/{name}": value for name, value in numbers_of(event.data.get("metrics")).items()}
+            picked |= {"eval/perplexity": event.number("perplexity"), "eval/loss": event.number("eval_loss")}
         case EventKind.MEMORY:
             memory_gib = event.number("cuda_allocated_gib") or event.number("rss_gib")
             picked = {f"memory/rank-{event.rank}_gib": memory_gib}
-        case _:
-            picked = {}
     return {tag: value for tag, value in picked.items() if value is not None}
 
 

@@ -16,9 +16,11 @@ from workbench.base.files.disk import check_room, full_disk_named
 from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.evaluation import metric_function
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import Family, model_family, model_kind
 from workbench.jobs.script import Script
+from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
@@ -119,6 +121,7 @@ def _prepare_finetune(
         "family": model_family(job.model),
         "chosen": chosen,
         "deepspeed": deepspeed,
+        "metric_inputs": metric_inputs(job, data),
     }
     if job.resume is not None:
         checkpoint = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods)
@@ -134,5 +137,9 @@ def _with_absolute_paths(job: Job) -> Job:
             return job.replace(path=str(user_path(job.path).absolute()))
         case FineTune(resume=str() as resume):
             job = job.replace(resume=str(user_path(resume).absolute()))
+    match job:
+        case FineTune(metric=str() as metric):
+            path, function = metric_function(metric)
+            job = job.replace(metric=f"{user_path(path).absolute()}:{function}")
     folder = user_path(job.model)
     return job.replace(model=str(folder.absolute())) if is_folder(folder) else job

@@ -19,14 +19,15 @@ __all__ = ["answers", "predict"]
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
     """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    mine = answers(
-        model,
-        encoder,
-        encoder.questions(examples),
-        device=trainer.args.device,
-        share=(ranks.rank(), ranks.world_size()),
-        synced_gpus=trainer.forward_is_collective,
-    )
+    with ranks.alike(collective=trainer.forward_is_collective):
+        mine = answers(
+            model,
+            encoder,
+            encoder.questions(examples),
+            device=trainer.args.device,
+            share=(ranks.rank(), ranks.world_size()),
+            synced_gpus=trainer.forward_is_collective,
+        )
     parts = ranks.gather_bytes(json.dumps(mine).encode())
     everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
     if ranks.rank() != 0:

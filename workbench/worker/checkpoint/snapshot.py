@@ -31,6 +31,7 @@ def capture(trainer: Any) -> dict[str, object]:
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "eval_losses": dict(trainer.eval_losses),
+        "best": trainer.best.state(),
     }
 
 

@@ -5,12 +5,28 @@ Bytes are never pickled and never go through the TCP store, which anyone on the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["barrier", "broadcast_bytes", "close", "connected", "gather_bytes", "rank", "sums", "world_size"]
+from workbench.base.errors import RunError
+
+__all__ = [
+    "FailedAlike",
+    "alike",
+    "barrier",
+    "broadcast_bytes",
+    "close",
+    "connected",
+    "gather_bytes",
+    "rank",
+    "sums",
+    "world_size",
+]
 
 
 def connected() -> bool:
@@ -69,6 +85,25 @@ def gather_bytes(data: bytes) -> list[bytes]:
     everyone = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(everyone, padded)
     return [_bytes(each[: int(n.item())]) for each, n in zip(everyone, sizes, strict=True)]
+
+
+class FailedAlike(RunError):
+    """Some rank failed, and every rank raises this: none waits for another, so that they can go on together."""
+
+
+@contextmanager
+def alike(*, collective: bool) -> Iterator[None]:
+    """Let a failure of one rank inside be one of all ranks; not where what they do inside is `collective`."""
+    failure = ""
+    try:
+        yield
+    except Exception as error:
+        if collective:
+            raise
+        traceback.print_exc(file=sys.stderr)
+        failure = f"rank {rank()}: {type(error).__name__}: {error}"
+    if not collective and (failures := [text.decode() for text in gather_bytes(failure.encode()) if text]):
+        raise FailedAlike(failures[0])
 
 
 def close() -> None:

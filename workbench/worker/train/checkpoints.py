@@ -19,6 +19,7 @@ from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.standalone import DecayTrainer
 from workbench.worker.train.callbacks import StopCallback, emit_memory, phase
+from workbench.worker.train.settings import Assignment
 
 __all__ = ["Checkpoints", "ResumableTrainer"]
 
@@ -28,9 +29,12 @@ _KEPT = 2
 class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Decide when a checkpoint is due, write it, and hold what the run goes on from."""
 
-    def __init__(self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback) -> None:
+    def __init__(
+        self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback, most: int | None = None
+    ) -> None:
         self.folder = folder / "checkpoints"
         self.every = every
+        self.most = most or _KEPT
         self.stop = stop
         self.sent = folder / "resume" / f"rank-{ranks.rank()}"
         """Where the part of this rank was sent to, where one was; it is of no use once it is read."""
@@ -62,7 +66,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
 
     def save(self, trainer: Any) -> None:
         """Write a checkpoint of this moment; every rank must call it. A full disk is said once and stops nothing."""
-        began, step = time.monotonic(), trainer.state.global_step
+        began, step, best = time.monotonic(), trainer.state.global_step, trainer.best
+        if step in self._good:  # it was due, and turns out to be the best
+            best.kept = step if best.step == step else best.kept
+            return
         final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
         part = final.with_name(f"{final.name}.part")
         size, error = _write(part, snapshot.capture(trainer), step)
@@ -74,8 +81,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         part.rename(final)
         ranks.barrier()
         self._good.append(step)
-        while len(self._good) > _KEPT:
-            shutil.rmtree(self.folder / f"step-{self._good.popleft()}" / final.name, ignore_errors=True)
+        best.kept = step if best.wanted and best.step == step else best.kept
+        self._remove_old(best.kept)
         if ranks.rank() == 0:
             emit("checkpoint", step=step, bytes=int(total), took_s=round(time.monotonic() - began, 3))
 
@@ -85,7 +92,37 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             return
         snapshot.restore(trainer, self.tree)
         self.tree["engine"] = None  # its tensors would stay in memory for the whole run
+        if trainer.best.restore(self.tree.get("best") or {}, at_step=self.first_step) and trainer.best.wanted:
+            self._keep_sent(trainer)
         shutil.rmtree(self.sent, ignore_errors=True)
+
+    def load_best(self, trainer: Any) -> bool:
+        """Put the trainer back to its best evaluation; every rank must call it. False where no checkpoint has that."""
+        step = trainer.best.kept
+        if step is None or step != trainer.best.step:
+            return False
+        part = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
+        if ranks.sums([float(bool(problem_of(part)))])[0]:
+            return False
+        snapshot.restore(trainer, read_tree(part))
+        return True
+
+    def _remove_old(self, best: int | None) -> None:
+        others = [step for step in self._good if step != best]
+        for step in others[: -max(1, self.most - (best is not None))]:
+            self._good.remove(step)
+            shutil.rmtree(self.folder / f"step-{step}" / f"rank-{ranks.rank()}", ignore_errors=True)
+
+    def _keep_sent(self, trainer: Any) -> None:
+        final = self.folder / f"step-{self.first_step}" / self.sent.name
+        try:
+            shutil.copytree(self.sent, final, dirs_exist_ok=True)
+            failed = False
+        except OSError:
+            failed = True
+        if not ranks.sums([float(failed)])[0]:
+            self._good.append(self.first_step)
+            trainer.best.kept = self.first_step
 
     def _tell(self, step: int, error: OSError | None) -> None:
         if error is not None and not self._told:
@@ -99,9 +136,11 @@ class ResumableTrainer(DecayTrainer):
     checkpoints: Checkpoints | None = None
     """Its checkpoints; without them it neither saves nor resumes."""
 
-    def keep_checkpoints(self, folder: Path, *, every: int | None, resumes: bool, stop: StopCallback) -> None:
+    def keep_checkpoints(self, work: Assignment, stop: StopCallback) -> None:
         """Save, and go on from what was sent, as `Checkpoints` says."""
-        self.checkpoints = Checkpoints(folder, every=every, resumes=resumes, stop=stop)
+        job = work.job
+        resumes, most = job.resume is not None, job.save_total_limit
+        self.checkpoints = Checkpoints(work.folder, every=job.save_steps, resumes=resumes, stop=stop, most=most)
         self.add_callback(self.checkpoints)
 
     def _save_checkpoint(self, _model: Any, _trial: Any) -> None:

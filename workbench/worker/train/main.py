@@ -10,6 +10,7 @@ from typing import Any
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.evaluation import LOSS, evaluates
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.jobs.prompts import wording
@@ -25,7 +26,9 @@ from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import records as report
 from workbench.worker.train.audit import TechniqueCheck
+from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory, phase
+from workbench.worker.train.evaluation import Evaluator, note, questions
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler, step_to_profile
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
@@ -61,18 +64,17 @@ def _run(work: Assignment) -> None:
     stop = StopCallback(work.stop)
     trainer = _trainer(work, arguments, loaded, encoder, rows)
     trainer.add_callback(stop)
-    trainer.keep_checkpoints(work.folder, every=work.job.save_steps, resumes=work.job.resume is not None, stop=stop)
+    trainer.keep_checkpoints(work, stop)
+    trainer.write_model = lambda: _save(work, trainer, loaded)
     emit("device", name=report.device())
     _start(work, trainer, rows)
     phase("training")
-    _train(trainer)
+    step = _train(trainer)
     rates = trainer.clock.totals()
-    phase("saving")
-    _save(work, trainer, loaded)
     predictions = [] if stop.stopped else _predict(work, trainer, encoder, rows)
     emit_memory(trainer.state.global_step)
     if work.rank == 0:
-        _end(work, trainer, predictions, rates)
+        _end(work, trainer, step, predictions, rates)
     ranks.barrier()
     ranks.close()
 
@@ -93,8 +95,10 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         train = packed(texts, job.max_source_length + job.max_target_length)
     trainer = FineTuner(
         rows=train,
-        eval_rows=encoder.rows(rows.eval),
+        eval_rows=encoder.rows(rows.eval) if evaluates(work.job) else [],
         clock=clock,
+        evaluator=Evaluator(work.job, encoder, rows.eval, work.metric_inputs),
+        best=BestModel(work.job),
         causal=encoder.causal,
         model=loaded.model,
         args=arguments,
@@ -157,13 +161,15 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
     )
 
 
-def _train(trainer: FineTuner) -> None:
+def _train(trainer: FineTuner) -> int:
+    """Train, and return the step of the model that is saved; what can fail after the training comes after that."""
     trainer.args.eval_on_start = bool(trainer.eval_dataset)
     trainer.clock.resume()
     trainer.train_loss = trainer.train().training_loss
     trainer.clock.pause()
-    if trainer.state.global_step not in trainer.eval_losses:
-        trainer.evaluate()
+    trainer.save_trained()
+    trainer.evaluate()
+    return trainer.use_best()
 
 
 def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
@@ -184,19 +190,27 @@ def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
 
 
 def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Answer]:
-    examples = [e for e in rows.eval if e.source or e.input][: work.job.predict_rows]  # plain text asks nothing
+    examples = questions(rows.eval, work.job.predict_rows)
     if not examples:
         return []
     phase("predicting")
-    predictions = generate.predict(trainer, encoder, examples)
+    try:
+        predictions = generate.predict(trainer, encoder, examples)
+        if work.rank == 0:
+            write_answers(work.out / "predictions.jsonl", predictions)
+    except (ranks.FailedAlike, OSError) as error:
+        note(f"the predictions failed, and the model is saved: {error}")
+        return []
     if work.rank == 0:
-        write_answers(work.out / "predictions.jsonl", predictions)
         emit("predictions", rows=len(predictions), exact_match=share(answer.exact_match for answer in predictions))
     return predictions
 
 
-def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Answer], rates: Mapping[str, object]) -> None:
+def _end(
+    work: Assignment, trainer: FineTuner, step: int, predictions: Sequence[Answer], rates: Mapping[str, object]
+) -> None:
     losses = trainer.eval_losses
+    others = {name: value for name, value in trainer.figures.get(step, {}).items() if name not in (LOSS, "perplexity")}
     emit(
         "end",
         steps=trainer.state.global_step,
@@ -204,7 +218,9 @@ def _end(work: Assignment, trainer: FineTuner, predictions: Sequence[Answer], ra
         train_runtime_s=round(trainer.clock.runtime_s, 3),
         train_samples_per_s=round(trainer.clock.samples_per_s, 3),
         train_loss=trainer.train_loss,
-        eval_loss=losses.get(trainer.state.global_step),
+        eval_loss=losses.get(step),
+        eval_step=step if step in losses else None,
+        metrics=others,
         first_eval_loss=losses.get(0),
         exact_match=share(answer.exact_match for answer in predictions),
         global_batch_size=work.global_batch,

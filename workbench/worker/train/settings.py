@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Assignment:
     world_size: int
     chosen: tuple[str, ...] = ()
     """Options that the user left open, and that were decided by the model and the pods."""
+    metric_inputs: Mapping[str, object] = field(default_factory=dict)
+    """What was sent for the job's metrics: the user's function, tables."""
     resumed_step: int = 0
     """The step of the checkpoint that it goes on from; 0 from the beginning."""
 
@@ -88,6 +90,7 @@ class Assignment:
             rank_folder=Path(os.environ.get("WORKBENCH_RANK_DIR", str(folder / f"rank-{rank}"))),
             rank=rank,
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            metric_inputs=raw.get("metric_inputs") or {},
             resumed_step=int((raw.get("resume") or {}).get("step", 0)),
         )
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from workbench.base.errors import RunError
+from workbench.base.words import number
+from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
-from workbench.worker.data.rows import Row, aligned
+from workbench.worker.data.rows import IGNORED, Row, aligned
 from workbench.worker.model import sharding
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.standalone import GlobalBatchSampler, eval_batches, token_loss
+from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import emit_memory, phase
 from workbench.worker.train.checkpoints import ResumableTrainer
+from workbench.worker.train.evaluation import Evaluator, note
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler
 
@@ -34,6 +39,8 @@ class FineTuner(ResumableTrainer):
         rows: Sequence[Row],
         eval_rows: Sequence[Row],
         clock: StepMeter,
+        evaluator: Evaluator,
+        best: BestModel,
         causal: bool = False,
         **options: Any,
     ) -> None:
@@ -54,7 +61,14 @@ class FineTuner(ResumableTrainer):
                 part.config.use_cache = False
         self.clock = clock
         self.profiler: StepProfiler | None = None
+        self.evaluator, self.best = evaluator, best
         self.eval_losses: dict[int, float] = {}
+        self.figures: dict[int, dict[str, float]] = {}
+        """Of every evaluation of this process, by step."""
+        self.write_model: Callable[[], None] = lambda: None
+        """Save the model as it is now; every rank calls it."""
+        self._written: int | None = None
+        self._unmeasured: int | None = None  # the step whose evaluation failed
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """Deal out the rows of each global batch to the ranks."""
@@ -118,31 +132,102 @@ class FineTuner(ResumableTrainer):
                 return super().compute_loss(model, inputs, *args, **options)
         return super().compute_loss(model, inputs, *args, **options)
 
+    def save_trained(self) -> None:
+        """Save the model of this step, unless it is saved."""
+        if self._written is None:
+            self._write_model(self.state.global_step)
+
+    def use_best(self) -> int:
+        """Go back to the model of the best evaluation where that is wanted; return the step of the model there is."""
+        last, best = int(self.state.global_step), self.best
+        if not best.wanted or best.step in (None, last):
+            if best.wanted and best.step is None:
+                note(f"no evaluation had the figure {best.metric}: the model is that of the last step, {last}")
+            return last
+        assert self.checkpoints is not None
+        if not self.checkpoints.load_best(self):
+            note(f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there")
+            return last
+        note(f"the model is that of step {best.step}, the best by {best.metric} ({number(best.value)})")
+        assert best.step is not None
+        self._write_model(best.step)
+        return best.step
+
+    def _write_model(self, step: int) -> None:
+        phase("saving")
+        self.write_model()
+        self._written = step
+        if ranks.rank() == 0:
+            emit("saved", step=step)
+
     def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
-        """Compute the mean loss of a token over all evaluation rows, and tell it."""
+        """Compute the mean loss of a token over all evaluation rows and the job's metrics, and tell them."""
         if not self.eval_dataset:
             return {}
         step = self.state.global_step
         if step in self.eval_losses:  # the Trainer evaluates after its last step, and once more after the epoch
             return {"eval_loss": self.eval_losses[step]}
+        if step == self._unmeasured:
+            return {}
         training = self.is_in_train and not self.control.should_training_stop
         self.clock.pause()
+        if not training:
+            self.save_trained()  # what fails from here on costs figures, and not the model
         phase("evaluating")
-        self.eval_losses[step] = loss = self._eval_loss()
+        try:
+            figures = self.evaluator.figures(self, *self._eval_loss())
+        except ranks.FailedAlike as error:
+            if training:
+                raise
+            note(f"the last evaluation failed, and the model is saved: {error}")
+            self._unmeasured = step
+            return {}
+        self.eval_losses[step], self.figures[step] = figures[LOSS], figures
         if ranks.rank() == 0:
-            emit("eval", step=step, eval_loss=loss)
+            others = {name: value for name, value in figures.items() if name not in (LOSS, "perplexity")}
+            emit("eval", step=step, eval_loss=figures[LOSS], perplexity=figures.get("perplexity"), metrics=others)
         if self.args.report_to:
-            self.log({"eval_loss": loss})
+            self._log_evaluation({name if name == LOSS else f"eval_{name}": value for name, value in figures.items()})
         emit_memory(step)
+        self._judge(step, figures, training=training)
         if training:
             phase("training")
             self.clock.resume()
-        return {"eval_loss": loss}
+        return figures
 
-    def _eval_loss(self) -> float:
-        model = self.model_wrapped
+    def _log_evaluation(self, figures: dict[str, float]) -> None:
+        try:
+            self.log(figures)
+        except Exception as error:  # a tracker's code, on rank 0 alone
+            if not self.control.should_training_stop:
+                raise
+            note(f"the tracker did not take the last evaluation: {type(error).__name__}: {error}")
+
+    def _judge(self, step: int, figures: Mapping[str, float], *, training: bool) -> None:
+        better = self.best.see(step, figures)
+        if not training:
+            return
+        if better and self.best.wanted and self.checkpoints is not None and step < self.state.max_steps:
+            phase("checkpoint")
+            self.checkpoints.save(self)
+        if why := self.best.exhausted:
+            self.control.should_training_stop = True
+            note(f"stopped early after step {step} of {self.state.max_steps}: {why}")
+
+    def _eval_loss(self) -> tuple[float, float]:
+        """Return the mean loss of a token, and the share of tokens that the model gets right where that is counted."""
+        # DDP's own forward pass sends the model's buffers around.
+        wrapped = self.model_wrapped
+        model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
         model.eval()
-        total, tokens = 0.0, 0
+        with ranks.alike(collective=self.forward_is_collective):
+            sums = self._eval_sums(model)
+        model.train()
+        total, count, right = ranks.sums(sums)
+        return total / count, right / count
+
+    def _eval_sums(self, model: Any) -> list[float]:
+        total, tokens, right = 0.0, 0, 0
         size = self.args.per_device_eval_batch_size
         with torch.no_grad():
             for rows, counts in eval_batches(
@@ -150,13 +235,16 @@ class FineTuner(ResumableTrainer):
             ):
                 batch = self._prepare_inputs(self.data_collator(rows))
                 labels = batch.pop("labels")
-                loss = self._token_loss(model(**batch), labels)
-                if counts:
-                    total += float(loss.item())
-                    tokens += int((labels[:, int(self.causal) :] != -100).sum().item())
-        model.train()
-        total, count = ranks.sums([total, tokens])
-        return total / count
+                outputs = model(**batch)
+                loss = self._token_loss(outputs, labels)
+                if not counts:
+                    continue
+                total += float(loss.item())
+                logits, targets = aligned(outputs["logits"], labels, self.causal)
+                tokens += int((targets != IGNORED).sum().item())
+                if self.evaluator.counts_right:
+                    right += int((logits.argmax(-1) == targets).sum().item())
+        return [total, float(tokens), float(right)]
 
     def _smoothed_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
         logits, targets = aligned(outputs["logits"], labels, self.causal)

@@ -1,0 +1,176 @@
+"""`compare`: any runs over each other: their curves, the options that differ, their final figures; or two profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import overload
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
+from workbench.base.json_values import text
+from workbench.base.shown import Shown
+from workbench.base.table import Grid
+from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain
+from workbench.client.result import RunResult
+from workbench.client.run import Run
+from workbench.results.profile import compare as profiles
+from workbench.results.profile.parse import Profile
+from workbench.rundir.catalog.store import RunRecord, record_of
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.status import is_keeper_alive
+from workbench.rundir.view import RunView
+
+__all__ = ["ComparedRun", "RunComparison", "compare"]
+
+_LONGEST = 60  # letters of an option's value
+_OF_TOKENS = ("model", "prompt", "system", "loss_on", "max_source_length", "max_target_length")
+AnyRun = Run | RunResult | RunRecord | str | Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedRun:
+    """One of the runs, as it is on disk at the moment of the comparison."""
+
+    name: str
+    record: RunRecord
+    """Its facts; of one that has not ended, those so far."""
+    view: RunView
+    """Its curves, and what was asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunComparison(Shown):
+    """Runs beside each other. Prints as tables; in a notebook their loss curves lie over each other above these."""
+
+    runs: tuple[ComparedRun, ...]
+
+    def options(self) -> Grid:
+        """Return the options in which the runs differ, and what each run has; variables of the environment aside."""
+        asked = [_options(run.view.spec) for run in self.runs]
+        names = dict.fromkeys(name for options in asked for name in options)
+        rows = [(name, *(options.get(name, UNKNOWN) for options in asked)) for name in names]
+        different = [row for row in rows if len(set(row[1:])) > 1]
+        caption = "Options that differ" if different else "Their options are the same"
+        return Grid(columns=("option", *(run.name for run in self.runs)), rows=different, caption=caption)
+
+    def figures(self) -> Grid:
+        """Return what each run came to, one a row."""
+        metrics = list(dict.fromkeys(name for run in self.runs for name in run.record.metrics))
+        rows = [_row(run, metrics) for run in self.runs]
+        columns = (
+            *("run", "state", "steps", "training loss", "eval loss before", "eval loss", "of step", "perplexity"),
+            *(*metrics, "exact match", "samples/s", "peak memory of a pod", "duration"),
+        )
+        some = [place for place in range(len(columns)) if any(row[place] != UNKNOWN for row in rows)]
+        picked = [tuple(row[place] for place in some) for row in rows]
+        names = tuple(columns[place] for place in some)
+        return Grid(columns=names, rows=picked, right=names[2:], whole=("run",), caption="What they came to")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """In what they are not like for like, a sentence each."""
+        checks = {
+            "They did not learn and were not judged on the same rows": self._values(_rows_of),
+            "Their losses are of other tokens": self._values(lambda run: str(_tokens_of(run))),
+            "They did not see as many rows": self._values(
+                lambda run: str((run.record.steps or 0) * (run.record.global_batch_size or 0))
+            ),
+            "They ran on other devices, which decides speed and memory": self._values(
+                lambda run: f"{run.record.device} x {run.record.devices}" if run.record.device else ""
+            ),
+        }
+        notes = [f"{what}." for what, values in checks.items() if len(values - {""}) > 1]
+        unended = [f"{run.name} ({run.record.state})" for run in self.runs if run.record.state != RunState.SUCCEEDED]
+        return (*notes, *([f"Not ended well, figures as far as they go: {', '.join(unended)}."] if unended else []))
+
+    def _values(self, of: Callable[[ComparedRun], str]) -> set[str]:
+        return {of(run) for run in self.runs}
+
+    def __repr__(self) -> str:
+        return plain(f"RunComparison({', '.join(run.name for run in self.runs)})")
+
+
+@overload
+def compare(one: Profile | None, other: Profile | None, *, names: Sequence[str] = ()) -> profiles.ProfileComparison: ...
+@overload
+def compare(one: Sequence[AnyRun], other: None = None, *, names: Sequence[str] = ()) -> RunComparison: ...
+def compare(
+    one: Sequence[AnyRun] | Profile | None, other: Profile | None = None, *, names: Sequence[str] = ()
+) -> RunComparison | profiles.ProfileComparison:
+    """Lay runs over each other: loss curves in one picture, options that differ, and what each came to.
+
+    Nothing is started, and of a run directory nothing is read but its own files.
+
+    Args:
+        one: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`; or the `profile` of a
+            result.
+        other: With a profile, that of another run.
+        names: What to call them. By default runs have the names of their directories, and profiles are `a` and `b`.
+
+    Raises:
+        RunError: A directory is not that of a run, or a run has no FLOPS profile.
+        ConfigError: There are fewer than two runs, or two of one name.
+    """
+    match one:
+        case None | Profile():
+            first, second = names or ("a", "b")
+            return profiles.compare(one, other, names=(first, second))
+        case str() | Path() | Run() | RunResult():
+            raise ConfigError("compare takes runs in a list: compare([one, other])")
+    paths = [Path(run) if isinstance(run, str | Path) else run.path for run in one]
+    if len(paths) < 2:
+        raise ConfigError(f"compare takes two runs or more, and was given {len(paths)}")
+    if names and len(names) != len(paths):
+        raise ConfigError(f"compare was given {len(paths)} runs and {len(names)} names; give as many")
+    named = tuple(names) or tuple(_distinct([path.expanduser().absolute() for path in paths]))
+    if len(set(named)) < len(named):
+        raise ConfigError(f"two of the names are the same: {', '.join(map(str, named))}; give names of their own")
+    is_alive = cache(is_keeper_alive)
+    views = [RunView(path) for path in paths]
+    runs = zip(named, views, strict=True)
+    return RunComparison(
+        runs=tuple(ComparedRun(name=plain(name), record=record_of(v.paths, is_alive), view=v) for name, v in runs)
+    )
+
+
+def _distinct(paths: Sequence[Path]) -> list[str]:
+    short = [path.name for path in paths]
+    return short if len(set(short)) == len(short) else [f"{path.parent.name}/{path.name}" for path in paths]
+
+
+def _options(spec: RunSpec | None) -> Mapping[str, str]:
+    if spec is None:
+        return {}
+    cluster = spec.cluster
+    pods = {"pods": spec.pods or cluster.count, "cpus": cluster.pods.cpus, "gpus": cluster.pods.gpus}
+    asked = {**spec.job.to_dict(), **{f"{name} (cluster)": value for name, value in pods.items()}}
+    return {name: _short(value) for name, value in asked.items() if name != "env"}
+
+
+def _short(value: object) -> str:
+    words = plain(str(value))
+    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+
+
+def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:
+    record = run.record
+    peak = max(record.peak_memory_gib.values(), default=None)
+    return (
+        run.name, str(record.state), count(record.steps), number(record.train_loss), number(record.first_eval_loss),
+        number(record.eval_loss), count(record.eval_step), number(record.perplexity),
+        *(number(record.metrics.get(name)) for name in metrics), percent(record.exact_match),
+        number(record.train_samples_per_s), gib(peak), duration(record.duration_s),
+    )  # fmt: skip
+
+
+def _rows_of(run: ComparedRun) -> str:
+    return text(read_json(run.view.paths.origin).get("data"))
+
+
+def _tokens_of(run: ComparedRun) -> object:
+    options = _options(run.view.spec)
+    return [options.get(name) for name in _OF_TOKENS] if options else ""

@@ -1,0 +1,112 @@
+"""What a job's evaluations measure, when they take place and what hangs on them; what cannot work is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError, one_of
+from workbench.jobs.choices import EvalStrategy
+from workbench.jobs.model import Family, family_by_name
+
+if TYPE_CHECKING:
+    from workbench.jobs.finetune import FineTune
+
+__all__ = [
+    "LOSS", "METRICS", "answered_rows", "best_metric", "check_evaluation", "evaluates", "greater_is_better",
+    "metric_function",
+]  # fmt: skip
+
+METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
+LOSS = "eval_loss"
+_FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
+_OF_ANSWERS = ("exact_match", "execution_match", "rouge")
+_LESS_IS_BETTER = (LOSS, "perplexity")
+
+
+def evaluates(job: FineTune) -> bool:
+    """Whether the job evaluates at all."""
+    return job.eval_strategy != EvalStrategy.NO
+
+
+def answered_rows(job: FineTune) -> int:
+    """Return how many evaluation rows the model answers at every evaluation; 0 where no metric judges answers."""
+    if job.metric is None and not set(job.metrics) & set(_OF_ANSWERS):
+        return 0
+    return job.predict_rows if job.metric_rows is None else job.metric_rows
+
+
+def best_metric(job: FineTune) -> str:
+    """Return the figure by which models are compared, as evaluations call it.
+
+    Example:
+        >>> from workbench.jobs.finetune import FineTune
+        >>> how = {"eval_steps": 5, "metrics": ["rouge"], "load_best_model_at_end": True}
+        >>> best_metric(FineTune(**how)), best_metric(FineTune(**how, metric_for_best_model="eval_rougeL"))
+        ('eval_loss', 'rougeL')
+    """
+    name = (job.metric_for_best_model or LOSS).removeprefix("eval_")
+    return LOSS if name == "loss" else name
+
+
+def greater_is_better(job: FineTune) -> bool:
+    """Whether a model is better where that figure is greater: as Hugging Face has it, unless it is a loss."""
+    if job.greater_is_better is not None:
+        return job.greater_is_better
+    name = best_metric(job)
+    return name not in _LESS_IS_BETTER and not name.endswith("loss")
+
+
+def metric_function(metric: str) -> tuple[str, str]:
+    """Split `path.py:function`."""
+    path, _, function = metric.rpartition(":")
+    return path, function
+
+
+def check_evaluation(job: FineTune) -> None:
+    """Refuse evaluations that contradict one another, or lack what they need."""
+    _check_when(job)
+    _check_what(job)
+    _check_best(job)
+
+
+def _check_when(job: FineTune) -> None:
+    match job.eval_strategy:
+        case EvalStrategy.STEPS if job.eval_steps is None:
+            raise ConfigError("eval_strategy is 'steps', and eval_steps is not set; set it, or choose 'epoch'")
+        case EvalStrategy.EPOCH | EvalStrategy.NO if job.eval_steps is not None:
+            raise ConfigError(
+                f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; drop one of them"
+            )
+    if not evaluates(job) and (job.metrics or job.metric):
+        name = "metrics" if job.metrics else "metric"
+        raise ConfigError(f"{name} is measured at evaluations, and eval_strategy is 'no'; drop one of them")
+    for name in ("load_best_model_at_end", "early_stopping_patience"):
+        if getattr(job, name) and job.eval_steps is None and job.eval_strategy != EvalStrategy.EPOCH:
+            raise ConfigError(f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'")
+
+
+def _check_what(job: FineTune) -> None:
+    judges = job.metric is not None or bool(set(job.metrics) & set(_OF_ANSWERS))
+    if judges and not answered_rows(job):
+        raise ConfigError("metrics judge answers, and predict_rows is 0; set metric_rows to how many rows to answer")
+    if job.metric_rows is not None and not judges:
+        raise ConfigError(f"metric_rows is for metrics of answers; set metrics to some of {', '.join(_OF_ANSWERS)}")
+
+
+def _check_best(job: FineTune) -> None:
+    compared = job.load_best_model_at_end or job.early_stopping_patience is not None
+    for name in ("metric_for_best_model", "greater_is_better"):
+        if getattr(job, name) is not None and not compared:
+            raise ConfigError(f"{name} is for load_best_model_at_end and early_stopping_patience; set one, or drop it")
+    if job.early_stopping_threshold and job.early_stopping_patience is None:
+        raise ConfigError("early_stopping_threshold is for early_stopping_patience; set it, or drop the threshold")
+    if job.save_total_limit is not None and job.save_steps is None and not job.load_best_model_at_end:
+        raise ConfigError("save_total_limit limits checkpoints, and none is saved; set save_steps, or drop it")
+    if job.metric is None and best_metric(job) not in (measured := _measured(job)):
+        raise one_of("metric_for_best_model", best_metric(job), measured)
+
+
+def _measured(job: FineTune) -> list[str]:
+    causal = family_by_name(job.model) is not Family.ENCODER_DECODER
+    names = [LOSS, *(["perplexity"] if causal else [])]
+    return list(dict.fromkeys([*names, *(figure for name in job.metrics for figure in _FIGURES.get(name, (name,)))]))

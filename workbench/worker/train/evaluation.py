@@ -1,0 +1,131 @@
+"""What an evaluation measures beside the loss: figures of the model's answers, and a function of the user's own."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import math
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.json_values import part, parts, text
+from workbench.jobs.data.rows import table_from
+from workbench.jobs.data.tables import SqlTable
+from workbench.jobs.evaluation import LOSS, answered_rows
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.answers import Answer, judge, share
+from workbench.rundir.events import emit
+from workbench.worker.answer import generate
+from workbench.worker.answer.rouge import rouge
+from workbench.worker.data.rows import Example
+from workbench.worker.model.encode import Encoder
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["Evaluator", "note", "questions"]
+
+_MOST_NATS = 700  # e to it is near the largest number there is
+_MOST_NAMES = 50
+Metric = Callable[[list[str], list[str]], object]
+
+
+def note(message: str) -> None:
+    """Emit what a person should read of the run whatever becomes of it; one rank does."""
+    if ranks.rank() == 0:
+        emit("note", message=message)
+
+
+def questions(rows: Sequence[Example], most: int) -> list[Example]:
+    """Return the first evaluation rows that can be answered: plain text asks nothing."""
+    return [row for row in rows if row.source or row.input][:most]
+
+
+class Evaluator:
+    """Make the figures of one evaluation out of its loss and the model's answers."""
+
+    def __init__(self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]) -> None:
+        """Take what was sent for it; rank 0 imports the user's function now, where nothing is lost by it."""
+        self.counts_right = "accuracy" in job.metrics
+        self._job, self._encoder = job, encoder
+        self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
+        self._tables: dict[str, SqlTable] = {}
+        for number, raw in enumerate(parts(sent.get("tables")), 1):
+            table = table_from(raw, f"table {number}")
+            self._tables[table.id] = table
+        self._metric = _function(part(sent, "metric")) if job.metric is not None and ranks.rank() == 0 else None
+        self._complained = False
+
+    def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
+        """Return all figures by name, the same on every rank, which all must call it."""
+        figures = {LOSS: loss}
+        if (self._encoder.causal or "perplexity" in self._job.metrics) and loss < _MOST_NATS:
+            figures["perplexity"] = math.exp(loss)
+        if self.counts_right:
+            figures["accuracy"] = accuracy
+        answers = generate.predict(trainer, self._encoder, self._questions) if self._questions else []
+        figures |= self._of_answers(answers, trainer.state.global_step) if answers else {}
+        sent = ranks.broadcast_bytes(json.dumps(figures).encode() if ranks.rank() == 0 else None)
+        return {name: float(value) for name, value in json.loads(sent).items()}
+
+    def _of_answers(self, answers: Sequence[Answer], step: int) -> dict[str, float]:
+        texts, expected = [a.predicted for a in answers], [a.expected or "" for a in answers]
+        shares: dict[str, float | None] = {}
+        if "exact_match" in self._job.metrics:
+            shares["exact_match"] = share(answer.exact_match for answer in answers)
+        if "execution_match" in self._job.metrics:
+            shares["execution_match"] = share(self._same_result(answer) for answer in answers)
+        figures = {name: value for name, value in shares.items() if value is not None}
+        if "rouge" in self._job.metrics:
+            figures |= rouge(texts, expected)
+        return figures | (self._own(texts, expected, step) if self._metric is not None else {})
+
+    def _same_result(self, answer: Answer) -> bool | None:
+        table = self._tables.get(answer.table_id or "")
+        return judge(answer.source, answer.expected, answer.predicted, table=table).execution_match
+
+    def _own(self, texts: list[str], expected: list[str], step: int) -> dict[str, float]:
+        assert self._metric is not None
+        try:
+            return _numbers(self._metric(list(texts), list(expected)))
+        except (Exception, SystemExit) as error:  # the user's code: whatever it does, the training is not lost
+            traceback.print_exc(file=sys.stderr)
+            if not self._complained:
+                note(f"metric {self._job.metric} is missing at step {step}: {_raised(error)}")
+            self._complained = True
+            return {}
+
+
+def _function(sent: Mapping[str, object]) -> Metric:
+    source, path, name = (text(sent.get(key)) for key in ("source", "path", "function"))
+    module = ModuleType("workbench_metric")
+    module.__file__ = path
+    # Its lines stand in tracebacks, though the file is not on this pod.
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    sys.modules[module.__name__] = module
+    try:
+        exec(compile(source, path, "exec"), vars(module))
+        function = getattr(module, name)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"metric {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}") from error
+    if not callable(function):
+        raise ConfigError(f"metric {path}:{name} is not a function")
+    metric: Metric = function
+    return metric
+
+
+def _numbers(returned: object) -> dict[str, float]:
+    match returned:
+        case Mapping() if len(returned) <= _MOST_NAMES:
+            numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
+            return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    raise RunError(f"it returned {type(returned).__name__}; it must return at most {_MOST_NAMES} numbers by name")
+
+
+def _raised(error: BaseException) -> str:
+    lines = traceback.extract_tb(error.__traceback__)
+    mine = [line for line in lines if line.filename != __file__]
+    where = f" ({mine[-1].filename} line {mine[-1].lineno}: {mine[-1].line})" if mine else ""
+    return f"{type(error).__name__}: {error}{where}"
