@@ -7,12 +7,14 @@ import random
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
+from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints.collector import Returned, bring_checkpoints_back
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.context import RunContext
@@ -149,10 +151,11 @@ def save(links: list[PodLink], step: int, ranks: tuple[int, ...] = (0, 1)) -> No
 def bring(links: list[PodLink], home: Path) -> Returned:
     places = [RankPlace(rank=rank, local_rank=0, pod=f"pod-{rank}") for rank in (0, 1)]
     nothing: Any = None
+    spec: Any = SimpleNamespace(job=FineTune())
     context = RunContext(
         run_id="r",
         paths=RunPaths(home),
-        spec=nothing,
+        spec=spec,
         links=links,
         places=places,
         identity=nothing,

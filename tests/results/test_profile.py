@@ -180,6 +180,10 @@ def test_two_profiles_side_by_side() -> None:
     for grid in (two.summary(), two.table()):
         for row in grid.rows:
             assert all(str(cell) in text and str(cell) in html.unescape(page) for cell in row)
+    assert not two.note and "Not like for like" not in text
+    apart = compare(one, replace(other, step=11, micro_batch_size=99))
+    for shown in (str(apart), apart._repr_html_()):
+        assert f"Not like for like: step {one.step} and 11, rows per rank {one.micro_batch_size} and 99." in shown
     with pytest.raises(RunError, match="run 'b' has no FLOPS profile"):
         compare(one, None)
     with pytest.raises(ConfigError, match="both profiles are called"):

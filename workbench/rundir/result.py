@@ -91,12 +91,8 @@ class Measurements(TolerantRecord):
     """Mean training loss over the steps."""
     eval_loss: Number | None = None
     """Loss on the evaluation rows after `eval_step`; None where nothing was evaluated after the first step."""
-    eval_step: Whole | None = None
-    """The optimizer step of that evaluation: the step of the model that is saved, where one is."""
     perplexity: Number | None = None
     """e to the power of `eval_loss`: among how many tokens the model still wavers. None for encoder-decoder models."""
-    metrics: Mapping[str, Number] = field(default_factory=dict)
-    """What else that evaluation measured, by name: `rouge1`, `accuracy`, what a function of one's own returned."""
     exact_match: Number | None = None
     """Share of answered evaluation rows whose text is exactly right, 0 to 1."""
     useful_tokens_per_s: Number | None = None
@@ -146,6 +142,10 @@ class ResultRecord(Measurements):
     """Rows a second in the training loop, all ranks together."""
     first_eval_loss: Number | None = None
     """Loss on the evaluation rows before the first step."""
+    eval_step: Whole | None = None
+    """The optimizer step of the evaluation of `eval_loss`: the step of the model that is saved, where one is."""
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    """What else that evaluation measured, by name: `rouge1`, `accuracy`, what a function of one's own returned."""
     peak_memory_gib: Mapping[str, Number] = field(default_factory=dict)
     """By host, GiB: the highest sum over its ranks of resident memory, or of reserved CUDA memory on GPUs."""
     memory_kind: str = "resident"

@@ -1,0 +1,96 @@
+"""Runs over each other: curves in one picture, options that differ, figures, and in what they are not like for like."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import pytest
+from writtenrun import WrittenRun, write_run
+
+from workbench import Run, compare, history
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import write_json
+from workbench.client.result import RunResult
+
+SAME = {"kind": "finetune", "technique": "zero1", "per_device_train_batch_size": 8, "env": {"TOKEN": "${TOKEN}"}}
+
+
+def written(folder: Path, name: str, **job: object) -> WrittenRun:
+    run = write_run(folder / name, {**SAME, **job})
+    write_json(run.paths.origin, {"data": job.get("dataset", "rows")})
+    run.event("start", model="tiny-t5", world_size=3, global_batch_size=24)
+    run.event("eval", step=0, eval_loss=9.5)
+    for step in (1, 2):
+        run.step(step)
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[WrittenRun]:
+    done, running, failed = (
+        written(tmp_path, name, technique=technique)
+        for name, technique in (("done", "zero1"), ("running", "zero3"), ("failed", "zero1"))
+    )
+    done.event("eval", step=2, eval_loss=3.25)
+    figures = {"train_loss": 6.0, "first_eval_loss": 9.5, "eval_loss": 3.25, "eval_step": 2}
+    done.end(steps=2, global_batch_size=24, metrics={"rougeL": 0.5}, peak_memory_gib={"127.0.0.2": 0.75}, **figures)
+    running.state("running", "training")
+    failed.end("failed", "rank 1 died", steps=2, global_batch_size=24)
+    return [done, running, failed]
+
+
+def test_curves_options_and_figures_of_runs_in_any_state(runs: list[WrittenRun]) -> None:
+    paths = [run.paths.root for run in runs]
+    both = compare([str(paths[0]), Run.load(paths[1]), RunResult.load(paths[2])], names=["one", "<b>two</b>", "three"])
+    text, page = str(both), both._repr_html_()
+    assert [row[0] for row in both.options().rows] == ["technique"]
+    assert both.options().rows[0][1:] == ("zero1", "zero3", "zero1")
+    figures = {row[0]: dict(zip(both.figures().columns, row, strict=True)) for row in both.figures().rows}
+    assert [figures[name]["state"] for name in ("one", "<b>two</b>", "three")] == ["succeeded", "running", "failed"]
+    assert (figures["one"]["eval loss"], figures["one"]["of step"], figures["one"]["rougeL"]) == ("3.25", "2", "0.5")
+    assert figures["<b>two</b>"]["eval loss"] == "–", "it was evaluated before its first step alone"
+    assert "one: training 8 at step 1, 4 at step 2; evaluation 9.5 at step 0, 3.25 at step 2" in text
+    assert page.count("<svg") == 1 and "<b>two" not in page
+    for fact in ("3.25", "0.75 GiB", "zero3", "succeeded", "Options that differ", "figures as far as they go"):
+        assert fact in text and fact in html.unescape(page)
+    assert "TOKEN" not in text + page
+    assert both.notes == ("Not ended well, figures as far as they go: <b>two</b> (running), three (failed).",)
+
+
+def test_rows_of_history_and_what_is_not_like_for_like(tmp_path: Path) -> None:
+    for name, more in (("a", {}), ("b", {"dataset": "other", "max_source_length": 64})):
+        written(tmp_path, name, **more).end(
+            steps=2, global_batch_size=24 if name == "a" else 48, device=name, devices=3
+        )
+    notes = compare(list(history(tmp_path)), names="ab").notes
+    assert [note.split(",")[0] for note in notes] == [
+        "They did not learn and were not judged on the same rows.",
+        "Their losses are of other tokens.",
+        "They did not see as many rows.",
+        "They ran on other devices",
+    ]
+
+
+def test_a_damaged_directory_is_a_row_that_says_so(runs: list[WrittenRun]) -> None:
+    runs[1].paths.events.write_bytes(b"\0\xff{]\n" * 9)
+    runs[1].paths.spec.unlink()
+    runs[2].paths.result.write_text("{")
+    both = compare([run.paths.root for run in runs], names="abc")
+    assert len(both.figures().rows) == 3
+    assert "b: no losses" in str(both)
+
+
+def test_what_cannot_be_compared_is_refused(runs: list[WrittenRun], tmp_path: Path) -> None:
+    path = runs[0].paths.root
+    for wrong, words in (
+        ([path], "two runs or more, and was given 1"),
+        (path, r"runs in a list: compare\(\[one, other\]\)"),
+        ([path, path], "two of the names are the same"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            compare(wrong)  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match="2 runs and 1 names"):
+        compare([path, runs[1].paths.root], names=["a"])
+    with pytest.raises(RunError, match=r"holds no run\.json"):
+        compare([path, tmp_path])

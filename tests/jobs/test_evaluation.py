@@ -1,0 +1,67 @@
+"""When a job evaluates, what it measures and what hangs on that: what cannot work is refused with what to set."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.evaluation import answered_rows, best_metric, evaluates, greater_is_better
+from workbench.jobs.finetune import FineTune
+
+BEST = {"eval_steps": 2, "load_best_model_at_end": True}
+REFUSED = {
+    "set it, or choose 'epoch'": {"eval_strategy": "steps"},
+    "eval_strategy is 'epoch', and eval_steps is 3": {"eval_strategy": "epoch", "eval_steps": 3},
+    "metrics is measured at evaluations": {"eval_strategy": "no", "metrics": ["rouge"]},
+    "metric is measured at evaluations": {"eval_strategy": "no", "metric": "m.py:f"},
+    "load_best_model_at_end needs evaluations on the way; set eval_steps": {"load_best_model_at_end": True},
+    "early_stopping_patience needs evaluations on the way": {"eval_strategy": "no", "early_stopping_patience": 2},
+    "set metric_rows to how many rows to answer": {"metrics": ["rouge"], "predict_rows": 0},
+    "metric_rows is for metrics of answers": {"metric_rows": 4, "metrics": ["accuracy"]},
+    "metric is 'm.py'; it must be 'path.py:function'": {"metric": "m.py"},
+    "it must be a list of exact_match, execution_match, rouge, accuracy, perplexity": {"metrics": ["bleu"]},
+    "did you mean 'rougeL'?": {**BEST, "metrics": ["rouge"], "metric_for_best_model": "eval_rougel"},
+    "'perplexity' is not known": {**BEST, "metric_for_best_model": "perplexity"},
+    "save_total_limit limits checkpoints, and none is saved": {"save_total_limit": 3},
+    "early_stopping_threshold is for early_stopping_patience": {**BEST, "early_stopping_threshold": 0.1},
+    "greater_is_better is for load_best_model_at_end": {"greater_is_better": True},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_work_is_refused_with_what_to_set(words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        FineTune(**REFUSED[words])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "greater"),
+    [
+        (None, "eval_loss", False),
+        ("loss", "eval_loss", False),
+        ("eval_rougeL", "rougeL", True),
+        ("perplexity", "perplexity", False),
+        ("eval_exact_match", "exact_match", True),
+        ("my_loss", "my_loss", False),
+        ("score", "score", True),
+    ],
+)
+def test_which_figure_is_compared_and_how(name: str | None, metric: str, greater: bool) -> None:
+    job = FineTune(
+        model="tiny-llama",
+        metrics=["rouge", "exact_match"],
+        metric="m.py:f",
+        eval_strategy="epoch",
+        early_stopping_patience=3,
+        metric_for_best_model=name,
+    )
+    assert (best_metric(job), greater_is_better(job)) == (metric, greater)
+    assert greater_is_better(job.replace(greater_is_better=not greater)) is not greater
+
+
+def test_answers_are_asked_for_where_a_metric_judges_them() -> None:
+    assert [answered_rows(FineTune(metrics=m)) for m in ([], ["accuracy"], ["rouge"])] == [0, 0, 64]
+    assert answered_rows(FineTune(metric="m.py:f", metric_rows=5, predict_rows=0)) == 5
+    assert evaluates(FineTune()) and not evaluates(FineTune(eval_strategy="no"))
