@@ -74,7 +74,7 @@ def test_a_live_run_tells_its_last_step_and_is_marked(tmp_path: Path) -> None:
     paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n")
     at = {"time_s": 1.0, "rank": 0}
     steps = [{**at, "kind": "step", "step": n, "samples_per_s": 1.5 * n} for n in range(5000)]
-    evals = [{**at, "kind": "eval", "eval_loss": loss} for loss in (9, 0.75)]
+    evals = [{**at, "kind": "eval", "step": n, "eval_loss": loss} for n, loss in ((0, 9), (4999, 0.75))]
     events = [*steps[:100], evals[0], *steps[100:], evals[1]]
     paths.events.write_text("".join(json.dumps(e) + "\n" for e in events) + '{"kind": "step", "st')
     (record,) = history(tmp_path)

@@ -73,7 +73,7 @@ def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> Non
         _function({"path": "/nowhere/m.py", "function": "f", "source": "f = 3\n"})
     assert _numbers({"a": 1, "b": math.nan}) == {"a": 1.0}
     for wrong in (0.5, None, {"a": "much"}, {"a": None}):
-        with pytest.raises((Exception,), match="must return|could not|float"):
+        with pytest.raises(Exception, match=r"must return|could not|float"):
             _numbers(wrong)
 
 
