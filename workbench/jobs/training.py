@@ -17,7 +17,7 @@ ALLOWED = frozenset((
 
 _LOSS = "the loss is the mean over all tokens of the global batch, the same for any number of ranks; leave it out"
 _PRECISION = "use `precision`"
-_EVALUATION = "evaluation is the project's own; see eval_steps and per_device_eval_batch_size"
+_EVALUATION = "evaluation is the project's own; see eval_strategy, metrics and per_device_eval_batch_size"
 _ROWS = "rows are made into tokens before the first step and dealt out alike for any number of ranks; leave it out"
 _OUT = "what a run writes is in its run directory"
 _CHECKPOINTS = "use save_steps and `checkpoints`, which are alike under every technique"
@@ -48,7 +48,6 @@ OTHERWISE: Mapping[str, str] = {
     "ignore_data_skip": _CHECKPOINTS,
     "include_num_input_tokens_seen": "tokens are counted anyway; see useful_tokens_per_s of the result",
     "liger_kernel_config": _LOSS,
-    "load_best_model_at_end": _EVALUATION,
     "local_rank": "ranks are started by `launcher`",
     "log_on_each_node": _LOGS,
     "num_train_epochs": "use `epochs`",
@@ -72,18 +71,15 @@ OTHERWISE: Mapping[str, str] = {
     **dict.fromkeys(("predict_with_generate", "sortish_sampler"), _ANSWERS),
     **dict.fromkeys(("label_names", "length_column_name", "train_sampling_strategy"), _ROWS),
     **dict.fromkeys((f"trackio_{what}_id" for what in ("bucket", "space", "static_space")), "use report_to"),
-    **dict.fromkeys(
-        (f"save_{what}" for what in ("on_each_node", "only_model", "strategy", "total_limit")), _CHECKPOINTS
-    ),
+    **dict.fromkeys((f"save_{what}" for what in ("on_each_node", "only_model", "strategy")), _CHECKPOINTS),
     **dict.fromkeys(
         (f"hub_{what}" for what in ("always_push", "model_id", "private_repo", "revision", "strategy", "token")), _HUB
     ),
     "push_to_hub": _HUB,
     **dict.fromkeys(
         (
-            *("eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start", "eval_strategy"),
-            *("batch_eval_metrics", "eval_use_gather_object", "greater_is_better", "include_for_metrics"),
-            *("metric_for_best_model", "prediction_loss_only"),
+            *("eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start"),
+            *("batch_eval_metrics", "eval_use_gather_object", "include_for_metrics", "prediction_loss_only"),
         ),
         _EVALUATION,
     ),
