@@ -153,7 +153,8 @@ def _fetch_part(link: AgentLink, source: PurePosixPath, target: Path) -> str:
     files = read_manifest(target).get("files", {})
     needed, free = sum(entry["bytes"] for entry in files.values()), free_bytes(target)
     if free < needed + _SPARED:
-        return str(disk_full(target.parent.parent.parent, needed, free, kept=_SPARED))
+        full = disk_full(target.parent.parent.parent, needed, free, kept=_SPARED)
+        return f"{full}; run.fetch() brings it while the cluster is there"
     for name in files:
         link.get(str(source / name), target / name)
     return problem_of(target)

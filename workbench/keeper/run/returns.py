@@ -34,12 +34,13 @@ def bring_back(
     link, paths = context.links[0], context.paths
     left = files_left(context, link)
     manifest, strange = fetch(link, context.on_pod(link), paths, left.out)
-    old = {name: text(digest) for name, digest in read_json(paths.manifest).items() if is_output(name)}
+    before = {name: text(digest) for name, digest in read_json(paths.manifest).items()}
+    old = {name: digest for name, digest in before.items() if is_output(name)}
     brought = Brought()
     match context.spec.job:
         case Script() as job:
             brought = ScriptOutputs(context, job, report, rest=rest).bring(left, old, lost)
-    manifest = {**old, **brought.digests, **manifest}
+    manifest = {**(before if rest else old), **brought.digests, **manifest}
     with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
         write_json(paths.manifest, manifest)
     return Brought(digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange)

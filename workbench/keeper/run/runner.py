@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 from workbench.base.clock import now_s
@@ -44,6 +43,7 @@ class Runner:
         self._wishes = Wishes()
         self._returned = Returned()
         self._brought = Brought()
+        self._emptied: set[str] = set()  # pods that hold no more of it than checkpoints
         self._attempt = self._new_attempt(rejoin=context.left)
         self._started_s = now_s()
         self._ended = self._cleared = self._unbrought = False
@@ -157,6 +157,10 @@ class Runner:
         return self._context.paths.held.exists()
 
     @property
+    def _keeps_checkpoints(self) -> bool:
+        return self.holds or bool(self._returned.notes)  # those that did not come back are fetched later
+
+    @property
     def failed(self) -> bool:
         """Whether it has ended, and not well."""
         return self._journal.standing[0] in (RunState.FAILED, RunState.CANCELLED)
@@ -178,8 +182,10 @@ class Runner:
             return []
         context = self._context
         context.everywhere(AgentLink.ensure)
-        context.everywhere(partial(fetch_logs, context))
-        brought = bring_back(context, rest=True)
+        rest = [link for link in context.links if link.pod.name not in self._emptied]
+        for link in rest:
+            fetch_logs(context, link)
+        brought = bring_back(context, rest=True) if rest else Brought()
         returned = bring_checkpoints_back(context)
         if self._unbrought:
             self._journal.mend("every rank is done; its results came back later", output_facts(context.paths))
@@ -208,7 +214,7 @@ class Runner:
                 self._brought = bring_back(context, self._attempt.ledger.lost, progress.say)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
-                self._cleared = not (self.holds or self._brought.keeps)
+                self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
         except Exception as error:  # the run's own outcome must be written whatever happens to its files
             logger.exception("bringing back %s", self._context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
@@ -221,7 +227,8 @@ class Runner:
             if link.pod.name in self._brought.keeps:
                 continue
             try:
-                clear(link, self._context.on_pod(link), all_but_checkpoints=self.holds)
+                clear(link, self._context.on_pod(link), all_but_checkpoints=self._keeps_checkpoints)
+                self._emptied.add(link.pod.name)
             except WorkbenchError as error:
                 logger.warning("clearing %s: %s", link.pod.name, error)
 
