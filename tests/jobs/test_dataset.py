@@ -11,6 +11,8 @@ from wrong import WRONG, places, replaced
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.sources.dataset import Hub, Mini, Release, RowFiles, dataset_from, prepare
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.refusals import row_refusal
 
 ROW = {"table_id": "1-1", "question": "Where?", "sql": {"sel": "Town", "agg": "", "conds": [["Year", "=", 1990]]}}
 INDEXED = {"table_id": "1-1", "question": "Where?", "sql": {"sel": 0, "agg": 3, "conds": [[1, 2, 1990]]}}
@@ -122,7 +124,7 @@ def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: P
         {"source": "", "target": "Once\nupon a time", "table_id": None},
     ]
     with pytest.raises(ConfigError, match=r"t\.jsonl, line 2 is plain text.*causal model such as 'tiny-llama'"):
-        prepare(files, tmp_path / "out", plain_text=False)
+        prepare(files, tmp_path / "out", refusal=row_refusal(FineTune(model="tiny-t5")))
 
 
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.refusals import check_at_submit
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
 
@@ -36,8 +37,20 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"model": ""}, "job model is ''; it must be a hub id, a folder or 'tiny-t5'"),
         ({"report_to": "wandb"}, "job report_to is 'wandb'; it must be a list of wandb, mlflow"),
         ({"report_to": ["tensorbord"]}, r"job report_to is \['tensorbord'\]; it must be a list of wandb, mlflow"),
-        ({"prompt": "{input}"}, "job prompt is '{input}'; it must be plain, alpaca, llama2-chat, or a template that"),
-        ({"system": "Be brief."}, "system is the system block of prompt 'llama2-chat'"),
+        ({"prompt": "{input}"}, "job prompt is '{input}'; it must be chat, plain, alpaca, llama2-chat, or a"),
+        (
+            {"model": "tiny-llama", "system": "Be brief."},
+            "system is the system turn of prompt 'chat', which takes a model with a chat",
+        ),
+        (
+            {"model": "tiny-llama", "prompt": "chat"},
+            "prompt is 'chat', and the model 'tiny-llama' has no chat",
+        ),
+        (
+            {"model": "me/m", "prompt": "plain", "chat_template": "x"},
+            "chat_template is for prompt 'chat', and prompt",
+        ),
+        ({"chat_template": "x"}, "chat_template is for causal models, and 'tiny-t5' is an encoder-decoder model"),
         ({"peft": "lora", "lora": {"rank": 4}}, "lora option 'rank' is not known"),
         ({"peft": "lora", "lora": {"r": 0}}, "lora r is 0; it must be a whole number, 1 or more"),
         ({"technique": "fsdp", "fsdp": {"layers": "T5Block"}}, "fsdp layers is 'T5Block'; it must be a list of class"),
@@ -130,3 +143,17 @@ def test_help_of_the_command_line_needs_no_record() -> None:
     code = "import sys, workbench.cli; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pydantic" not in run.stdout.split()
+
+
+def test_a_model_with_a_chat_template_of_its_own_is_known_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = str(tmp_path)
+    job = FineTune(model=model, prompt="chat", system="Be brief.")
+    with pytest.raises(ConfigError, match="has no chat template; give one as chat_template="):
+        check_at_submit(job, gpus=0)
+    check_at_submit(job.replace(chat_template="{{ messages }}"), gpus=0)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    check_at_submit(job, gpus=0)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    check_at_submit(job, gpus=0)

@@ -175,3 +175,86 @@ def test_a_causal_folder_without_padding_token_trains_and_answers(llama: model.L
     assert texts(spread.model, its, its.questions(EXAMPLES[:3])) == first
     half = model.load(str(tmp_path), (), seed=0, options={"dtype": torch.bfloat16})
     assert half.model.dtype is torch.bfloat16
+
+
+# Each turn with its role before it and an end after it, as ChatML.
+TURNS = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+CHAT = Example(
+    source="And towns?",
+    target="Lund, Graz",
+    messages=(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Name a town."},
+        {"role": "assistant", "content": "Graz"},
+        {"role": "user", "content": "And towns?"},
+        {"role": "assistant", "content": "Lund, Graz"},
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def chatting() -> model.Loaded:
+    return model.load("tiny-llama", [*EXAMPLES, CHAT], seed=3, chat_template=TURNS)
+
+
+def shown(loaded: model.Loaded, row: Row) -> str:
+    """A row as text, with what is learned after a `»`."""
+    begin = next(n for n, label in enumerate(row["labels"]) if label != IGNORED)
+    return text_of(loaded, list(row["input_ids"][:begin])) + "»" + text_of(loaded, list(row["input_ids"][begin:]))
+
+
+@pytest.mark.slow
+def test_under_a_chat_template_every_form_of_row_is_turns_and_the_end_of_a_turn_stops(chatting: model.Loaded) -> None:
+    made = encoder(chatting, chat_template=TURNS, system="Be kind.")
+    end, eos = chatting.tokenizer.convert_tokens_to_ids(["<|end|>", "</s>"])
+    assert chatting.model.generation_config.eos_token_id == sorted([eos, end])
+    asked, chat, plain = made.rows([EXAMPLES[0], CHAT, TEXT])[:3]
+    assert shown(chatting, asked) == (
+        "<|system|>Be kind.<|end|><|user|>Name 1 towns.\nin order<|end|><|assistant|>»Lund, Graz<|end|>"
+    )
+    # A system turn of the row's own stands; both answers are learned, with their ends, and nothing else is.
+    assert text_of(chatting, list(chat["input_ids"])).startswith("<|system|>Be brief.<|end|><|user|>Name a town.")
+    learned = [token for token, label in zip(chat["input_ids"], chat["labels"], strict=True) if label != IGNORED]
+    assert text_of(chatting, learned) == "Graz<|end|>Lund, Graz<|end|>"
+    assert plain["labels"] == [IGNORED, *plain["input_ids"][1:]]  # plain text is learned as it is
+    whole = encoder(chatting, chat_template=TURNS, loss_on="all").rows([CHAT])[0]
+    assert whole["labels"] == [IGNORED, *whole["input_ids"][1:]]
+    (question,) = made.questions([CHAT])
+    assert text_of(chatting, list(question["input_ids"])).endswith("<|user|>And towns?<|end|><|assistant|>")
+    answer = chatting.tokenizer("Lund<|end|>Graz", add_special_tokens=False, return_tensors="pt").input_ids
+    assert made.texts(answer) == ["Lund"]
+
+
+@pytest.mark.slow
+def test_a_chat_that_is_too_long_loses_its_first_exchanges_and_keeps_its_system_turn(chatting: model.Loaded) -> None:
+    whole = encoder(chatting, chat_template=TURNS).questions([CHAT])[0]["input_ids"]
+    made = encoder(chatting, chat_template=TURNS, max_source_length=len(whole) - 1, max_target_length=2)
+    (row,), (question,) = made.rows([CHAT]), made.questions([CHAT])
+    left = "<|system|>Be brief.<|end|><|user|>And towns?<|end|><|assistant|>"
+    assert text_of(chatting, list(question["input_ids"])) == left
+    text, learned = shown(chatting, row).split("»")
+    assert text == left and "Lund, Graz".startswith(learned) and learned != "Lund, Graz"  # a cut answer does not end
+    shorter = encoder(chatting, chat_template=TURNS, max_source_length=len(question["input_ids"]) - 1)
+    (cut,) = shorter.questions([CHAT])
+    assert text_of(chatting, list(cut["input_ids"])).startswith("<|system|>Be brief.<|end|><|user|>And")
+    assert text_of(chatting, list(cut["input_ids"])).endswith("<|end|><|assistant|>")
+    with pytest.raises(ConfigError, match="row 1: max_source_length is 4, which the chat template takes alone"):
+        encoder(chatting, chat_template=TURNS, max_source_length=4).rows([CHAT])
+
+
+@pytest.mark.slow
+def test_a_chat_without_a_template_is_refused_on_the_ranks_too(llama: model.Loaded, t5: model.Loaded) -> None:
+    loaded = model.load("tiny-llama", EXAMPLES, seed=3)
+    with pytest.raises(ConfigError, match=r"row 2 is a row of messages, and the model 'tiny-llama' has no chat"):
+        encoder(loaded).rows([EXAMPLES[0], CHAT])
+    with pytest.raises(ConfigError, match=r"row 1 is a row of messages, and prompt is 'alpaca'"):
+        encoder(llama, prompt="alpaca").questions([CHAT])
+    with pytest.raises(ConfigError, match=r"row 1 is a row of messages, from which 'tiny-t5' cannot learn"):
+        encoder(t5).rows([CHAT])
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TURNS
+    loaded.tokenizer.chat_template = refusing  # as a model of the hub has its own
+    with pytest.raises(ConfigError, match=r"row 1: the chat template refuses the turns \(system, user\): no system"):
+        Encoder(loaded, FineTune(model="me/on-the-hub", system="Be kind.")).rows(EXAMPLES)

@@ -38,7 +38,7 @@ from workbench.jobs.script import Script
 
 __all__ = ["PROMPTS", "TRACKERS", "FineTune", "Job", "job_from_dict"]
 
-PROMPTS = ("plain", "alpaca", "llama2-chat")
+PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
 TRACKERS = ("wandb", "mlflow")
 
 Tokens = Annotated[Size, Unit("tokens")]
@@ -53,8 +53,8 @@ _Metric = Annotated[str, Choice(METRICS)]
 _METRIC_FORM = "'path.py:function', a function of a Python file"
 
 
-def _prompt(value: str) -> str:
-    if value not in PROMPTS and "{instruction}" not in value:
+def _prompt(value: str | None) -> str | None:
+    if value is not None and value not in PROMPTS and "{instruction}" not in value:
         raise ValueError(value)
     return value
 
@@ -197,10 +197,14 @@ class FineTune(Record):
     """Tokens after which an input is cut."""
     max_target_length: Tokens = 128
     """Tokens after which an output is cut."""
-    prompt: Annotated[str, AfterValidator(_prompt), Allowed(_PROMPT_FORMS)] = "plain"
-    """How a causal model is asked: `plain`, `alpaca`, `llama2-chat`, or a template with {instruction} and {input}."""
+    prompt: Annotated[str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS)] = None
+    """How a causal model is asked: `chat` (its tokenizer's chat template), `plain`, `alpaca`, `llama2-chat`, or a
+    template with {instruction} and {input}. Default None: `chat` where there is a chat template, else `plain`."""
+    chat_template: Text | None = None
+    """A chat template as text (Jinja), in place of the tokenizer's own or where it has none; it is saved with the
+    trained model. Default None: the tokenizer's."""
     system: str | None = None
-    """The system block of `llama2-chat`."""
+    """The system turn of `chat`, for rows that have none, or the system block of `llama2-chat`."""
     loss_on: Annotated[str, Choice(LossOn)] = "answer"
     """One of `LossOn`; an encoder-decoder model always learns from the answer."""
     packing: bool = False

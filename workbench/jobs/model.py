@@ -10,7 +10,9 @@ from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.json_values import Json, parse_json, part
 
-__all__ = ["TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "family_by_name", "model_family", "model_kind"]
+__all__ = [
+    "TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "family_by_name", "has_chat_template", "model_family", "model_kind",
+]  # fmt: skip
 
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
@@ -78,10 +80,25 @@ def model_kind(model: str) -> ModelKind:
     )
 
 
-def _config_of(model: str) -> Json:
+def has_chat_template(model: str) -> bool | None:
+    """Return whether the model that a job names has a chat template of its own; None where only the hub knows.
+
+    Example:
+        >>> has_chat_template("tiny-llama"), has_chat_template("Qwen/Qwen2.5-0.5B-Instruct")
+        (False, None)
+    """
+    if model in (TINY_T5, TINY_LLAMA):
+        return False
+    folder = Path(model).expanduser()
+    if not is_there(folder / "config.json"):
+        return None
+    return is_there(folder / "chat_template.jinja") or bool(_config_of(model, "tokenizer_config").get("chat_template"))
+
+
+def _config_of(model: str, name: str = "config") -> Json:
     # Links are followed here: the folders of the hub's cache are made of them.
     try:
-        text = (Path(model).expanduser() / "config.json").read_text(encoding="utf-8")
+        text = (Path(model).expanduser() / f"{name}.json").read_text(encoding="utf-8")
         return part({"config": parse_json(text)}, "config")
     except (OSError, RuntimeError, ValueError):
         return {}

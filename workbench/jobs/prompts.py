@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from workbench.base.errors import ConfigError
+
 __all__ = ["fill", "source_text", "wording"]
 
 # https://github.com/tatsu-lab/stanford_alpaca#data-release
@@ -29,7 +31,8 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
     r"""Make the text that a causal model goes on from.
 
     Args:
-        prompt: `plain`, `alpaca`, `llama2-chat`, or a template with {instruction} and perhaps {input}.
+        prompt: `plain`, `alpaca`, `llama2-chat`, or a template with {instruction} and perhaps {input}. A model's own
+            chat template (`chat`) is filled by its tokenizer alone.
         instruction: What is asked.
         input: What it is asked of. Where the form has no place of its own for it, it follows on the next line.
         system: The system block of `llama2-chat`; none where it is None.
@@ -37,12 +40,17 @@ def fill(prompt: str, instruction: str, input: str = "", *, system: str | None =
     Returns:
         The prompt; empty for a row that asks nothing, as plain text does, whatever the form.
 
+    Raises:
+        ConfigError: The prompt is `chat`.
+
     Example:
         >>> fill("llama2-chat", "Say it in French.", "Hello", system="Be brief.")
         '[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nSay it in French.\nHello [/INST]'
         >>> fill("Q: {instruction} A:", "1 + 1?")
         'Q: 1 + 1? A:'
     """
+    if prompt == "chat":
+        raise ConfigError("prompt 'chat' is the template of a model's tokenizer; use its apply_chat_template")
     if not instruction and not input:
         return ""
     template = {"plain": _PLAIN, "alpaca": _ALPACA_WITH_INPUT if input else _ALPACA, "llama2-chat": _LLAMA2}.get(
@@ -62,6 +70,6 @@ def source_text(instruction: str, input: str = "") -> str:
     return "\n".join(part for part in (instruction, input) if part)
 
 
-def wording(prompt: str, *, system: str | None = None) -> str:
-    """Return the words that a form itself puts around every row."""
-    return fill(prompt, "\n", system=system)
+def wording(prompt: str | None, *, system: str | None = None) -> str:
+    """Return the words that a form itself puts around every row; those of a chat template are its tokenizer's."""
+    return system or "" if prompt == "chat" else fill(prompt or "plain", "\n", system=system)

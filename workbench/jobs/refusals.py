@@ -18,14 +18,15 @@ from workbench.jobs.choices import (
     Shard,
     Technique,
 )
+from workbench.jobs.data.rows import Refusal, Row
 from workbench.jobs.evaluation import check_evaluation
-from workbench.jobs.model import Family, family_by_name, model_family
+from workbench.jobs.model import TINY_LLAMA, Family, family_by_name, has_chat_template, model_family
 from workbench.jobs.training import check_training
 
 if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
-__all__ = ["check_at_submit", "check_family", "check_together"]
+__all__ = ["check_at_submit", "check_family", "check_together", "no_template", "row_refusal"]
 
 # What some of transformers' schedules cannot do without, one of each.
 _SCHEDULE_NEEDS = {
@@ -51,9 +52,9 @@ def check_together(job: FineTune) -> None:
             f"per_device_train_batch_size is {job.per_device_train_batch_size}; use 1 with longer rows, or 'sdpa'"
         )
     check_evaluation(job)
-    if job.system is not None and job.prompt != "llama2-chat":
-        raise ConfigError("system is the system block of prompt 'llama2-chat'; choose that prompt, or drop it")
-    check_family(job, family_by_name(job.model))  # a job is read from the directories of others too: no file is opened
+    # A job is read from the directories of others too: no file is opened.
+    check_family(job, family_by_name(job.model))
+    _check_prompt(job, False if job.model == TINY_LLAMA else None)
 
 
 def check_family(job: FineTune, family: Family | None) -> None:
@@ -63,16 +64,44 @@ def check_family(job: FineTune, family: Family | None) -> None:
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the T5 family overflow in it, "
             "for their activations leave its range; use 'bf16'"
         )
-    if family is Family.ENCODER_DECODER and job.packing:
-        raise ConfigError(f"packing is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
-    if family is Family.ENCODER_DECODER and (job.prompt != "plain" or job.loss_on != LossOn.ANSWER):
-        key = "prompt" if job.prompt != "plain" else "loss_on"
+    if family is not Family.ENCODER_DECODER:
+        return
+    others = {
+        "prompt": job.prompt not in (None, "plain"),
+        "chat_template": job.chat_template is not None,
+        "system": job.system is not None,
+        "packing": job.packing,
+        "loss_on": job.loss_on != LossOn.ANSWER,
+    }
+    if key := next((key for key, given in others.items() if given), None):
         raise ConfigError(f"{key} is for causal models, and {job.model!r} is an encoder-decoder model; drop it")
+
+
+def no_template(model: str) -> str:
+    """Return the words for a model that is asked for a chat and has no template."""
+    return f"the model {model!r} has no chat template; give one as chat_template=, or take a model that has its own"
+
+
+def row_refusal(job: FineTune) -> Refusal:
+    """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
+    family, has_template = model_family(job.model), bool(job.chat_template) or has_chat_template(job.model)
+
+    def refusal(row: Row) -> str:
+        if family is Family.ENCODER_DECODER and (row.is_plain or row.messages):
+            kind = "plain text" if row.is_plain else "a row of messages"
+            causal = "a causal model such as 'tiny-llama'" if row.is_plain else "a causal model with a chat template"
+            return f"is {kind}, and the model answers a source: use {causal}, or rows with a source"
+        if row.messages and job.prompt not in (None, "chat"):
+            return f"is a row of messages, and prompt is {job.prompt!r}; drop it, or use 'chat'"
+        return f"is a row of messages, and {no_template(job.model)}" if row.messages and has_template is False else ""
+
+    return refusal
 
 
 def check_at_submit(job: FineTune, *, gpus: int) -> None:
     """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
     check_family(job, model_family(job.model))
+    _check_prompt(job, has_chat_template(job.model))
     if gpus < 2 and Fsdp.from_dict(job.fsdp).shard == Shard.HYBRID:
         raise ConfigError(
             "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
@@ -88,6 +117,19 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
         raise ConfigError("precision 'fp16' needs GPUs, for its loss scaling runs there only; use 'bf16' on CPUs")
     if Optimizer(job.optimizer).uses_bitsandbytes:
         raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
+
+
+def _check_prompt(job: FineTune, has_template: bool | None) -> None:
+    if job.chat_template is not None and job.prompt not in (None, "chat"):
+        raise ConfigError(f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them")
+    lacks = job.chat_template is None and has_template is False
+    if job.prompt == "chat" and lacks:
+        raise ConfigError(f"prompt is 'chat', and {no_template(job.model)}")
+    if job.system is not None and (lacks if job.prompt in (None, "chat") else job.prompt != "llama2-chat"):
+        raise ConfigError(
+            "system is the system turn of prompt 'chat', which takes a model with a chat template, or the system block "
+            "of prompt 'llama2-chat'; choose one of them, or drop it"
+        )
 
 
 def _check_technique(job: FineTune) -> None:

@@ -19,7 +19,7 @@ from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.split import chosen
 from workbench.jobs.finetune import FineTune
-from workbench.jobs.model import Family, model_family
+from workbench.jobs.refusals import row_refusal
 
 __all__ = ["Length", "RowPreview", "preview"]
 
@@ -76,14 +76,14 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     if not isinstance(job, FineTune):
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
     dataset = dataset_from(job.dataset)
-    plain_text = model_family(job.model) is not Family.ENCODER_DECODER
+    refusal = row_refusal(job)
     with tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch:
         folder = Path(scratch)
         if isinstance(dataset, Hub):
             dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))
-            counts = dataset.write(folder, plain_text=plain_text)
+            counts = dataset.write(folder, refusal=refusal)
         else:
-            prepared = prepare(dataset, folder, plain_text=plain_text)
+            prepared = prepare(dataset, folder, refusal=refusal)
             counts = (prepared.train_rows, prepared.eval_rows)
         train, duplicates = _digests(folder / "train.jsonl")
         overlap = sum(digest in train for digest in _lines(folder / "eval.jsonl"))

@@ -7,7 +7,7 @@ with a tables file (the original release), and the hub's rows, which carry their
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import NamedTuple
@@ -15,10 +15,14 @@ from typing import NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import text
 from workbench.jobs.data.lines import Fields, short
+from workbench.jobs.data.messages import CHAT, CHAT_KEYS, Message, answered, chat_key, last_of, turns_of
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 
-__all__ = ["ANSWERS", "NESTED", "PREFIX", "SUMMARIZE", "Row", "check_columns", "renamed", "row_from", "table_from"]
+__all__ = [
+    "ANSWERS", "NESTED", "PREFIX", "SUMMARIZE", "Refusal", "Row", "any_row", "check_columns", "renamed",
+    "row_from", "table_from",
+]  # fmt: skip
 
 PREFIX = "translate to SQL: "
 SUMMARIZE = "Summarize this dialogue:"
@@ -50,11 +54,11 @@ _FORMS = (
 _SQL = _Form("question", "sql")
 ANSWERS = {form.asks: [other.answers for other in (*_FORMS, _SQL) if other.asks == form.asks] for form in _FORMS}
 """The key of a form that says what is asked, and those that may answer it."""
-NESTED = ("sql", "table")
+NESTED = ("sql", "table", *CHAT_KEYS)
 """Keys whose values are objects or lists; a table of text has them as JSON."""
 _ALONE = "text"
 _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if key) | dict.fromkeys(
-    (_ALONE, "table_id", "table")
+    (_ALONE, CHAT, "table_id", "table")
 )
 
 
@@ -69,6 +73,8 @@ class Row:
     """The table that the question is asked of; None for a row without a table."""
     input: str = ""
     """What the instruction is about, where the row keeps that apart."""
+    messages: tuple[Message, ...] = ()
+    """The turns of a chat, up to the last answer; `source` and `target` are then the last question and answer."""
 
     @property
     def is_plain(self) -> bool:
@@ -78,13 +84,25 @@ class Row:
     def to_json(self) -> str:
         """Return the line of `train.jsonl` or `eval.jsonl`."""
         apart = {"input": self.input} if self.input else {}
-        row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id}
+        turns = {"messages": self.messages} if self.messages else {}
+        row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id, **turns}
         return json.dumps(row, ensure_ascii=False)
+
+
+Refusal = Callable[[Row], str]
+"""Says why a model cannot learn from a row; empty where it can."""
+
+
+def any_row(_: Row) -> str:
+    """Refuse no row."""
+    return ""
 
 
 def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Row:
     """Make the trainer's row of a row in any known form."""
     row = Fields(data, where)
+    if turns := turns_of(row):
+        return _chat(row, turns)
     if "sql" not in row.data:
         return _written(row)
     question, sql = row.text("question"), row.child("sql")
@@ -119,7 +137,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
     for field in columns:
         if field not in _FIELDS:
             raise one_of("dataset columns: the field", field, _FIELDS)
-    if columns and _form_of(columns) is None and _ALONE not in columns:
+    if columns and _form_of(columns) is None and not {_ALONE, CHAT} & columns.keys():
         raise ConfigError(f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}")
 
 
@@ -139,6 +157,15 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
     rows = tuple(_cells(fields, i, row, len(header)) for i, row in enumerate(fields.items("rows")))
     name = next((str(fields.data[k]) for k in ("name", "caption", "page_title") if fields.data.get(k)), "")
     return SqlTable(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
+
+
+def _chat(row: Fields, turns: Sequence[Message]) -> Row:
+    learned = answered(turns)
+    if not learned:
+        row.fail(chat_key(row), "has no turn of the assistant to learn from")
+    table_id = row.text("table_id") if row.data.get("table_id") is not None else None
+    source, target = last_of(learned, "user"), last_of(learned, "assistant")
+    return Row(source=source, target=target, table_id=table_id, messages=learned)
 
 
 def _written(row: Fields) -> Row:

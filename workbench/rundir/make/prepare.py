@@ -18,7 +18,8 @@ from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.evaluation import metric_function
 from workbench.jobs.finetune import FineTune, Job
-from workbench.jobs.model import Family, model_family, model_kind
+from workbench.jobs.model import model_family, model_kind
+from workbench.jobs.refusals import row_refusal
 from workbench.jobs.script import Script
 from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.folder import fresh_folder
@@ -111,8 +112,7 @@ def _prepare_finetune(
     model_kind(job.model)
     world_size = spec.world_size
     deepspeed = resolve(job, gpus=spec.cluster.pods.gpus, world_size=world_size)
-    plain_text = model_family(job.model) is not Family.ENCODER_DECODER
-    data = prepare(dataset_from(job.dataset), paths.inputs, plain_text=plain_text)
+    data = prepare(dataset_from(job.dataset), paths.inputs, refusal=row_refusal(job))
     resolved: Mapping[str, object] = {
         "job": {**job.to_dict(), "env": {}},
         "train": data.train.name if data.train else None,

@@ -11,7 +11,8 @@ from workbench.base.files import read_json
 from workbench.base.json_values import part
 from workbench.base.package import file_digest
 from workbench.jobs.data.sources.hub import Hub
-from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.model import has_chat_template
 from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.paths import RunPaths
 
@@ -23,8 +24,16 @@ AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
 _SAME = (
     *("model", "technique", "peft", "lora", "fsdp", "precision", "optimizer", "learning_rate", "seed"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "max_source_length", "max_target_length"),
-    *("prompt", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps", "warmup_ratio"),
-    *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "label_smoothing_factor"),
+    *("prompt", "chat_template", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps"),
+    *(
+        "warmup_ratio",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "max_grad_norm",
+        "label_smoothing_factor",
+    ),
 )
 
 
@@ -54,8 +63,11 @@ def resume_checkpoint(
 
 
 def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:
-    before = job_from_dict({**made["job"], "resume": None})
-    now, then = job.to_dict(), before.to_dict()
+    before = FineTune.from_dict({**made["job"], "resume": None})
+    # Older runs wrote 'plain' where nothing was asked for.
+    chats = True if job.chat_template is not None else has_chat_template(job.model)
+    default = {True: "chat", False: "plain", None: None}[chats]
+    now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
     different = [f"{name} is {now[name]!r} and was {then[name]!r}" for name in _SAME if now[name] != then[name]]
     if different:
         raise ConfigError(f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings")

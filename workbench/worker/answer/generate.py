@@ -78,4 +78,4 @@ def _answer(model: Any, encoder: Encoder, rows: Sequence[Row], device: torch.dev
             synced_gpus=synced_gpus,
         )
     begin = batch["input_ids"].shape[1] if encoder.causal else 0
-    return [str(text) for text in encoder.tokenizer.batch_decode(tokens[:, begin:], skip_special_tokens=True)]
+    return encoder.texts(tokens[:, begin:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.hub import Hub
@@ -34,4 +35,4 @@ def _examples(hub: Hub, split: str, most: int | None = None) -> list[Example]:
         ) from error
     loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
     rows = (hub.row(raw, split, number) for number, raw in enumerate(loaded))
-    return [Example(source=r.source, target=r.target, input=r.input, table_id=r.table_id) for r in rows]
+    return [Example(**{field.name: getattr(r, field.name) for field in fields(r)}) for r in rows]

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from workbench.base.errors import ConfigError
+from workbench.jobs.data.lines import Fields
+from workbench.jobs.data.messages import Message, turns_of
 
 __all__ = [
     "IGNORED",
@@ -38,6 +40,8 @@ class Example:
     opening: str = ""
     """How the answer begins, where the model is only asked to go on."""
     table_id: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The turns of a chat; `source` and `target` are then the last question and answer."""
 
 
 Row = Mapping[str, Sequence[int]]
@@ -134,5 +138,9 @@ def _read(path: Path) -> list[Example]:
 def _example(raw: Mapping[str, object]) -> Example:
     table_id = None if raw.get("table_id") is None else str(raw["table_id"])
     return Example(
-        source=str(raw["source"]), target=str(raw["target"]), input=str(raw.get("input") or ""), table_id=table_id
+        source=str(raw["source"]),
+        target=str(raw["target"]),
+        input=str(raw.get("input") or ""),
+        table_id=table_id,
+        messages=turns_of(Fields(raw, "")),
     )

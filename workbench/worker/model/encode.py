@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import LossOn
+from workbench.jobs.data.messages import Message
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
-from workbench.jobs.refusals import check_family
+from workbench.jobs.refusals import check_family, no_template
 from workbench.worker.data.rows import IGNORED, Collator, Example, Row, tokenize
+from workbench.worker.model.chat import Chat
 from workbench.worker.model.load import Loaded
 
 __all__ = ["Encoder", "asks"]
@@ -35,6 +37,7 @@ class Encoder:
                 f"the model {job.model!r} names no padding token or no decoder start token; "
                 "add it to its tokenizer_config.json or config.json"
             )
+        self._chat = _chat(loaded, job) if self.causal else None
 
     @property
     def collator(self) -> Collator:
@@ -50,6 +53,8 @@ class Encoder:
         """Make rows to learn from, or to take the loss of."""
         if not self.causal:
             return self._pairs(examples)
+        if self._chat is not None:
+            return [row for n, e in enumerate(examples, 1) for row in self._numbered(n, self._learned, e)]
         prompts, answers = self._prompts(examples), self._ids([e.target for e in examples])
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
@@ -58,7 +63,7 @@ class Encoder:
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
-        """Make rows to be answered, one for each example, whose targets are left out."""
+        """Make rows to be answered, one for each example, whose last answers are left out."""
         if not self.causal:
             return self._pairs(examples)
         openings = self._ids([e.opening for e in examples])
@@ -66,16 +71,73 @@ class Encoder:
         # A model cannot go on from nothing.
         return [{"input_ids": ids or [self.tokenizer.eos_token_id]} for ids in prompts]
 
+    def texts(self, tokens: Sequence[Any]) -> list[str]:
+        """Return what the model said, of the tokens that it wrote."""
+        if self._chat is None:
+            return [str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
+        return [self._chat.answer(ids.tolist()) for ids in tokens]
+
     def _pairs(self, examples: Sequence[Example]) -> list[Row]:
         for number, example in enumerate(examples, 1):
-            if not asks(example):
+            if not asks(example) or example.messages:
+                kind = "a row of messages" if example.messages else "plain text"
                 raise ConfigError(
-                    f"row {number} is plain text, from which {self.job.model!r} cannot learn: it answers a source; "
+                    f"row {number} is {kind}, from which {self.job.model!r} cannot learn: it answers a source; "
                     "use a causal model such as 'tiny-llama', or rows with a source"
                 )
         read = [Example(source=source_text(e.source, e.input), target=e.target) for e in examples]
         lengths = {"max_source_length": self.job.max_source_length, "max_target_length": self.job.max_target_length}
         return tokenize(self.tokenizer, read, **lengths)
+
+    def _learned(self, example: Example) -> list[Row]:
+        assert self._chat is not None
+        if not asks(example):
+            return self._plain([*self._ids([example.target])[0], self.tokenizer.eos_token_id])
+        answer = {"role": "assistant", "content": example.target}
+        rows = self._chat.learned([*self._within(self._turns(example)), answer])
+        # A cut answer does not end: a model should not learn to stop there.
+        ids, marks = rows[-1]
+        begin = len(ids) - next((n for n, mark in enumerate(reversed(marks)) if not mark), len(ids))
+        rows[-1] = (ids[: begin + self.job.max_target_length], marks[: begin + self.job.max_target_length])
+        everything = self.job.loss_on == LossOn.ALL
+        return [
+            _row(ids, [token if mark or everything else IGNORED for token, mark in zip(ids, marks, strict=True)])
+            for ids, marks in rows
+        ]
+
+    def _turns(self, example: Example) -> list[Message]:
+        """Return the turns that come before an example's last answer."""
+        user = {"role": "user", "content": source_text(example.source, example.input)}
+        turns = list(example.messages) or [user]
+        if turns[-1]["role"] == "assistant":
+            turns.pop()
+        system = self.job.system
+        return (
+            turns if system is None or turns[0]["role"] == "system" else [{"role": "system", "content": system}, *turns]
+        )
+
+    def _within(self, turns: Sequence[Message]) -> list[Message]:
+        """Leave out the first exchanges of turns that are too long, then the end of what was asked last."""
+        assert self._chat is not None
+        first = int(turns[0]["role"] == "system")
+        system, rest = list(turns[:first]), list(turns[first:])
+        while len(self._chat.prompt([*system, *rest])) > self.job.max_source_length:
+            later = next((n for n, turn in enumerate(rest[1:], 1) if turn["role"] == "user"), None)
+            if later is None:
+                break
+            rest = rest[later:]
+        prompt, (*before, last) = self._chat.prompt, [*system, *rest]
+
+        def asked(content: str) -> list[Message]:
+            return [*before, {**last, "content": content}]
+
+        return asked(self._shortened(last["content"], lambda text: prompt(asked(text))))
+
+    def _numbered(self, number: int, make: Callable[[Example], list[Any]], example: Example) -> list[Any]:
+        try:
+            return make(example)
+        except ConfigError as error:
+            raise ConfigError(f"row {number}: {error}") from error
 
     def _answer(self, prompt: list[int], answer: list[int]) -> Row:
         # A cut answer does not end: a model should not learn to stop there.
@@ -89,25 +151,40 @@ class Encoder:
         return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [_row(pieces[0], pieces[0])]
 
     def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
+        if self._chat is not None:
+            return [self._numbered(number, self._asked, example) for number, example in enumerate(examples, 1)]
+        for number, example in enumerate(examples, 1):
+            if example.messages:
+                why = no_template(self.job.model) if self.job.prompt is None else f"prompt is {self.job.prompt!r}"
+                raise ConfigError(f"row {number} is a row of messages, and {why}")
         whole = self._ids([self._text(e.source, e.input) for e in examples])
         prompts = [self._start + ids for ids in whole]
         most = self.job.max_source_length
         return [ids if len(ids) <= most else self._cut(e) for e, ids in zip(examples, prompts, strict=True)]
 
+    def _asked(self, example: Example) -> list[int]:
+        assert self._chat is not None
+        return self._chat.prompt(self._within(self._turns(example))) if asks(example) else self._start
+
     def _cut(self, example: Example) -> list[int]:
         """Shorten a row's input, or where it has none its instruction, so that the form around them stays whole."""
-        most = self.job.max_source_length
-        instruction, given = example.source, example.input
-        shortened = given or instruction
-        while shortened:
-            (ids,) = self._ids([self._text(instruction, shortened) if given else self._text(shortened, "")])
-            over = len(self._start) + len(ids) - most
-            if over <= 0:
-                return self._start + ids
-            shortened = self._shorter(shortened, over)
-        raise ConfigError(
-            f"max_source_length is {most}, which the prompt form {self.job.prompt!r} takes alone; give more"
-        )
+
+        def prompt(text: str) -> list[int]:
+            asked = self._text(example.source, text) if example.input else self._text(text, "")
+            return self._start + self._ids([asked])[0]
+
+        return prompt(self._shortened(example.input or example.source, prompt))
+
+    def _shortened(self, text: str, prompt: Callable[[str], list[int]]) -> str:
+        """Return as much of the beginning of a text as leaves its prompt short enough."""
+        while (over := len(prompt(text)) - self.job.max_source_length) > 0:
+            if not text:
+                form = f"the prompt form {self.job.prompt or 'plain'!r}" if self._chat is None else "the chat template"
+                raise ConfigError(
+                    f"max_source_length is {self.job.max_source_length}, which {form} takes alone; give more"
+                )
+            text = self._shorter(text, over)
+        return text
 
     def _shorter(self, text: str, tokens: int) -> str:
         (ids,) = self._ids([text])
@@ -116,7 +193,7 @@ class Encoder:
         return kept if len(kept) < len(text) else text[:-1]
 
     def _text(self, instruction: str, given: str) -> str:
-        return fill(self.job.prompt, instruction, given, system=self.job.system)
+        return fill(self.job.prompt or "plain", instruction, given, system=self.job.system)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids] if texts else []
@@ -124,7 +201,25 @@ class Encoder:
 
 def asks(example: Example) -> bool:
     """Whether there is something to answer, and it is not a text to go on with."""
-    return bool(example.source or example.input)
+    return bool(example.source or example.input or example.messages)
+
+
+def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
+    tokenizer = loaded.tokenizer
+    if job.chat_template is not None:
+        tokenizer.chat_template = job.chat_template
+    if job.prompt not in (None, "chat"):
+        return None
+    if not tokenizer.chat_template:
+        if job.prompt == "chat" or job.system is not None:
+            raise ConfigError(f"{'system' if job.prompt is None else 'prompt'} is given, and {no_template(job.model)}")
+        return None
+    chat = Chat(tokenizer)
+    # Written with the model's folder: whoever asks it there stops where its turn ends.
+    options = loaded.model.generation_config
+    before = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
+    options.eos_token_id = sorted({*chat.stops, *before} - {None})
+    return chat
 
 
 def _row(ids: Sequence[int], labels: Sequence[Any]) -> Row:

@@ -35,20 +35,23 @@ def load(
     seed: int,
     options: Mapping[str, Any] | None = None,
     wording: str = "",
+    chat_template: str | None = None,
 ) -> Loaded:
     """Load the model that a job names; every rank must call it, and all get the same weights."""
     kind = model_kind(name)
     if kind is ModelKind.BUILTIN:
-        return _built_in(name, tiny.tokenizer_for_all(name, examples, wording), seed, options)
+        return _built_in(name, tiny.tokenizer_for_all(name, examples, wording, chat_template), seed, options)
     place = str(Path(name).expanduser()) if kind is ModelKind.FOLDER else name
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     return _from_pretrained(place, tokenizer, options)
 
 
-def outline(name: str, examples: Sequence[Example], *, seed: int, wording: str = "") -> Loaded:
+def outline(
+    name: str, examples: Sequence[Example], *, seed: int, wording: str = "", chat_template: str | None = None
+) -> Loaded:
     """Load the tokenizer of the model that a job names, and the model without its weights."""
     if model_kind(name) is ModelKind.BUILTIN:
-        return load(name, examples, seed=seed, wording=wording)
+        return load(name, examples, seed=seed, wording=wording, chat_template=chat_template)
     place = str(Path(name).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)

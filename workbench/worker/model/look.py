@@ -27,7 +27,8 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     assert isinstance(job, FineTune)
     examples = load(request["train"], None, None).train
     chosen = [examples[number] for number in request["numbers"]]
-    loaded = outline(job.model, examples, seed=job.seed, wording=wording(job.prompt, system=job.system))
+    words, template = wording(job.prompt, system=job.system), job.chat_template
+    loaded = outline(job.model, examples, seed=job.seed, wording=words, chat_template=template)
     counted = job.replace(loss_on=LossOn.ANSWER.value)
     cut = Encoder(loaded, counted)
     whole = Encoder(loaded, counted.replace(max_source_length=_UNCUT, max_target_length=_UNCUT))

@@ -16,6 +16,7 @@ from transformers import (
 
 from workbench.jobs.model import TINY_LLAMA, Family, model_family
 from workbench.worker.data.rows import Example
+from workbench.worker.model.chat import special_words
 from workbench.worker.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.worker.rank.collectives import broadcast_bytes, rank
 
@@ -34,7 +35,9 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
     return model
 
 
-def tokenizer_for_all(name: str, examples: Sequence[Example], wording: str = "") -> Any:
+def tokenizer_for_all(
+    name: str, examples: Sequence[Example], wording: str = "", chat_template: str | None = None
+) -> Any:
     """Learn a tokenizer on rank 0 and give it to every rank; all must call it."""
     from tokenizers import Tokenizer
 
@@ -42,16 +45,23 @@ def tokenizer_for_all(name: str, examples: Sequence[Example], wording: str = "")
     made = None
     if rank() == 0:
         sample = examples[:: -(-len(examples) // _TOKENIZER_ROWS) or 1]
-        texts = [text for e in sample for text in (e.source, e.target)]
+        texts = [text for e in sample for text in _said(e)]
         made = train_tokenizer([*texts, *[wording] * (len(sample) if wording else 0)], causal=causal).encode()
     # One rank learns and tells the others: pods share no file system, and ties could be broken differently.
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(broadcast_bytes(made).decode()),
         pad_token=PAD,
         eos_token=END,
         **({"bos_token": START} if causal else {}),
         clean_up_tokenization_spaces=False,
     )
+    if chat_template is not None:
+        tokenizer.add_special_tokens({"extra_special_tokens": special_words(chat_template)})
+    return tokenizer
+
+
+def _said(example: Example) -> list[str]:
+    return [turn["content"] for turn in example.messages] or [example.source, example.target]
 
 
 def _head_start(model: Any) -> None:

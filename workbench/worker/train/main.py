@@ -57,8 +57,14 @@ def _run(work: Assignment) -> None:
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
     options = {**adapters.load_options(work.job.peft, work.job.number_format), **_attention(work.job)}
-    words = wording(work.job.prompt, system=work.job.system)
-    base = model.load(work.job.model, rows.train, seed=work.job.seed, options=options, wording=words)
+    base = model.load(
+        work.job.model,
+        rows.train,
+        seed=work.job.seed,
+        options=options,
+        wording=wording(work.job.prompt, system=work.job.system),
+        chat_template=work.job.chat_template,
+    )
     loaded = adapters.attached(base, work.job)
     encoder = Encoder(loaded, work.job)
     stop = StopCallback(work.stop)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import Row, renamed, row_from, table_from
+from workbench.jobs.data.rows import Refusal, Row, any_row, renamed, row_from, table_from
 from workbench.jobs.data.sources.archive import unpack
 from workbench.jobs.data.sources.mini import mini_rows, mini_tables
 from workbench.jobs.data.sources.read import read_rows
@@ -59,7 +59,7 @@ def write_files(
     kept: Sequence[Path] | None = None,
     columns: Mapping[str, str] | None = None,
     split: Split | None = None,
-    plain_text: bool = True,
+    refusal: Refusal = any_row,
 ) -> tuple[int, int]:
     """Convert files of rows and their tables."""
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
@@ -69,7 +69,7 @@ def write_files(
         for path in paths:
             line = None
             for where, data in read_rows(path, columns or {}):
-                line = read_row(data, where, columns, headers, plain_text=plain_text).to_json()
+                line = read_row(data, where, columns, headers, refusal=refusal).to_json()
                 yield line
             if line is None:
                 raise ConfigError(f"the dataset file {path} has no row; it needs one at least")
@@ -87,15 +87,12 @@ def read_row(
     columns: Mapping[str, str] | None = None,
     tables: Mapping[str, SqlTable] | None = None,
     *,
-    plain_text: bool = True,
+    refusal: Refusal = any_row,
 ) -> Row:
     """Return a row in any form as the trainer reads it."""
     row = row_from(renamed(data, columns, where) if columns else data, where, tables)
-    if row.is_plain and not plain_text:
-        raise ConfigError(
-            f"{where} is plain text, and the model answers a source: "
-            "use a causal model such as 'tiny-llama', or rows with a source"
-        )
+    if why := refusal(row):
+        raise ConfigError(f"{where} {why}")
     return row
 
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Size, Text, read_kind
+from workbench.jobs.data.rows import Refusal, any_row
 from workbench.jobs.data.sources.convert import join_files, mix_files, write_mini, write_release
 from workbench.jobs.data.sources.files import RowFiles, files_of, is_rows
 from workbench.jobs.data.sources.hub import Hub
@@ -41,7 +42,7 @@ class Mini(Record):
             raise ConfigError(f"dataset train_rows + eval_rows is more than the {MAX_ROWS} questions there are")
         return self
 
-    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
+    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
         """Write its files; return the rows to train and to evaluate on."""
         return write_mini(folder, seed=self.seed, train=self.train_rows, evaluation=self.eval_rows)
 
@@ -60,7 +61,7 @@ class Release(Record):
         if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
             raise ConfigError(f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}")
 
-    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
+    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:  # noqa: ARG002 - its rows all ask something
         """Unpack and convert it; return the rows to train and to evaluate on."""
         return write_release(folder, user_path(self.path))
 
@@ -112,13 +113,13 @@ class Mix(Record):
         for part in self.parts:
             dataset_from(part.dataset)
 
-    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:
         """Write each part, and deal their rows; return those to train and to evaluate on."""
         folders = [folder / f"part-{number}" for number in range(len(self.parts))]
         counts = []
         for part, its in zip(self.parts, folders, strict=True):
             its.mkdir()
-            counts.append(dataset_from(part.dataset).write(its, plain_text=plain_text))
+            counts.append(dataset_from(part.dataset).write(its, refusal=refusal))
         trained = [train for train, _ in counts]
         weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
         rows = min(train / weight for train, weight in zip(trained, weights, strict=True))
@@ -186,24 +187,24 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
 
 
-def prepare(dataset: Dataset, folder: Path, *, plain_text: bool = True) -> Prepared:
+def prepare(dataset: Dataset, folder: Path, *, refusal: Refusal = any_row) -> Prepared:
     """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there.
 
     Args:
         dataset: What to prepare.
         folder: Where to; made if missing.
-        plain_text: Whether the model can learn from rows that ask nothing, as a causal one can.
+        refusal: Says why the model cannot learn from a row.
 
     Raises:
         ConfigError: A file is missing or broken, or a row is none the model learns from; names it, line and field.
     """
     if isinstance(dataset, Hub):
-        dataset.check_rows(plain_text=plain_text)
+        dataset.check_rows(refusal=refusal)
         return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=dataset.model_dump())
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
-        trained, evaluated = dataset.write(made, plain_text=plain_text)
+        trained, evaluated = dataset.write(made, refusal=refusal)
         (folder / "tables.jsonl").unlink(missing_ok=True)
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():

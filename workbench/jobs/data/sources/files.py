@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Record, Size, Text
-from workbench.jobs.data.rows import check_columns
+from workbench.jobs.data.rows import Refusal, check_columns
 from workbench.jobs.data.sources.convert import write_files
 from workbench.jobs.data.sources.read import FORMATS, is_saved
 from workbench.jobs.data.split import Split
@@ -78,7 +78,7 @@ class RowFiles(Record):
             case several:
                 return [file for path in several for file in _matching(option, path)]
 
-    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:
         """Convert the files; return the rows to train and to evaluate on."""
         share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
         return write_files(
@@ -88,7 +88,7 @@ class RowFiles(Record):
             tables=self.paths("tables"),
             columns=self.columns,
             split=Split(share=share, limit=self.limit, seed=self.seed),
-            plain_text=plain_text,
+            refusal=refusal,
         )
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Size, Text
-from workbench.jobs.data.rows import Row
+from workbench.jobs.data.rows import Refusal, Row, any_row
 from workbench.jobs.data.sources.child import child_rows
 from workbench.jobs.data.sources.convert import read_row, write_parts
 from workbench.jobs.data.sources.files import Columns, Share
@@ -58,7 +58,7 @@ class Hub(Record):
         """The splits that are read, the one to train on first."""
         return [self.train_split] if self.eval_share is not None else [self.train_split, self.eval_split]
 
-    def check_rows(self, *, plain_text: bool) -> None:
+    def check_rows(self, *, refusal: Refusal) -> None:
         """Refuse splits and columns that the hub has not; where it cannot be asked from here, the pods refuse them."""
         local = is_folder(Path(self.name))
         if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not local:
@@ -72,7 +72,7 @@ class Hub(Record):
         rows, names = answers
         for split in first:
             self.check_split(split, names)
-            self.row(rows[split], split, 0, plain_text=plain_text)
+            self.row(rows[split], split, 0, refusal=refusal)
 
     def check_split(self, split: str, names: Any) -> None:
         """Refuse a split that is not among those there are."""
@@ -82,18 +82,18 @@ class Hub(Record):
                 "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
             )
 
-    def row(self, data: object, split: str, number: int, *, plain_text: bool = True) -> Row:
+    def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row) -> Row:
         """Read one of its rows."""
         where = f"{self.name}, split {split}, row {number}"
-        return read_row(data, where, self.columns, plain_text=plain_text)
+        return read_row(data, where, self.columns, refusal=refusal)
 
-    def write(self, folder: Path, *, plain_text: bool) -> tuple[int, int]:
+    def write(self, folder: Path, *, refusal: Refusal) -> tuple[int, int]:
         """Read its rows from here; return those to train and to evaluate on."""
         options: Mapping[str, object] = self.to_dict()
 
         def lines(split: str) -> Iterator[str]:
             rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
-            return (self.row(row, split, n, plain_text=plain_text).to_json() for n, row in enumerate(rows))
+            return (self.row(row, split, n, refusal=refusal).to_json() for n, row in enumerate(rows))
 
         train, *evaluation = map(lines, self.splits)
         return write_parts(folder, train, evaluation[0] if evaluation else None, self.split, self.name)

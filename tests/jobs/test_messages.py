@@ -1,0 +1,106 @@
+"""Chat rows as they are published: read into one form, and refused by file, line and field where they make no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.rows import Row, row_from
+from workbench.jobs.data.sources.dataset import RowFiles, prepare
+from workbench.jobs.finetune import FineTune
+from workbench.jobs.refusals import row_refusal
+
+
+def said(*turns: str) -> list[dict[str, str]]:
+    """`role: content` as turns."""
+    return [dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) for turn in turns]
+
+
+HELLO = said("system: Be brief.", "user: Hi", "assistant: Hello.", "user: 1+1?", "assistant: 2")
+SHAREGPT = [
+    {"from": "system", "value": "Be brief."},
+    {"from": "human", "value": "Hi"},
+    {"from": "gpt", "value": " Hello.\r\n"},
+    {"from": "human", "value": "1+1?"},
+    {"from": "gpt", "value": "2"},
+]
+
+
+def test_both_published_forms_are_one_row_and_pass_again_as_prepared() -> None:
+    row = row_from({"messages": HELLO, "id": 7}, "here")
+    assert row == Row(source="1+1?", target="2", messages=tuple(HELLO))
+    assert row_from({"conversations": SHAREGPT}, "here") == row
+    assert row_from(json.loads(row.to_json()), "here") == row
+
+
+def test_what_may_vary_is_read_into_the_one_form() -> None:
+    parts = [{"type": "text", "text": "1+1"}, {"type": "text", "text": "is?"}]
+    tools = [{"role": "user", "content": parts}, *said("assistant: add(1, 1)", "function: 2", "assistant: It is 2.")]
+    row = row_from({"messages": tools, "table_id": "1-1"}, "here")
+    assert (row.source, row.target, row.table_id) == ("1+1\nis?", "It is 2.", "1-1")
+    assert [turn["role"] for turn in row.messages] == ["user", "assistant", "tool", "assistant"]
+    # A system turn that says nothing is none, and a question that nobody answered teaches nothing.
+    open_end = [{"role": "system", "content": ""}, *HELLO[1:], *said("user: And 2+2?")]
+    assert row_from({"messages": open_end}, "here").messages == tuple(HELLO[1:])
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        (
+            said("user: Hi", "assistent: Hello."),
+            r"messages\[1\].role 'assistent' is not known: did you mean 'assis",
+        ),
+        (said("user: Hi", "assistant:  "), r"messages\[1\].content is empty, and the turn is the assistant's; fill it"),
+        (said("user: Hi"), "messages has no turn of the assistant to learn from"),
+        (said("system: Be brief."), "messages has no turn of a user"),
+        ([], "messages has no turn of a user"),
+        (said("assistant: Hi", "user: Hello."), r"messages\[0\] is of 'assistant' and comes first; .* 'user'"),
+        (said("user: Hi", "user: You?", "assistant: Hi"), r"messages\[1\] is of 'user' and follows the turn of 'user'"),
+        (
+            said("user: Hi", "assistant: Hi", "system: No."),
+            r"messages\[2\] is of 'system' and stands after other",
+        ),
+        (said("user: Hi", "tool: 2", "assistant: Hi"), r"messages\[1\] is of 'tool' .* one of 'assistant'"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            r"messages\[0\].content holds .*; only parts of type",
+        ),
+        ([{"role": "user", "content": True}], r"messages\[0\].content is true; it must be text"),
+        ([{"content": "Hi"}], r"the key 'messages\[0\].from' is missing; there is: content"),
+        (["Hi"], r"messages\[0\] is \"Hi\"; it must be an object"),
+        ("Hi", 'messages is "Hi"; it must be a list'),
+        (
+            [*said("user: Hi"), {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
+            r"messages\[1\].tool_calls is not read; write the call into content",
+        ),
+    ],
+)
+def test_turns_that_make_no_sense_are_refused_by_line_and_field(tmp_path: Path, turns: object, message: str) -> None:
+    good = tmp_path / "eval.jsonl"
+    good.write_text(json.dumps({"messages": HELLO}) + "\n")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"messages": HELLO}) + "\n" + json.dumps({"messages": turns}))
+    with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: (.*)" + message):
+        prepare(RowFiles(train=str(tmp_path / "train.jsonl"), eval=str(good)), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "tiny-t5"}, "is a row of messages, and the model answers a source: use a causal model with a chat"),
+        ({"model": "tiny-llama"}, "and the model 'tiny-llama' has no chat template; give one as chat_template="),
+        ({"model": "me/llama", "prompt": "alpaca"}, "and prompt is 'alpaca'; drop it, or use 'chat'"),
+    ],
+)
+def test_a_model_that_cannot_chat_is_refused_before_anything_starts(
+    tmp_path: Path, options: dict[str, str], message: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": HELLO}) + "\n")
+    rows = RowFiles(train=str(tmp_path / "rows.jsonl"), eval=str(tmp_path / "rows.jsonl"))
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1 .*" + message):
+        prepare(rows, tmp_path / "out", refusal=row_refusal(FineTune(**options)))
+    for able in ({"model": "me/llama"}, {"model": "tiny-llama", "chat_template": "{{ messages }}"}):
+        assert prepare(rows, tmp_path / "out", refusal=row_refusal(FineTune(**able))).train_rows == 1

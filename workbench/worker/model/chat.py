@@ -1,0 +1,125 @@
+"""A tokenizer's chat template at work: turns made into tokens, with those that the model is to learn marked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from transformers.utils.chat_template_utils import jinja2
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.data.messages import Message
+
+__all__ = ["Chat", "Learned", "special_words"]
+
+Learned = tuple[list[int], list[bool]]
+"""Tokens, and which of them the model learns to write."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")
+_ANSWER = "Xyzzy"  # a word that no template writes
+_PROBE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER})
+
+
+def special_words(template: str) -> list[str]:
+    """Return the words of a chat template that a tokenizer should take for one token each.
+
+    Example:
+        >>> special_words("<|user|>{{ m }}<|end|><start_of_turn><|user|>")
+        ['<|user|>', '<|end|>', '<start_of_turn>']
+    """
+    return list(dict.fromkeys(_SPECIAL.findall(template)))
+
+
+class Chat:
+    """The chat template of a tokenizer, which has one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._marks_itself = bool(_GENERATION.search(tokenizer.get_chat_template()))
+        self._eos = tokenizer.eos_token_id
+        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+        whole = self._text(_PROBE, False)
+        tail = self._ids(whole.rpartition(_ANSWER)[2])
+        self.end: int | None = next((token for token in tail if token in special), None)
+        """The token that ends the assistant's turn; None where the template writes none."""
+        # What stands between the question and the answer without being either, as an empty `<think>` of Qwen3.
+        self._opening = whole.removeprefix(self._text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
+
+    @property
+    def stops(self) -> list[int]:
+        """Return the tokens that end an answer."""
+        return sorted({self.end, self._eos} - {None})
+
+    def prompt(self, turns: Sequence[Message]) -> list[int]:
+        """Return the tokens after which the assistant's answer to these turns begins."""
+        return self._ids(self._text(turns, True))
+
+    def answer(self, ids: Sequence[int]) -> str:
+        """Return what the assistant said, of the tokens that the model wrote."""
+        end = next((n for n, token in enumerate(ids) if token in self.stops), len(ids))
+        text = str(self._tokenizer.decode(ids[:end], skip_special_tokens=True)).strip()
+        return text.removeprefix(self._opening).strip() if self._opening else text
+
+    def learned(self, turns: Sequence[Message]) -> list[Learned]:
+        """Make rows of turns, in which the assistant's turns with their ends are marked.
+
+        One row holds all turns, unless the template writes an answer otherwise once others follow it, as Qwen3's does
+        with thoughts: then every answer has a row of its own, with what the model would read when it is asked.
+        """
+        if self._marks_itself:
+            return [self._marked(turns)]
+        rows: list[Learned] = []
+        for number, turn in enumerate(turns):
+            if turn["role"] != "assistant":
+                continue
+            ids, begin = self._answered(turns[: number + 1])
+            before, marks = rows.pop() if rows else ([], [])
+            if begin < len(before) or ids[: len(before)] != before:
+                rows.append((before, marks))
+                before, marks = [], []
+            marks = [*marks, *[False] * (begin - len(before)), *[True] * (len(ids) - begin)]
+            rows.append((ids, marks))
+        return rows
+
+    def _answered(self, turns: Sequence[Message]) -> tuple[list[int], int]:
+        """Return the tokens up to the end of the last turn, and where that turn begins."""
+        asked, whole = self._text(turns[:-1], True), self._text(turns, False)
+        if not whole.startswith(asked):
+            header = self._text(turns[:-1], False)
+            raise ConfigError(
+                "the chat template does not begin an answer with what it asks for one with "
+                f"({asked.removeprefix(header)!r}); give one that does as chat_template="
+            )
+        prompt, ids = self._ids(asked), self._ids(whole)
+        # Where a token spans the border, it is one of the answer's.
+        begin = next((n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt))
+        ends = [n for n in range(begin, len(ids)) if ids[n] == self.end]
+        if ends:
+            return ids[: ends[-1] + 1], begin
+        return ids if ids[-1] == self._eos else [*ids, self._eos], begin
+
+    def _marked(self, turns: Sequence[Message]) -> Learned:
+        made = self._apply(turns, return_dict=True, return_assistant_tokens_mask=True)
+        ids, marks = list(made["input_ids"]), [bool(mark) for mark in made["assistant_masks"]]
+        if not any(marks):
+            raise ConfigError("the chat template marks no token of an answer between its generation tags; mend it")
+        for n, token in enumerate(ids[1:], 1):
+            marks[n] = marks[n] or (marks[n - 1] and token == self.end)
+        last = max(n for n, mark in enumerate(marks) if mark)
+        ids, marks = ids[: last + 1], marks[: last + 1]
+        return (ids, marks) if ids[-1] in self.stops else ([*ids, self._eos], [*marks, True])
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _text(self, turns: Sequence[Message], asks: bool) -> str:
+        return str(self._apply(turns, add_generation_prompt=asks, tokenize=False))
+
+    def _apply(self, turns: Sequence[Message], **options: Any) -> Any:
+        try:
+            return self._tokenizer.apply_chat_template(list(turns), **options)
+        except jinja2.TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise ConfigError(f"the chat template refuses the turns ({roles}): {error}") from error
