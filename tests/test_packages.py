@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from workbench import Cluster, ConfigError, LocalPods, PodError, PodSpec
+from workbench import Cluster, ConfigError, FineTune, LocalPods, PodError, PodSpec
 
 pytestmark = pytest.mark.slow
+TRACKER = Path(__file__).parent / "samples" / "trackers" / "mlflow.py"
 
 
-def wheel(folder: Path, name: str, number: str, *, needs: Sequence[str] = ()) -> Path:
+def wheel(folder: Path, name: str, number: str, *, needs: Sequence[str] = (), text: str = "") -> Path:
     """Make the wheel of a package with one module, which says its version."""
     info = f"{name}-{number}.dist-info"
     required = "".join(f"Requires-Dist: {need}\n" for need in needs)
     files = {
-        f"{name}.py": f"NUMBER = {number!r}\n",
+        f"{name}.py": text or f"NUMBER = {number!r}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{required}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -79,6 +80,15 @@ def test_what_a_pod_lacks_lies_once_behind_its_own(wheels: Path, tmp_path: Path)
         assert each["numbers"] == ("1.5", "2.0", version("numpy"))
         assert each["last"] == str(folder)
         assert each["from"] == str(folder / "wb_above.py")
+
+
+@pytest.mark.long
+def test_the_trainer_has_them_too(tmp_path: Path) -> None:
+    wheel(tmp_path, "mlflow", "3.18.0", text=TRACKER.read_text())
+    data = {"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 4}
+    job = FineTune(technique="single", dataset=data, max_steps=1, profile_step=0, predict_rows=0, report_to=["mlflow"])
+    with Cluster(LocalPods(), offline(tmp_path, "mlflow"), path=tmp_path / "cluster") as cluster:
+        cluster.submit(job).wait(300, progress=False).raise_for_status()
 
 
 def test_what_cannot_be_installed_is_told_before_any_rank_starts(wheels: Path, tmp_path: Path) -> None:

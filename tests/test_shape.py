@@ -81,6 +81,17 @@ def test_the_scan_sees_a_shell(source: str) -> None:
     assert len(shell_calls(source)) == 1
 
 
+def test_one_file_alone_reads_a_pickle_and_pods_run_it() -> None:
+    readers = {f"{room}.{name}" for room in ("pickle", "cloudpickle") for name in ("load", "loads", "Unpickler")}
+    calls = {
+        (module_name(path), ast.unparse(node.func))
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in readers
+    }
+    assert calls == {("workbench.worker.call", "pickle.loads")}
+
+
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_files_and_functions_can_be_read_in_one_sitting(path: Path) -> None:
     text = path.read_text()

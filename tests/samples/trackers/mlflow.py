@@ -14,7 +14,7 @@ _active: list[SimpleNamespace] = []
 
 def _note(**what: object) -> None:
     with (Path(os.environ["WORKBENCH_RUN_DIR"]) / "mlflow.jsonl").open("a") as file:
-        file.write(json.dumps({"rank": os.environ["RANK"], **what}) + "\n")
+        file.write(json.dumps({"rank": os.environ.get("RANK", "0"), **what}) + "\n")
 
 
 def is_tracking_uri_set() -> bool:

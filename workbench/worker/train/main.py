@@ -49,8 +49,8 @@ def main() -> None:
 
 
 def _run(work: Assignment) -> None:
-    prepare_process(work)
     sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))  # last: they shadow nothing of the pod's
+    prepare_process(work)
     arguments = training_arguments(work)
     work.out.mkdir(parents=True, exist_ok=True)
     phase("loading data")

@@ -177,6 +177,6 @@ def _check_trackers(work: Assignment) -> None:
     for name in work.job.report_to if work.rank == 0 else ():
         if importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"report_to names '{name}', and the pod of rank 0 has no package of that name; install it there "
-                f"(pip install 'deepspeed-workbench[{name}]'), or drop it: TensorBoard has the metrics anyway"
+                f"report_to names '{name}', and the pod of rank 0 has no package of that name; ask for it by "
+                f"PodSpec(pip=[{name!r}]), or drop it: TensorBoard has the metrics anyway"
             )
