@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.jobs.data.rows import PREFIX, SUMMARIZE
+from workbench.jobs.data.rows import PREFIX, SUMMARIZE, row_from
 from workbench.jobs.data.sources.dataset import Mini, prepare
 from workbench.results.answers.questions import Question, questions_of, tables_of
 from workbench.rundir.paths import RunPaths
@@ -131,3 +131,25 @@ def test_only_the_tables_asked_are_read_and_the_first_run_wins(paths: RunPaths, 
     with pytest.raises(RunError, match="tables"):
         tables_of([paths], asked)
     assert tables_of([paths], [Question(source="a")]) == {}
+
+
+def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
+    turns = [
+        {"role": role, "content": content}
+        for role, content in (("user", "Hi"), ("assistant", "Hello."), ("user", "1+1?"), ("assistant", "2"))
+    ]
+    prepared = row_from({"messages": turns, "table_id": "1-1"}, "here")
+    (paths.inputs / "eval.jsonl").write_text(prepared.to_json() + "\n")
+    question = Question(source="1+1?", expected="2", table_id="1-1", messages=tuple(turns[:3]))
+    assert questions_of(paths) == [question]
+    asked = questions_of(paths, [turns[:1], turns, {"messages": turns[:3]}, "1+1?"])
+    assert asked == [
+        Question(source="Hi", messages=tuple(turns[:1])),
+        Question(source="1+1?", expected="2", messages=tuple(turns[:3])),
+        Question(source="1+1?", messages=tuple(turns[:3])),
+        Question(source="1+1?"),  # it was said after something else
+    ]
+    with pytest.raises(ConfigError, match="rows is a single chat; give a list of chats"):
+        questions_of(paths, turns)
+    with pytest.raises(ConfigError, match=r"rows\[0\]: messages\[0\].role 'me' is not known"):
+        questions_of(paths, [[{"role": "me", "content": "Hi"}]])

@@ -11,6 +11,7 @@ from workbench.client.result import RunResult
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
+    from workbench.results.answers.conversation import Conversation
     from workbench.results.answers.predictions import Answers
     from workbench.results.answers.questions import RowLike
     from workbench.results.export.folder import Export
@@ -45,7 +46,8 @@ class TrainedModel:
         The model is loaded once, in a process of its own that ends with this one or after ten idle minutes.
 
         Args:
-            rows: Texts, or objects of `source` and perhaps `target` and `table_id`. Default: of the run's evaluation.
+            rows: Texts, chats (lists of turns, as OpenAI's `messages`), or objects in any form of a dataset's rows.
+                Default: of the run's evaluation.
             before: Also ask the model as it was before training.
 
         Raises:
@@ -55,6 +57,26 @@ class TrainedModel:
         from workbench.results.answers.ask import predict
 
         return predict(self, rows, before=before)
+
+    def chat(
+        self, *, before: bool = False, beside: TrainedModel | None = None, system: str | None = None
+    ) -> Conversation:
+        """Return a chat with the trained model, whose template its tokenizer must have.
+
+        A notebook shows it as turns and a field to write in, and answers as they are written; `.send(text)` asks from
+        a program. The models are loaded in processes of their own, as those of `predict` are.
+
+        Args:
+            before: Also ask the model as it was before training.
+            beside: Another run, whose model is asked the same.
+            system: A system turn.
+
+        Raises:
+            RunError: A run left no model.
+        """
+        from workbench.results.answers.ask import chat
+
+        return chat(self, before=before, beside=beside, system=system)
 
     def export(
         self,

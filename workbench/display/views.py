@@ -30,6 +30,7 @@ from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_bundle, board_html, show_board
 from workbench.display.records.comparison import runs_doc
+from workbench.display.records.conversation import conversation_doc, show_conversation
 from workbench.display.records.doctor import diagnosis_doc
 from workbench.display.records.export import export_doc, model_card_doc, pushed_doc
 from workbench.display.records.history import history_doc, history_grid
@@ -45,6 +46,7 @@ from workbench.display.run.panel import run_bundle, show_run
 from workbench.planner.plan import PlanTable
 from workbench.planner.reading import RowPreview
 from workbench.pods.doctor.examination import Diagnosis
+from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.export.folder import Export
 from workbench.results.export.model_card import ModelCard
@@ -70,6 +72,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Benchmark: lambda it: forecast_doc(it.forecast()),
     BenchmarkForecast: forecast_doc,
     Cluster: lambda it: cluster_doc(look_at(it)),
+    Conversation: conversation_doc,
     Diagnosis: diagnosis_doc,
     Export: export_doc,
     FaultCard: fault_doc,
@@ -106,7 +109,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_page: {Card: card_html, Report: report_html},
     shown.as_markdown: {Report: report_markdown},
     shown.as_bundle: {Board: board_bundle, Cluster: cluster_bundle, Run: run_bundle},
-    shown.as_live: {Board: show_board, Cluster: show_cluster, Run: show_run},
+    shown.as_live: {Board: show_board, Conversation: show_conversation, Cluster: show_cluster, Run: show_run},
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
 }
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from workbench.base.errors import ConfigError
+from workbench.jobs.data.messages import Message
+from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.answers.questions import Question, RowLike, job_options, questions_of, tables_of
 from workbench.results.answers.server import server_of
 from workbench.rundir.answers import Answer, judge
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["compare_predictions", "predict"]
+__all__ = ["chat", "compare_predictions", "predict"]
 
 _AT_ONCE = 64  # rows in a request: an interrupt waits for no more than these
 
@@ -30,6 +32,22 @@ def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = 
     questions = questions_of(run.paths, rows)
     models = [("before training", run, True), ("after training", run, False)] if before else [("answered", run, False)]
     return _ask(models, questions)
+
+
+def chat(run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None) -> Conversation:
+    """Return a chat with a run's model, beside the untrained one or another run's."""
+    models = {"before training": (run, True)} if before else {}
+    names = _names([run, *([beside] if beside else [])]) if beside else ["after training" if before else "answered"]
+    models |= {name: (each, False) for name, each in zip(names, [run, *([beside] if beside else [])], strict=True)}
+    for each, _ in models.values():
+        server_of(each.paths)
+
+    def ask(name: str, turns: Sequence[Message], on_text: Callable[[str], None] | None) -> str:
+        each, is_before = models[name]
+        question = Question(source=turns[-1]["content"], messages=tuple(turns))
+        return server_of(each.paths).answer([question], before=is_before, on_text=on_text).texts[0]
+
+    return Conversation(list(models), ask, system=system)
 
 
 def compare_predictions(

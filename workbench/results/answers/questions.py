@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,6 +11,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
 from workbench.jobs.data.lines import Fields, read_lines
+from workbench.jobs.data.messages import Message, last_of, turns_of
 from workbench.jobs.data.rows import ANSWERS, PREFIX, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import SqlTable
@@ -19,8 +20,9 @@ from workbench.rundir.paths import RunPaths
 
 __all__ = ["Question", "RowLike", "job_options", "questions_of", "tables_of"]
 
-RowLike = str | Mapping[str, object]
-"""A row to answer: a question's text, or an object in any form of a dataset's rows, the answer optional."""
+RowLike = str | Mapping[str, object] | Sequence[Mapping[str, object]]
+"""A row to answer: a question's text, the turns of a chat, or an object in any form of a dataset's rows, the answer
+optional."""
 
 _DEFAULT_ROWS = 64
 
@@ -38,6 +40,8 @@ class Question:
     expected: str | None = None
     """What it should write; None where nobody knows."""
     table_id: str | None = None
+    messages: tuple[Message, ...] = ()
+    """The turns of a chat, up to the one that is answered; `source` is then what the user said last."""
 
     @property
     def text(self) -> str:
@@ -57,6 +61,8 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
             raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")
         return first
     match rows:
+        case [{"role": _, "content": _}, *_]:
+            raise ConfigError("rows is a single chat; give a list of chats, each a list of turns")
         case str() | Mapping():
             raise ConfigError("rows is a single row; give a list of rows")
     return [_question(row, f"rows[{number}]", own) for number, row in enumerate(rows)]
@@ -94,6 +100,9 @@ class _OwnRows:
         for where, data in _lines(file if file.exists() else self._paths.predictions):
             row = Fields(data, where)
             table_id = row.data.get("table_id")
+            if turns := turns_of(row):
+                yield _question_of_turns(row, turns)
+                continue
             yield Question(
                 source=row.prose("source", needed=False),
                 input=row.prose("input", needed=False),
@@ -111,6 +120,8 @@ class _OwnRows:
         if self._by_source is None:
             self._by_source = {}
             for question in self.evaluation():
+                if sum(turn["role"] == "user" for turn in question.messages) > 1:
+                    continue  # what was said before is a part of what is asked
                 twice = question.text in self._by_source and self._by_source[question.text] != question
                 self._by_source[question.text] = None if twice else question
         return self._by_source.get(text)
@@ -136,6 +147,8 @@ def _question(row: RowLike, where: str, own: _OwnRows) -> Question:
             return _question_of_text(row, where, own)
         case Mapping():
             return _question_of_row(row, where)
+        case [*turns]:
+            return _question_of_row({"messages": turns}, where)
     raise ConfigError(f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id")
 
 
@@ -148,7 +161,19 @@ def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
     return own.matching(text) or Question(source=text)
 
 
+def _question_of_turns(row: Fields, turns: Sequence[Message]) -> Question:
+    answered = turns[-1]["role"] == "assistant"
+    return Question(
+        source=last_of(turns, "user"),
+        expected=turns[-1]["content"] if answered else None,
+        table_id=None if row.data.get("table_id") is None else row.text("table_id"),
+        messages=tuple(turns[:-1] if answered else turns),
+    )
+
+
 def _question_of_row(row: Mapping[str, object], where: str) -> Question:
+    if turns := turns_of(fields := Fields(row, where)):
+        return _question_of_turns(fields, turns)
     asked = next((key for key in ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
     made = row_from({**row, ANSWERS[asked][0]: "?"} if unknown else dict(row), where)

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +78,24 @@ class ModelServer:
         pipe = subprocess.PIPE
         self._process = start(*command, *options, env=_environment(), stdin=pipe, stdout=pipe, stderr=self._words)
 
-    def answer(self, questions: Sequence[Question], *, before: bool = False, timeout_s: float = _ANSWER_S) -> Answered:
-        """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question."""
-        asked = [{"source": q.source, "input": q.input, "opening": q.opening} for q in questions]
-        reply = self._answered({"which": "before" if before else "after", "questions": asked}, timeout_s)
+    def answer(
+        self,
+        questions: Sequence[Question],
+        *,
+        before: bool = False,
+        on_text: Callable[[str], None] | None = None,
+        timeout_s: float = _ANSWER_S,
+    ) -> Answered:
+        """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question.
+
+        `on_text` is called with each piece of the answer to a single question.
+        """
+        asked = [
+            {"source": q.source, "input": q.input, "opening": q.opening, "messages": q.messages} for q in questions
+        ]
+        which = "before" if before else "after"
+        request = {"which": which, "questions": asked, "pieces": on_text is not None}
+        reply = self._answered(request, timeout_s, on_text)
         if not reply["ok"]:
             raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])
@@ -112,19 +126,23 @@ class ModelServer:
         if self._words is not None:
             self._words.close()
 
-    def _answered(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+    def _answered(
+        self, request: Mapping[str, object], timeout_s: float, on_text: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         with self._lock:
             try:
-                return self._asked(request, deadline)
+                return self._asked(request, deadline, on_text)
             except _EndedIdle:
-                return self._asked(request, deadline)
+                return self._asked(request, deadline, on_text)
 
-    def _asked(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
+    def _asked(
+        self, request: Mapping[str, object], deadline: float, on_text: Callable[[str], None] | None
+    ) -> dict[str, Any]:
         self.start()
         self._number += 1
         self._send({**request, "id": self._number})
-        return self._reply(deadline)
+        return self._reply(deadline, on_text)
 
     def _send(self, request: Mapping[str, object]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -134,11 +152,13 @@ class ModelServer:
         except OSError as error:
             raise self._ended() from error
 
-    def _reply(self, deadline: float) -> dict[str, Any]:
+    def _reply(self, deadline: float, on_text: Callable[[str], None] | None) -> dict[str, Any]:
         while True:
             reply: dict[str, Any] = from_line(self._line(deadline))
-            if reply.get("id") == self._number:
+            if reply.get("id") == self._number and "piece" not in reply:
                 return reply
+            if reply.get("id") == self._number and on_text is not None:
+                on_text(reply["piece"])
             # The answer to a question whose asker was interrupted.
 
     def _line(self, deadline: float) -> bytes:

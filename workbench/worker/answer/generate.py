@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from transformers import TextStreamer
 
 from workbench.rundir.answers import Answer, judge
 from workbench.worker.data.rows import Example, Row
@@ -46,8 +47,12 @@ def answers(
     device: torch.device,
     share: tuple[int, int] = (0, 1),
     synced_gpus: bool = False,
+    on_text: Callable[[str], None] | None = None,
 ) -> dict[int, str]:
-    """Let a model answer rows, greedily, or the share of one rank of so many; return the answers by row number."""
+    """Let a model answer rows, greedily, or the share of one rank of so many; return the answers by row number.
+
+    `on_text` is called with each piece of an answer as it is written, where there is one row.
+    """
     rank, world_size = share
     size = encoder.job.per_device_eval_batch_size
     # Rows of like length together need little padding.
@@ -59,11 +64,30 @@ def answers(
     for call in range(-(-len(rows) // (world_size * size))):
         numbers = mine[call * size : (call + 1) * size]
         batch = [rows[n] for n in numbers] or [rows[order[0]]]
-        texts.update(zip(numbers, _answer(model, encoder, batch, device, synced_gpus), strict=False))
+        texts.update(zip(numbers, _answer(model, encoder, batch, device, synced_gpus, on_text), strict=False))
     return texts
 
 
-def _answer(model: Any, encoder: Encoder, rows: Sequence[Row], device: torch.device, synced_gpus: bool) -> list[str]:
+class _Pieces(TextStreamer):  # type: ignore[misc]  # transformers publishes no types
+    """Hands on what is written as soon as it is whole words."""
+
+    def __init__(self, tokenizer: Any, on_text: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._on_text = on_text
+
+    def on_finalized_text(self, text: str, **_: bool) -> None:
+        if text:
+            self._on_text(text)
+
+
+def _answer(
+    model: Any,
+    encoder: Encoder,
+    rows: Sequence[Row],
+    device: torch.device,
+    synced_gpus: bool,
+    on_text: Callable[[str], None] | None,
+) -> list[str]:
     batch = encoder.asking(rows)
     model.eval()
     with torch.no_grad():
@@ -76,6 +100,7 @@ def _answer(model: Any, encoder: Encoder, rows: Sequence[Row], device: torch.dev
             use_cache=True,
             pad_token_id=encoder.tokenizer.pad_token_id,
             synced_gpus=synced_gpus,
+            streamer=_Pieces(encoder.tokenizer, on_text) if on_text is not None and len(rows) == 1 else None,
         )
     begin = batch["input_ids"].shape[1] if encoder.causal else 0
     return encoder.texts(tokens[:, begin:])

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -38,6 +38,9 @@ _SMALL = 20_000_000  # parameters
 _FILLED = 0.8  # of a GPU's free memory; the rest is for activations and the cache of what was read
 
 
+_OnText = Callable[[str], None] | None
+
+
 class Answerer:
     """The models of one run, each loaded when it is first asked."""
 
@@ -46,12 +49,14 @@ class Answerer:
         self._job = job
         self._loaded: dict[str, model.Loaded] = {}
 
-    def answer(self, questions: Sequence[Mapping[str, str]], which: str = "after") -> dict[str, object]:
-        """Answer some questions."""
+    def answer(
+        self, questions: Sequence[Mapping[str, Any]], which: str = "after", on_text: _OnText = None
+    ) -> dict[str, object]:
+        """Answer some questions; a single one piece by piece, too."""
         began = time.monotonic()
         loaded = self._model(which)
         load_s = time.monotonic() - began
-        texts = self._batched(loaded, [_example(question) for question in questions])
+        texts = self._batched(loaded, [_example(question) for question in questions], on_text)
         return {"answers": texts, "load_s": load_s, "answer_s": time.monotonic() - began - load_s}
 
     def export(self, target: str, *, dtype: str | None, merged: bool, max_shard_size: int | str) -> dict[str, object]:
@@ -91,9 +96,10 @@ class Answerer:
             loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         return loaded
 
-    def _batched(self, loaded: model.Loaded, examples: Sequence[Example]) -> list[str]:
+    def _batched(self, loaded: model.Loaded, examples: Sequence[Example], on_text: _OnText) -> list[str]:
         encoder = Encoder(loaded, self._job)
-        texts = answers(loaded.model, encoder, encoder.questions(examples), device=loaded.model.device)
+        rows = encoder.questions(examples)
+        texts = answers(loaded.model, encoder, rows, device=loaded.model.device, on_text=on_text)
         return [texts[n] for n in range(len(examples))]
 
 
@@ -108,9 +114,13 @@ def _free() -> list[int]:
     return [torch.cuda.mem_get_info(gpu)[0] for gpu in range(torch.cuda.device_count())]
 
 
-def _example(question: Mapping[str, str]) -> Example:
+def _example(question: Mapping[str, Any]) -> Example:
     return Example(
-        source=question["source"], target="", input=question.get("input", ""), opening=question.get("opening", "")
+        source=question["source"],
+        target="",
+        input=question.get("input", ""),
+        opening=question.get("opening", ""),
+        messages=tuple(question.get("messages", ())),
     )
 
 
@@ -132,13 +142,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
     assert isinstance(job, FineTune)  # a script leaves no model that is asked
     answerer = Answerer(options.model, job)
+
+    def write(reply: Mapping[str, object]) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
     while True:
         try:
             line = requests.get(timeout=options.idle_s)
         except queue.Empty:
             return 0
-        replies.write(json.dumps(_reply(answerer, line)) + "\n")
-        replies.flush()
+        write(_reply(answerer, line, write))
 
 
 def _own_stdout() -> TextIO:
@@ -161,12 +175,16 @@ def _end_with(parent: int) -> None:
     os._exit(0)
 
 
-def _reply(answerer: Answerer, line: str) -> dict[str, object]:
+def _reply(answerer: Answerer, line: str, write: Callable[[Mapping[str, object]], None]) -> dict[str, object]:
     number = None
     try:
         request = from_line(line)
         number = request["id"]
-        return {"id": number, "ok": True, **_result(answerer, request)}
+        return {
+            "id": number,
+            "ok": True,
+            **_result(answerer, request, lambda piece: write({"id": number, "piece": piece})),
+        }
     except Exception as error:  # process boundary: the caller is told, the traceback is on stderr
         traceback.print_exc()
         if isinstance(error, DiskFull):
@@ -174,11 +192,13 @@ def _reply(answerer: Answerer, line: str) -> dict[str, object]:
         return {"id": number, "ok": False, "full": False, "error": f"{type(error).__name__}: {error}"}
 
 
-def _result(answerer: Answerer, request: Mapping[str, Any]) -> dict[str, object]:
+def _result(answerer: Answerer, request: Mapping[str, Any], on_text: Callable[[str], None]) -> dict[str, object]:
     if "export" in request:
         options = {name: request[name] for name in ("dtype", "merged", "max_shard_size")}
         return answerer.export(request["export"], **options)
-    return answerer.answer(request["questions"], request.get("which", "after"))
+    return answerer.answer(
+        request["questions"], request.get("which", "after"), on_text if request.get("pieces") else None
+    )
 
 
 if __name__ == "__main__":

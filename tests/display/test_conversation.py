@@ -1,0 +1,71 @@
+"""A chat with several models: what each is asked, what is shown, and the field of a notebook."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from poll import until
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.display.records.conversation import conversation_widget
+from workbench.results.answers.conversation import Conversation
+
+
+class Models:
+    """Two models that answer with the number of turns that they read; one of them may fail."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, list[str]]] = []
+        self.failing = ""
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def ask(self, name: str, turns: Sequence[Any], on_text: Callable[[str], None] | None) -> str:
+        self.read.append((name, [turn["content"] for turn in turns]))
+        if name == self.failing:
+            raise RunError(f"{name} has no <chat template>")
+        answer = f"{name} read {len(turns)}"
+        if on_text is not None:
+            for word in answer.split():
+                on_text(word + " ")
+            self.goes_on.wait(120)
+        return answer
+
+
+def test_each_model_goes_on_from_its_own_answers() -> None:
+    models = Models()
+    talk = Conversation(["one", "other"], models.ask, system="Be brief.")
+    assert talk.send(" Hi ") == {"one": "one read 2", "other": "other read 2"}
+    models.failing = "other"
+    with pytest.raises(RunError, match="no <chat"):
+        talk.send("Lost")
+    models.failing = ""
+    talk.send("And?")
+    assert models.read[-1] == ("other", ["Be brief.", "Hi", "other read 2", "And?"])
+    for shown in (str(talk), talk._repr_html_()):
+        assert all(word in shown for word in ("Hi", "And?", "one read 4", "other read 4", "2 turns with one, other"))
+        assert "Lost" not in shown
+    with pytest.raises(ConfigError, match="text is empty"):
+        talk.send("  ")
+
+
+def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_there() -> None:
+    pytest.importorskip("ipywidgets")
+    models = Models()
+    talk = Conversation(["one"], models.ask)
+    models.goes_on.clear()
+    page, field = conversation_widget(talk).children
+    field.value = "<b>Hi</b>"
+    until(lambda: "one" in page.value.split("&lt;b&gt;Hi")[-1] and models.read)
+    assert field.disabled and field.value == "" and talk.exchanges == []
+    models.goes_on.set()
+    until(lambda: not field.disabled)
+    assert "one read 1" in page.value and "<b>Hi" not in page.value
+    models.failing = "one"
+    field.value = "More"
+    until(lambda: "no &lt;chat template&gt;" in page.value)
+    until(lambda: not field.disabled)
+    assert len(talk.exchanges) == 1
