@@ -61,7 +61,7 @@ class Mixing(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> Any:
+    def forward(self, input_ids: torch.Tensor, **_: torch.Tensor) -> Any:
         return self.model(input_ids=input_ids)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from workbench.base.record import Allowed, Choice, Count, Positive, Record, Size, Text
+from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text
 from workbench.jobs.choices import Shard
 
 __all__ = ["Fsdp", "Lora"]
@@ -26,11 +26,20 @@ class Lora(Record):
     """Their product is scaled by alpha / r."""
     dropout: Annotated[int | float, Field(ge=0, lt=1)] = 0.0
     """Dropout before them while training; runs on other numbers of ranks follow one curve only without it."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) instead, which keeps large ranks learning."""
+    use_dora: bool = False
+    """Learn the length of each column of a weight apart from its direction (DoRA); slower."""
+    bias: Annotated[str, Choice(["none", "all", "lora_only"])] = "none"
+    """Which biases of the model are trained too: `none`, `all`, or `lora_only`, those of modules with adapters."""
     target_modules: Annotated[
         Annotated[str, Choice([ALL_LINEAR])] | Annotated[Sequence[Text], Field(min_length=1)],
         Allowed(f"{ALL_LINEAR!r} or a list of module names"),
     ] = ALL_LINEAR
     """Names of the modules that get one; default: every linear layer but the output's."""
+    resume_from: PathText | None = None
+    """A folder of adapters to go on training; they keep the options they were made with. The same as the folder as the
+    job's `model`."""
 
 
 class Fsdp(Record):

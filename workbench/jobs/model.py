@@ -11,11 +11,14 @@ from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.json_values import Json, parse_json, part
 
 __all__ = [
-    "TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "family_by_name", "has_chat_template", "model_family", "model_kind",
+    "ADAPTERS", "TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "family_by_name", "has_chat_template", "model_family",
+    "model_kind",
 ]  # fmt: skip
 
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
+ADAPTERS = "adapter_config.json"
+"""What a folder holds that peft has saved."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -68,7 +71,7 @@ def model_kind(model: str) -> ModelKind:
         return ModelKind.BUILTIN
     folder = user_path(model)
     if is_folder(folder):
-        if not is_there(folder / "config.json"):
+        if not (is_there(folder / "config.json") or is_there(folder / ADAPTERS)):
             raise ConfigError(f"model folder {model!r} holds no config.json; give a folder made by save_pretrained")
         return ModelKind.FOLDER
     if _HUB_ID.fullmatch(model) and not is_there(folder):

@@ -138,12 +138,7 @@ def request_of(
         "checkpointing": job.gradient_checkpointing,
         "lora": None
         if job.peft == Peft.NONE
-        else {
-            "r": lora.r,
-            "alpha": lora.alpha,
-            "dropout": lora.dropout,
-            "target_modules": lora.to_dict()["target_modules"],
-        },
+        else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
         "gpu": gpu,
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.jobs.choices import Optimizer, Peft, Precision, Technique
+from workbench.jobs.continued import on_base
 from workbench.jobs.deepspeed.check import SCHEDULES, check_form
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
@@ -32,6 +33,7 @@ def choose(job: FineTune, *, gpus: int, world_size: int | None = None, looks: bo
         >>> choose(FineTune(model="google/flan-t5-small"), gpus=1).learning_rate
         0.0003
     """
+    job = on_base(job) if looks else job
     if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
         job = _as_json_says(job, world_size)
     if job.learning_rate is None:

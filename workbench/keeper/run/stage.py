@@ -142,6 +142,9 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
     if (folder := Path(job.model)).is_dir():
         resolved["base"] = job.model
         resolved["job"]["model"] = job.model if link.sees(folder) else _send_model(link, folder)
+    if adapters := job.lora.get("resume_from"):
+        folder = Path(str(adapters))
+        resolved["job"]["lora"]["resume_from"] = adapters if link.sees(folder) else _send_model(link, folder)
     resolved["gpus"] = gpus
     link.write(json.dumps(resolved).encode(), str(target.job))
 

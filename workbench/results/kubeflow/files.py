@@ -70,6 +70,8 @@ def _finetune(
 ) -> Mapping[str, object]:
     shipped = read_json(paths.job, within=paths.root)
     asked: dict[str, object] = job.to_dict()
+    if job.lora.get("resume_from"):
+        raise ConfigError("a job that goes on with adapters cannot be handed over: merge them first (run.merge)")
     if Path(job.model).is_absolute():
         if not options.inputs:
             raise ConfigError(

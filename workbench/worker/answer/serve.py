@@ -66,6 +66,7 @@ class Answerer:
             loaded = model.load(self._folder, (), seed=0, options={"dtype": DTYPES[dtype] if dtype else "auto"})
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
+            dtype = dtype or model.own_format(self._job.model)
         else:
             return export_adapters(self._folder, tokenizer, Path(target), dtype)
         return export_model(loaded, Path(target), dtype, max_shard_size)

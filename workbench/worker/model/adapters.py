@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Lora
 from workbench.jobs.choices import Peft, Precision
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.model import TINY_LLAMA, TINY_T5
 from workbench.worker.model.load import Loaded
 from workbench.worker.model.lora import with_lora
 from workbench.worker.rank import collectives as ranks
@@ -54,12 +56,22 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     _say_nothing_of_old_names()
     options = Lora.from_dict(job.lora)
     torch.manual_seed(job.seed)
+    if options.resume_from:
+        return replace(loaded, model=_continued(loaded.model, options.resume_from, job))
     try:
         return replace(loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing))
     except ValueError as error:
         raise ConfigError(
             f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"
         ) from error
+
+
+def _continued(model: Any, folder: str, job: FineTune) -> Any:
+    from peft import PeftModel
+
+    if job.gradient_checkpointing:
+        model.enable_input_require_grads()
+    return PeftModel.from_pretrained(model, folder, is_trainable=True)
 
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:
@@ -74,7 +86,7 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
     return trained, everything
 
 
-def save(model: Any, folder: Path, *, base: str) -> None:
+def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     """Save the adapters alone; every rank must call it, and rank 0 writes."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -86,10 +98,11 @@ def save(model: Any, folder: Path, *, base: str) -> None:
     kept = get_peft_model_state_dict(model, state_dict=state, adapter_name=_NAME, save_embedding_layers=False)
     save_file({name: value.contiguous() for name, value in kept.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config[_NAME]
-    named, training = config.base_model_name_or_path, config.inference_mode
-    config.base_model_name_or_path, config.inference_mode = base, True
-    config.save_pretrained(str(folder))
-    config.base_model_name_or_path, config.inference_mode = named, training
+    shown = copy(config)
+    shown.base_model_name_or_path, shown.inference_mode = base, True
+    if base in (TINY_T5, TINY_LLAMA):
+        shown.revision = f"seed-{seed}"  # of the weights that they belong to
+    shown.save_pretrained(str(folder))
 
 
 def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:

@@ -14,7 +14,7 @@ from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.worker.data.rows import Example
 from workbench.worker.model import tiny
 
-__all__ = ["Loaded", "initial", "load", "outline", "parameter_count", "weight_bytes"]
+__all__ = ["Loaded", "initial", "load", "outline", "own_format", "parameter_count", "weight_bytes"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,14 @@ def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] 
     if model_kind(name) is not ModelKind.BUILTIN:
         return load(name, (), seed=seed, options=options)
     return _built_in(name, tokenizer, seed, options)
+
+
+def own_format(name: str) -> str | None:
+    """Return the number format that a pretrained model was saved in, if it is a half one: `bf16` or `fp16`."""
+    if model_kind(name) is ModelKind.BUILTIN:
+        return None
+    config = AutoConfig.from_pretrained(str(Path(name).expanduser()), trust_remote_code=False)
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(config.dtype)
 
 
 def parameter_count(model: torch.nn.Module) -> int:

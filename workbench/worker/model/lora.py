@@ -21,6 +21,9 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
         r=options.r,
         lora_alpha=options.alpha,
         lora_dropout=options.dropout,
+        use_rslora=options.use_rslora,
+        use_dora=options.use_dora,
+        bias=options.bias,
         target_modules=names if isinstance(names, str) else list(names),
         task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
     )

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Peft, Precision, Technique
@@ -56,16 +58,7 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
-    options = {**adapters.load_options(work.job.peft, work.job.number_format), **_attention(work.job)}
-    base = model.load(
-        work.job.model,
-        rows.train,
-        seed=work.job.seed,
-        options=options,
-        wording=wording(work.job.prompt, system=work.job.system),
-        chat_template=work.job.chat_template,
-    )
-    loaded = adapters.attached(base, work.job)
+    loaded = adapters.attached(_base(work.job, rows), work.job)
     encoder = Encoder(loaded, work.job)
     stop = StopCallback(work.stop)
     trainer = _trainer(work, arguments, loaded, encoder, rows)
@@ -85,8 +78,22 @@ def _run(work: Assignment) -> None:
     ranks.close()
 
 
-def _attention(job: FineTune) -> Mapping[str, str]:
-    return {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
+def _base(job: FineTune, rows: Rows) -> model.Loaded:
+    attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
+    options = {**adapters.load_options(job.peft, job.number_format), **attention}
+    trained = job.lora.get("resume_from")
+    if trained and model_kind(job.model) is ModelKind.BUILTIN:
+        # Adapters belong to the tokens that they were trained with, and rows of now would give others.
+        tokenizer = AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
+        return model.initial(job.model, tokenizer, seed=job.seed, options=options)
+    return model.load(
+        job.model,
+        rows.train,
+        seed=job.seed,
+        options=options,
+        wording=wording(job.prompt, system=job.system),
+        chat_template=job.chat_template,
+    )
 
 
 def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
@@ -180,7 +187,7 @@ def _train(trainer: FineTuner) -> int:
 
 def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
     if work.job.peft != Peft.NONE:
-        adapters.save(loaded.model, work.out / "model", base=work.base)
+        adapters.save(loaded.model, work.out / "model", base=work.base, seed=work.job.seed)
         if work.rank == 0:
             loaded.tokenizer.save_pretrained(work.out / "model")
         return
