@@ -67,7 +67,7 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
 
 
 def _continued(model: Any, folder: str, job: FineTune) -> Any:
-    from peft import PeftModel
+    from peft.peft_model import PeftModel  # the package itself may be a stand-in that nothing was asked of yet
 
     if job.gradient_checkpointing:
         model.enable_input_require_grads()
