@@ -15,6 +15,7 @@ from workbench.base import entries
 from workbench.base.child import child_environment, start
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.shown import Shown
+from workbench.jobs.continued import on_base
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.split import chosen
@@ -75,6 +76,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     """
     if not isinstance(job, FineTune):
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
+    job = on_base(job)
     dataset = dataset_from(job.dataset)
     refusal = row_refusal(job)
     with tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch:
