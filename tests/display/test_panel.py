@@ -58,6 +58,14 @@ def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, pa
     until(lambda: not panel._thread.is_alive())
 
 
+def test_what_was_chosen_for_the_user_is_named(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training")
+    written.event("start", precision="bf16", learning_rate=2e-5, chosen=["learning_rate", "precision"])
+    panel.draw()
+    shown = words(part(panel, "head"))
+    assert "technique zero1 bf16" in shown and "learning rate 2e-05, precision bf16" in shown
+
+
 def test_a_failed_run_keeps_its_bar_and_shows_its_card(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training")
     for step in range(1, 41):

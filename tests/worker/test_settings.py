@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from transformers.training_args import OptimizerNames  # transformers first: wit
 
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.finetune import FineTune
+from workbench.worker.train import settings
 from workbench.worker.train.settings import Assignment, training_arguments
 
 
@@ -39,3 +42,17 @@ def test_only_rank_0_reports_to_trackers_and_checkpointing_reaches_the_trainer(t
     recompute = [getattr(first, n, False) for n in ("activation_checkpointing", "gradient_checkpointing")]
     assert any(recompute)
     assert not first.bf16 and not first.fp16  # type: ignore[attr-defined]
+
+
+def test_a_precision_that_was_chosen_gives_way_where_the_gpu_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(settings.torch.cuda, "is_available", lambda: True)
+    read = {}
+    for chosen, has in itertools.product((["precision"], []), (True, False)):
+        monkeypatch.setattr(settings.torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
+        job = FineTune(model="gpt2", precision="bf16", learning_rate=1.0).to_dict()
+        (tmp_path / "job.json").write_text(json.dumps({"job": job, "gpus": 1, "chosen": chosen}))
+        read[bool(chosen), has] = Assignment.read().job.precision
+    assert read == {(True, True): "bf16", (True, False): "fp32", (False, True): "bf16", (False, False): "bf16"}
