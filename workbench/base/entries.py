@@ -15,6 +15,7 @@ __all__ = [
     "INQUIRY",
     "KEEPER",
     "MANIFEST",
+    "PLACES",
     "PREDICTION",
     "RECIPE",
     "ROW_LOOK",
@@ -53,3 +54,11 @@ BOARD = "workbench.results.tensorboard.server"
 
 GUARDIAN = "workbench.pods.guest.guardian"
 CML_WORKER = "workbench.pods.cml.worker"
+
+PLACES = {
+    "local": "workbench.pods.local.pods:LocalPods",
+    "ssh": "workbench.pods.hosts.pods:SSHPods",
+    "cml": "workbench.pods.cml.pods:CMLPods",
+    "kubernetes": "workbench.pods.kubernetes.pods:KubernetesPods",
+}
+"""Where pods come from, by the word that says so."""

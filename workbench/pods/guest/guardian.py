@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +69,8 @@ class WorkerConfig:
     token: str
     """The cluster's secret in hexadecimal."""
     allowed_from: str = "127.0.0.0/8"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """What is installed, where the keeper knows it: a look takes 3 MiB for as long as the pod lives."""
 
     def __repr__(self) -> str:
         return f"WorkerConfig({self.name} at {self.address}:{self.port})"
@@ -139,7 +141,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
         host_key=daemon.host_key,
         root=config.root,
         python=sys.executable,
-        versions=installed_versions(),
+        versions=config.versions or installed_versions(),
     )
     host, port = config.rendezvous
     register(host, port, bytes.fromhex(config.token), pod, timeout_s=config.timeout_s)

@@ -7,7 +7,6 @@ the pod with it, on SIGTERM, with its SSH daemon, or when nobody (the keeper alw
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -132,6 +131,8 @@ def _report(options: argparse.Namespace, user: str) -> None:
 
 
 def _versions() -> dict[str, str]:
+    import importlib.metadata  # which also loads email: guardians of other pods import this module without its need
+
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -23,6 +23,7 @@ from pydantic import PrivateAttr
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import POD_MARK, end_all, with_mark
+from workbench.base.versions import installed_versions
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
@@ -259,6 +260,7 @@ def _configure(
         timeout_s=context.timeout_s,
         rendezvous=(rendezvous.host, rendezvous.port),
         token=rendezvous.token.hex(),
+        versions=installed_versions(),
     )
 
 
