@@ -35,7 +35,7 @@ def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None
         ({"epoch": 3}, "did you mean 'epochs'"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
         ({"precision": "fp16"}, "T5 family overflow"),
-        ({"deepspeed": {"zero_optimization": {"stage": 3}}}, "stage"),
+        ({"technique": "zero1", "deepspeed": {"zero_optimization": {"stage": 3}}}, "stage"),
         ({"deepspeed": {"zero_optimization": {"stage": 1}, "elasticity": {}}}, "elasticity"),
         ({"deepspeed": "no-such.json"}, "no-such.json"),
         ({"deepspeed": {"zero_optimization": {"stage": 1}, "train_batch_size": 7}}, "train_batch_size"),
