@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
 from workbench.base.errors import RunError
 from workbench.display.run.buttons import Buttons
 from workbench.rundir.state import RunState
@@ -98,6 +98,29 @@ def test_a_script_is_cancelled_and_not_stopped(cluster: Cluster) -> None:
     assert f"run {run.path.name} is using the pods" in str(during)
     run.cancel()
     assert run.wait(60, progress=False).state is RunState.CANCELLED
+
+
+def test_what_fails_after_the_training_does_not_cost_the_model(cluster: Cluster, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.py"
+    metrics.write_text(
+        "import os\nimport sys\ncalls = []\n\n"
+        "def raises(predictions, references):\n    return {'share': 1 / 0}\n\n"
+        "def ends(predictions, references):\n    calls.append(1)\n    return os._exit(3) if len(calls) > 1 else {}\n"
+    )
+    short = ENDLESS.replace(max_steps=2, predict_rows=0, metric_rows=2, max_target_length=4, logging_steps=1)
+    runs = [cluster.submit(short.replace(metric=f"{metrics}:{name}")) for name in ("raises", "ends")]
+    raised, ended = (run.wait(240, progress=False) for run in runs)
+    assert (raised.state, raised.eval_step, raised.metrics) == (RunState.SUCCEEDED, 2, {})
+    assert f"metric {metrics}:raises is missing at step 0: ZeroDivisionError: division by zero" in raised.message
+    assert f"({metrics} line 6: return {{'share': 1 / 0}})" in str(raised)
+    assert ended.state is RunState.FAILED and ended.eval_loss is None
+    assert "the model was trained before: that of step 2 is in model/" in ended.message
+    for run in runs:
+        assert (run.paths.model / "model.safetensors").stat().st_size > 100_000
+    both = compare(runs)
+    assert [row[0] for row in both.options().rows] == ["metric"]
+    assert [row[1] for row in both.figures().rows] == ["succeeded", "failed"]
+    assert str(both).count("training") >= 2 and "<svg" in both._repr_html_()
 
 
 def test_the_doctor_finds_the_pods_well_and_measures_between_them(cluster: Cluster) -> None:

@@ -228,6 +228,12 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     assert handed_spec(manifest)["job"]["dataset"] == {"kind": "files", "train": "train.jsonl", "eval": "eval.jsonl"}
     assert sorted(inputs(manifest)) == ["eval.jsonl", "train.jsonl"]
 
+    (tmp_path / "scores.py").write_text("def score(predictions, references): ...\n")
+    measured = FineTune(dataset=data, metric=f"{tmp_path}/scores.py:score")
+    manifest = run_of(tmp_path / "measured", measured).manifest("trainjob", image=IMAGE)
+    assert handed_spec(manifest)["job"]["metric"] == "metric.py:score"
+    assert inputs(manifest)["metric.py"] == (tmp_path / "scores.py").read_bytes()
+
     own = tmp_path / "own"
     own.mkdir()
     (own / "train.py").write_text("import helper\n")
@@ -237,7 +243,7 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     assert (handed_spec(manifest)["job"]["path"], handed_spec(manifest)["job"]["args"]) == ("train.py", ["--lr", "a b"])
     assert sorted(inputs(manifest)) == ["helper.py", "train.py"]
 
-    assert "It carries the script's folder (2 files, 0.0 KiB)." in manifest.notes
+    assert "It carries the script's folder (2 files, 14 bytes)." in manifest.notes
     (own / "train.py").write_text("another one by now\n")
     assert inputs(run.manifest("pytorchjob", image=IMAGE))["train.py"] == b"import helper\n"
 

@@ -195,6 +195,8 @@ def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:
         (FineTune(peft="lora"), "peft 'lora'"),
         (FineTune(model="tiny-llama", technique="ddp", peft="qlora"), "a causal model and peft 'qlora'"),
         (FineTune(optimizer="adamw-8bit"), "optimizer 'adamw-8bit'"),
+        (FineTune(eval_steps=2, load_best_model_at_end=True), "the best model"),
+        (FineTune(eval_steps=2, early_stopping_patience=1), "an early stop"),
     ],
 )
 def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
@@ -217,6 +219,16 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
     prepared = prepare(dataset_from({"kind": "jsonl", **files}), tmp_path / "here" / "inputs")
     assert prepared.train is not None
     assert prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()
+
+
+def test_a_metric_of_ones_own_lies_beside_the_spec(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "run", FineTune(peft="lora", metric="/home/me/scores.py:score"))
+    file = RunPaths(result.path).job
+    sent = {"metric": {"path": "/home/me/scores.py", "function": "score", "source": "def score(p, r): ..."}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "metric_inputs": sent}))
+    recipe = recipe_of(result)
+    assert recipe.files["metric.py"] == b"def score(p, r): ..."
+    assert json.loads(recipe.files["spec.json"])["job"]["metric"] == "metric.py:score"
 
 
 CONFIGURED = {

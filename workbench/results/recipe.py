@@ -102,6 +102,8 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
         "going on from a checkpoint": bool(job.get("resume")),
+        "the best model": bool(job.get("load_best_model_at_end")),
+        "an early stop": job.get("early_stopping_patience") is not None,
     }
     return [name for name, there in parts.items() if there]
 
@@ -122,6 +124,10 @@ def _with_workbench(
     if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
         files |= own
         job["deepspeed"] = "deepspeed.json"
+    metric = part(part(resolved, "metric_inputs"), "metric")
+    if source := text(metric.get("source")):
+        files["metric.py"] = source.encode()
+        job["metric"] = f"metric.py:{text(metric.get('function'))}"
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
     if Path(str(job.get("model", ""))).is_absolute():
         differs.append(f"the model {job['model']} is a folder of the machine where the run was started: copy it")
