@@ -107,8 +107,9 @@ def test_what_fails_after_the_training_does_not_cost_the_model(cluster: Cluster,
         "def raises(predictions, references):\n    return {'share': 1 / 0}\n\n"
         "def ends(predictions, references):\n    calls.append(1)\n    return os._exit(3) if len(calls) > 1 else {}\n"
     )
-    short = ENDLESS.replace(max_steps=2, predict_rows=0, metric_rows=2, max_target_length=4, logging_steps=1)
-    runs = [cluster.submit(short.replace(metric=f"{metrics}:{name}")) for name in ("raises", "ends")]
+    short = {"max_steps": 2, "predict_rows": 0, "metric_rows": 2, "max_target_length": 4, "logging_steps": 1}
+    jobs = [ENDLESS.replace(**short, metric=f"{metrics}:{name}") for name in ("raises", "ends")]
+    runs = [cluster.submit(job) for job in jobs]
     raised, ended = (run.wait(240, progress=False) for run in runs)
     assert (raised.state, raised.eval_step, raised.metrics) == (RunState.SUCCEEDED, 2, {})
     assert f"metric {metrics}:raises is missing at step 0: ZeroDivisionError: division by zero" in raised.message

@@ -81,6 +81,13 @@ def test_a_damaged_directory_is_a_row_that_says_so(runs: list[WrittenRun]) -> No
     assert "b: no losses" in str(both)
 
 
+def test_long_values_that_differ_at_their_ends_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        written(tmp_path, name, dataset={"kind": "jsonl", "train": f"/data/{'x' * 90}/{name}.jsonl", "eval": "e"})
+    (row,) = compare(list(history(tmp_path)), names="ab").options().rows
+    assert row[1] != row[2] and all(len(str(cell)) <= 60 for cell in row)
+
+
 def test_what_cannot_be_compared_is_refused(runs: list[WrittenRun], tmp_path: Path) -> None:
     path = runs[0].paths.root
     for wrong, words in (

@@ -66,6 +66,19 @@ def test_what_was_chosen_for_the_user_is_named(written: WrittenRun, panel: RunPa
     assert "technique zero1 bf16" in shown and "learning rate 2e-05, precision bf16" in shown
 
 
+def test_metrics_and_perplexity_of_the_last_evaluation_stand_in_the_panel(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training")
+    for step, share in ((0, 0.25), (2, 0.75)):
+        written.event("eval", step=step, eval_loss=2.0, perplexity=7.389, metrics={"<b>rougeL": share, "bad": "x"})
+    panel.draw()
+    figures = part(panel, "figures")
+    assert "perplexity 7.389" in words(figures) and "rougeL 0.75" in words(figures)
+    assert "<b>" not in figures and "bad" not in figures
+    written.end(steps=2, metrics={"rougeL": 0.5}, perplexity=3.0, eval_loss=1.1)
+    panel.draw()
+    assert "perplexity 3" in words(part(panel, "figures")) and "rougeL 0.5" in words(part(panel, "figures"))
+
+
 def test_a_failed_run_keeps_its_bar_and_shows_its_card(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training")
     for step in range(1, 41):

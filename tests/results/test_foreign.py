@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun
 
-from workbench import FineTune, PodSpec, Run, Script, history
+from workbench import FineTune, PodSpec, Run, Script, compare, history
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.shown import as_html
 from workbench.benchmark.report import rows_below, write_report
 from workbench.results.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
@@ -73,6 +74,7 @@ def shown(run: Run, folder: Path) -> Iterator[str]:
         lambda: "".join(path.read_text() for path in write_report(rows_below([run.path])[0], folder / "report")),
         lambda: b"".join(recipe_of(run.result).files.values()).decode() + recipe_of(run.result).commands,
         lambda: f"{history(run.path.parent)}{run.result.predictions}{run.result.profile}",
+        lambda: "".join(f(compare([run, run.path], names="ab")) for f in (str, as_html)),
         *(lambda kind=kind: str(run.manifest(kind, image="x", secrets={"A": "s/k"}).objects) for kind in KINDS),
     ]
     for look in looks:

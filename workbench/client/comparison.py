@@ -53,7 +53,7 @@ class RunComparison(Shown):
         asked = [_options(run.view.spec) for run in self.runs]
         names = dict.fromkeys(name for options in asked for name in options)
         rows = [(name, *(options.get(name, UNKNOWN) for options in asked)) for name in names]
-        different = [row for row in rows if len(set(row[1:])) > 1]
+        different = [tuple(map(_short, row)) for row in rows if len(set(row[1:])) > 1]
         caption = "Options that differ" if different else "Their options are the same"
         return Grid(columns=("option", *(run.name for run in self.runs)), rows=different, caption=caption)
 
@@ -148,12 +148,12 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     cluster = spec.cluster
     pods = {"pods": spec.pods or cluster.count, "cpus": cluster.pods.cpus, "gpus": cluster.pods.gpus}
     asked = {**spec.job.to_dict(), **{f"{name} (cluster)": value for name, value in pods.items()}}
-    return {name: _short(value) for name, value in asked.items() if name != "env"}
+    return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
 
 
-def _short(value: object) -> str:
-    words = plain(str(value))
-    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+def _short(words: str) -> str:
+    # Paths differ at their ends.
+    return words if len(words) <= _LONGEST else f"{words[:19]}…{words[20 - _LONGEST :]}"
 
 
 def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:

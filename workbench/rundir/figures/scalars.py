@@ -18,8 +18,8 @@ def scalars_of(event: Event) -> Mapping[str, float]:
     """Pick the numbers of an event that are worth a curve.
 
     Example:
-        >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"step": 3, "eval_loss": 2.5}))
-        {'eval/loss': 2.5}
+        >>> scalars_of(Event(time_s=0, rank=0, kind="eval", data={"eval_loss": 2.5, "metrics": {"rouge1": 0.5}}))
+        {'eval/rouge1': 0.5, 'eval/loss': 2.5}
     """
     picked: dict[str, float | None] = {}
     match event.kind:

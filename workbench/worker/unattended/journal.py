@@ -73,7 +73,7 @@ class RankFollower:
         """Judge: success is a done-record of every rank."""
         ended = self.ended
         if len(ended) == self._world_size and all(status.done for status in ended):
-            return RunState.SUCCEEDED, "every rank is done", None
+            return RunState.SUCCEEDED, "; ".join(["every rank is done", *self._totals.notes]), None
         fault = first_cause(ended)
         if fault is not None:
             return RunState.FAILED, f"rank {fault.rank} on {fault.pod}: {fault.kind}: {fault.message}", fault
