@@ -45,7 +45,7 @@ beside = adapters.attached(made, FineTune(model="tiny-llama", peft="lora"))
 torch.manual_seed(1)
 for value in beside.model.parameters():
     value.data += 0.02 * torch.randn_like(value) if value.requires_grad else 0
-adapters.save(beside.model, small, base=str(base))
+adapters.save(beside.model, small, base=str(base), seed=0)
 made.tokenizer.save_pretrained(small)
 """
 

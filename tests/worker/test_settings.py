@@ -51,7 +51,7 @@ def test_a_precision_that_was_chosen_gives_way_where_the_gpu_lacks_it(
     monkeypatch.setattr(settings.torch.cuda, "is_available", lambda: True)
     read = {}
     for chosen, has in itertools.product((["precision"], []), (True, False)):
-        monkeypatch.setattr(settings.torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
+        monkeypatch.setattr(settings.torch.cuda, "is_bf16_supported", lambda has=has, **_: has)
         job = FineTune(model="gpt2", precision="bf16", learning_rate=1.0).to_dict()
         (tmp_path / "job.json").write_text(json.dumps({"job": job, "gpus": 1, "chosen": chosen}))
         read[bool(chosen), has] = Assignment.read().job.precision
