@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 __all__ = ["main", "open_hub"]
 
 _BATCH = 256  # rows in memory at once
+_BUFFER_BYTES = 1 << 20
+_CONNECT_S = 3.0
 
 
 def main() -> None:
@@ -52,15 +58,27 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
         # What is only a part of a split cannot be streamed.
         yield from open_hub(request["hub"], request["split"], streaming=request["split"].isidentifier())
     else:
+        _check_reachable(request["hub"]["name"])
         splits = open_hub(request["hub"], None, streaming=True)
         yield {name: next(iter(split.take(1)), None) for name, split in splits.items() if name in request["first"]}
         yield list(splits)
 
 
+def _check_reachable(name: str) -> None:
+    """Fail at once where no connection to the hub can be made: `datasets` tries for half a minute."""
+    if not Path(name).is_dir() and not getproxies():
+        from huggingface_hub.constants import ENDPOINT
+
+        address = urlsplit(ENDPOINT)
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((str(address.hostname), port), _CONNECT_S).close()
+
+
 def _parquet(path: str, columns: Sequence[str]) -> Iterator[Mapping[str, Any]]:
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(path, memory_map=True) as file:
+    # Nothing is mapped or fetched ahead: either keeps the whole file in memory.
+    with ParquetFile(path, memory_map=False, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
         for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, file.schema_arrow.names)):
             yield from batch.to_pylist()
 
