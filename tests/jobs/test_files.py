@@ -75,6 +75,18 @@ def test_the_same_rows_as_text_are_the_same_bytes(tmp_path: Path) -> None:
     assert json.loads(train.splitlines()[0])["source"].startswith("Größe")
 
 
+def test_turns_of_a_chat_stand_in_a_table_as_json(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": 'a, "b"'}, {"role": "assistant", "content": "c"}]
+    write_text(tmp_path / "rows.jsonl", [{"talk": turns}] * 20)
+    write_text(tmp_path / "rows.csv", [{"talk": json.dumps(turns), "id": "5"}] * 20)
+    made = {
+        prepared(options(tmp_path / f"rows.{end}", columns={"messages": "talk"}), tmp_path / end)
+        for end in ("jsonl", "csv")
+    }
+    ((train, _),) = made
+    assert json.loads(train.splitlines()[0])["messages"][0] == turns[0]
+
+
 @pytest.mark.slow
 def test_parquet_and_saved_datasets_are_the_same_bytes_as_lines(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
