@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,17 +88,52 @@ def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -
     assert (result.eval_loss is None) == (not evaluated), "an evaluation that did not take place is not stated"
 
 
-def test_a_script_is_cancelled_and_not_stopped(cluster: Cluster) -> None:
-    run = cluster.submit(Script(path=BEAT))
-    with pytest.raises(RunError, match=r"a script knows no checkpoint.*cancel\(\)"):
-        run.stop()
-    until(lambda: run.state is RunState.RUNNING or run.message.startswith("starting ranks"))
-    assert set(run.stacks().values()) == {""}
+def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Cluster, tmp_path: Path) -> None:
+    run = cluster.submit(Script(BEAT))
+    until(lambda: beats(run))
+    assert all("beat.py" in text for text in run.stacks().values())
     during = cluster.doctor()
     assert during.exchange is None
     assert f"run {run.path.name} is using the pods" in str(during)
-    run.cancel()
-    assert run.wait(60, progress=False).state is RunState.CANCELLED
+    run.stop()
+    run.stop()
+    result = run.wait(120, progress=False)
+    assert (result.state, result.error, result.left_processes) == (RunState.CANCELLED, None, 0)
+    assert re.fullmatch(r"stopped when asked: its ranks ended by themselves within \d+ s", result.message)
+    assert all("KeyboardInterrupt" in run.logs(rank, "stderr") for rank in range(2)), "Python made it an exception"
+
+    saves = tmp_path / "saves" / "saves.py"
+    saves.parent.mkdir()
+    saves.write_text(SAVES)
+    run = cluster.submit(Script(saves, stop_grace_s=5, outputs=["*.txt"]))
+    until(lambda: beats(run))
+    run.stop()
+    until(lambda: run.state.is_terminal or "asked to stop by a signal" in run.message)
+    result = run.wait(120, progress=False)
+    assert result.message.startswith(
+        "stopped when asked; ranks [1] did not end when asked and were killed; outputs/ has"
+    )
+    assert (run.paths.outputs / "saved-0.txt").read_text() == "after SIGTERM"
+    assert not (run.paths.outputs / "pod-1").exists()
+
+
+SAVES = """
+import os, signal, sys, time
+rank = os.environ["RANK"]
+def save(*_):
+    open(f"saved-{rank}.txt", "w").write("after SIGTERM")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save if rank == "0" else lambda *_: None)
+print("line 3", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def beats(run: Run) -> bool:
+    assert not run.state.is_terminal, run.message
+    logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
+    return all(log.exists() and "line 3" in log.read_text() for log in logs)
 
 
 def test_what_fails_after_the_training_does_not_cost_the_model(cluster: Cluster, tmp_path: Path) -> None:

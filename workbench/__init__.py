@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from workbench.results.answers.predictions import Predictions
     from workbench.rundir.answers import judge as judge_answer
     from workbench.rundir.catalog.index import RunIndex
+    from workbench.rundir.events import log
     from workbench.worker.model.tokenizer import train_tokenizer
 
 __all__ = [
@@ -87,6 +88,7 @@ __all__ = [
     "history",
     "judge_answer",
     "load_deepspeed_config",
+    "log",
     "mini_rows",
     "parse_sql",
     "plan",
@@ -132,6 +134,7 @@ _HOME = {
     "history": "workbench.client.history",
     "judge_answer": "workbench.rundir.answers:judge",
     "load_deepspeed_config": "workbench.jobs.deepspeed.files:load",
+    "log": "workbench.rundir.events",
     "mini_rows": "workbench.jobs.data.sources.mini",
     "parse_sql": "workbench.jobs.data.sql:parse",
     "plan": "workbench.planner.plan",

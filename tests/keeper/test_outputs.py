@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunError, Script
+from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunError, Script, history, log
 from workbench.rundir.paths import is_output
 
 pytestmark = pytest.mark.slow
@@ -73,6 +73,7 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     assert "not back: 2 files (37 bytes) on pod-1 in " in result.message
     assert "Script(outputs=[…]) does not name them; run.fetch() brings all while the pod is there" in result.message
     assert "outputs/ has 5 files" in str(run) and "5 files, 9.0 MiB" in str(result)
+    reported(run)
     (run.paths.outputs / "note-0.txt").unlink()
     kept = run.fetch()
     assert outputs(run) == OF_RANK_0 | {"pod-1/note-1.txt", "pod-1/out/shard-1.pt"}
@@ -80,6 +81,36 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     assert run.result.output_files == 7
     manifest = json.loads(run.paths.manifest.read_text())
     assert {name for name in manifest if name.startswith("outputs/")} == {f"outputs/{name}" for name in outputs(run)}
+
+
+def reported(run: Run) -> None:
+    """What it reported by `workbench.log`, once and not by every rank, stands wherever a run's figures stand."""
+    events = [event for event in run.events() if event.kind in ("step", "eval")]
+    assert [(event.kind, event.rank, event.data["step"]) for event in events] == [
+        ("step", 0, 1), ("step", 0, 2), ("eval", 0, 2),
+    ]  # fmt: skip
+    progress = run.progress
+    assert (progress.step, progress.max_steps, progress.loss, progress.eval_loss) == (2, 2, 1.0, 0.75)
+    assert (run.result.steps, run.result.eval_loss, run.result.metrics) == (2, 0.75, {"rouge": 0.5})
+    record = history(run.path).records[0]
+    assert (record.steps, record.eval_loss, record.train_samples_per_s) == (2, 0.75, 8)
+    assert {tag: values[-1] for tag, values in scalars_in(run.paths.tensorboard).items()} == {
+        "train/loss": 1.0, "train/samples_per_s": 8.0, "train/accuracy": 0.5, "eval/loss": 0.75, "eval/rouge": 0.5,
+    }  # fmt: skip
+    assert "2 of 2 steps" in str(run)
+    assert "step" not in run.logs(0, "stdout")
+
+
+def scalars_in(folder: Path) -> dict[str, list[float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder)).Reload()
+    return {tag: [scalar.value for scalar in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_a_script_outside_of_a_run_reports_to_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    log(1, loss=2.0)
+    assert capfd.readouterr().out == ""
 
 
 def test_a_failed_and_a_cancelled_script_have_their_files_and_patterns_take_those_of_all_pods(

@@ -5,6 +5,8 @@ import os
 import time
 from pathlib import Path
 
+import workbench
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--end", choices=("well", "fail", "wait"), default="well")
 parser.add_argument("--bytes", type=int, default=9 << 20)
@@ -26,6 +28,9 @@ if rank == 0:
     Path("passwd").symlink_to("/etc/passwd")
     os.mkfifo("pipe")
     Path(os.fsdecode(b"bad-\xff")).write_text("a name that is not UTF-8")
+for step in (1, 2):
+    workbench.log(step, loss=3.0 - step, max_steps=2, samples_per_s=8, accuracy=step / 4, note="not a number")
+workbench.log(2, eval_loss=0.75, eval_rouge=0.5)
 print("written", flush=True)
 if args.end == "fail":
     raise ValueError("failed after it wrote")

@@ -27,6 +27,7 @@ __all__ = [
     "ancestors",
     "become_subreaper",
     "boot_id",
+    "catches",
     "descendants",
     "die_with_parent",
     "end_all",
@@ -244,6 +245,15 @@ def activity(pid: int) -> tuple[float, bool]:
         return 0.0, False
     fields = text[text.rfind(b")") + 2 :].split()
     return sum(map(int, fields[11:15])) / _TICKS_PER_S, fields[0] in (b"T", b"t")
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return False
+    return bool(int(status.partition(b"SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def die_with_parent(parent: int) -> None:

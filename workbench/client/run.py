@@ -18,7 +18,6 @@ from workbench.client.home import RunHome
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
-from workbench.jobs.script import Script
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import last_lines
@@ -217,20 +216,19 @@ class Run(ShownLive, TrainedModel):
     def stop(self) -> None:
         """Ask the run to end as cancelled after the step in progress, and to evaluate and save the model as it is then.
 
-        Returns at once; `cancel` works after it.
+        The ranks of a script get SIGTERM where they have a handler for it, else SIGINT (KeyboardInterrupt in Python),
+        and `stop_grace_s` to end. Returns at once; `cancel` works after it.
 
         Raises:
-            RunError: It runs a script, or its keeper or its first pod does not answer.
+            RunError: Its keeper or its first pod does not answer.
         """
-        if self.spec.job.kind == Script.kind:
-            raise RunError("a script knows no checkpoint to stop after; end the run with cancel()")
         self._ask_to_end("stop")
 
     def stacks(self) -> dict[int, str]:
         """Ask every rank where it is: the answer to why a run is stuck. Takes up to some seconds.
 
         Returns:
-            By rank the Python stacks of all threads; "" where it cannot tell: a script, a stopped rank, a silent pod.
+            By rank the Python stacks of all threads; "" where it cannot tell: a stopped rank, a silent pod.
 
         Raises:
             RunError: The run is not running, or its keeper does not answer.
@@ -260,12 +258,14 @@ class Run(ShownLive, TrainedModel):
     def tensorboard(self) -> Board:
         """Return TensorBoard of this run, on loopback until this kernel ends; a cell that ends with it shows the page.
 
+        Event files that a script wrote into its folder are there too, once they have come back.
+
         Raises:
             BackendError: It did not start.
         """
-        from workbench.results.tensorboard.board import show_tensorboard
+        from workbench.results.tensorboard.board import board_folder, show_tensorboard
 
-        return show_tensorboard(self.paths.tensorboard)
+        return show_tensorboard(board_folder(self.paths))
 
     @property
     def _cluster(self) -> ClusterPaths:

@@ -14,8 +14,9 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
 from workbench.base.json_values import number, parse_record, text, whole
+from workbench.base.process import RUN_MARK
 
-__all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "parse_event", "read_events"]
+__all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "log", "parse_event", "read_events"]
 
 MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
@@ -102,6 +103,32 @@ def emit(kind: str, **data: object) -> None:
     line = format_event(kind, rank=int(os.environ.get("RANK", "0")), **data)
     # A leading newline ends whatever progress bar stands half drawn on the line.
     os.write(1, f"\n{line}\n".encode())
+
+
+def log(step: int, **figures: object) -> None:
+    """Report figures of a script: they stand in the panel of its run, in TensorBoard and in `history`.
+
+    Rank 0 reports; other ranks, and a script outside of a run, do nothing.
+
+    Args:
+        step: Optimizer steps so far.
+        figures: Numbers, or what `float` takes. `loss`, `max_steps`, `epoch`, `learning_rate`, `grad_norm` and
+            `samples_per_s` have a place in the panel, and `eval_loss`; any other is a curve in TensorBoard.
+    """
+    if RUN_MARK not in os.environ or os.environ.get("RANK", "0") != "0":
+        return
+    numbers: dict[str, float] = {}
+    for name, value in figures.items():
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # what is not a number is not shown
+            numbers[name] = int(value) if name == "max_steps" else float(value)  # type: ignore[call-overload, arg-type]
+    evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
+    trained = {name: value for name, value in numbers.items() if name not in evaluated}
+    with suppress(OSError):  # nobody reads any more
+        if set(trained) - {"epoch", "max_steps"}:
+            emit(EventKind.STEP, step=int(step), **trained)
+        if evaluated:
+            metrics = {name.removeprefix("eval_"): value for name, value in evaluated.items() if name != "eval_loss"}
+            emit(EventKind.EVAL, step=int(step), eval_loss=evaluated.get("eval_loss"), metrics=metrics)
 
 
 def parse_event(line: str) -> Event | None:

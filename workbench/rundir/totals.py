@@ -130,6 +130,8 @@ class RunTotals:
         facts: dict[str, object] = {name: self.start[name] for name in _START_FIELDS if name in self.start}
         if self.last_step is not None:
             facts |= {"steps": self.last_step.whole("step"), "epochs": self.last_step.number("epoch")}
+            if not self.start:  # a script, whose last word on it is all that there is
+                facts["train_samples_per_s"] = self.last_step.number("samples_per_s")
         if self._first_step_s is not None and started_s is not None:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
         facts |= {

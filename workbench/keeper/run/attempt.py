@@ -6,23 +6,24 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.base.files.disk import full_disk_named
 from workbench.jobs.choices import Launcher
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.launch.command import LaunchCommand, build_command
 from workbench.keeper.launch.process import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
+from workbench.keeper.run.blame import fault_of, lost_pod, stopped_by_others
 from workbench.keeper.run.rejoin import ranks_left
 from workbench.keeper.run.stage import (
     check_hostfile,
-    fault_of,
     launch_plan,
     rank_request,
     resumed_from,
@@ -30,12 +31,12 @@ from workbench.keeper.run.stage import (
     travels,
 )
 from workbench.keeper.run.stalls import StallGuard
-from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
+from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.keeper.watch.samples import Sampler
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
-from workbench.rundir.outcome import MemoryPeaks, first_cause, fold_failures, only_echoes
+from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
@@ -72,6 +73,8 @@ class Attempt:
         self._launcher: LauncherProcess | None = None
         self._sampler = Sampler()
         self._stalls = StallGuard(context, self.stacks)
+        self.asked_s = 0.0
+        """When a script was asked to stop, in seconds since 1970; 0 where it was not."""
         self._begun = self._prepared = False
         self._rejoins = rejoin
         self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
@@ -88,7 +91,7 @@ class Attempt:
         try:
             if not (self._rejoins and self._rejoin()):
                 self._send()
-                if self._wishes.cancel.is_set():
+                if self._unwanted:
                     return None
                 self._begun = True
                 watches = self._watch()
@@ -98,7 +101,7 @@ class Attempt:
             fault = self._follow()
         except RemoteError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
-            fault = None if self._wishes.cancel.is_set() else fault_of(self._context, error)
+            fault = None if self._unwanted else fault_of(self._context, error)
         except Exception as error:  # thread boundary: any failure is a failed run with a result
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
@@ -156,11 +159,21 @@ class Attempt:
     def _lasting(self, action: Callable[[AgentLink], _T], link: AgentLink) -> _T:
         return link.lasting(lambda _: action(link), unwanted=self._wishes.cancel.is_set)
 
+    @property
+    def _unwanted(self) -> bool:
+        """Whether it is to end, and nothing more of it is to start: of a script, what was asked to stop too."""
+        script = self._context.spec.job.kind == Script.kind
+        return self._wishes.cancel.is_set() or (script and self._wishes.stop.is_set())
+
     def stop(self) -> None:
-        """Pass the wish to stop after a checkpoint on to the trainer, where there is one. Idempotent."""
-        if self._prepared:
-            first = self._context.links[0]
-            first.write(b"", str(self._context.on_pod(first).stop))
+        """Pass the wish to stop on, to the trainer by a file and to the ranks of a script by a signal. Idempotent."""
+        match self._context.spec.job:
+            case Script() as job if self._begun:
+                self.asked_s = self.asked_s or now_s()
+                self._context.everywhere(partial(self._stop, grace_s=job.stop_grace_s, ask=True))
+            case FineTune() if self._prepared:
+                first = self._context.links[0]
+                first.write(b"", str(self._context.on_pod(first).stop))
 
     def stacks(self) -> dict[int, str]:
         """Ask every rank where it is."""
@@ -202,14 +215,27 @@ class Attempt:
             if self.ledger.lost:
                 return self._lost_pod()
             if self.ledger.over:
-                return None if self.ledger.all_done else self._stopped_by_others()
+                return (
+                    None
+                    if self.ledger.all_done or self._unwanted
+                    else stopped_by_others(self.ledger, unwatched=self._unwatched)
+                )
             if self._launcher is not None and (code := self._launcher.exit_code) is not None:
                 fault = self._launcher_ended(code)
                 if fault is not None:
                     return fault
             if (fault := self._stalls.look(self.ledger, self._launcher)) is not None:
                 return fault
-            self._journal.hint(self.ledger.remark(self._stalls.remark, stopping=self._wishes.stop.is_set()))
+            self._journal.hint(self.ledger.remark(self._stalls.remark, stopping=self._stopping))
+
+    @property
+    def _stopping(self) -> str:
+        if not self._wishes.stop.is_set():
+            return ""
+        match self._context.spec.job:
+            case Script() as job:
+                return f"asked to stop by a signal, and killed if it has not ended {job.stop_grace_s:g} s later"
+        return "stopping after a checkpoint"
 
     def _take(self, timeout_s: float = 0.2) -> None:
         try:
@@ -249,25 +275,11 @@ class Attempt:
     def _blame(self) -> RunFault | None:
         ranks = self.ledger.ranks.values()
         if self._unwatched and only_echoes(ranks):
-            return self._stopped_by_others()
+            return stopped_by_others(self.ledger, unwatched=True)
         return self._lost_pod() if self.ledger.lost and only_echoes(ranks) else first_cause(ranks)
 
     def _lost_pod(self) -> RunFault:
-        name, why = next(iter(self.ledger.lost.items()))
-        if len(self.ledger.pods) > 1 and not self.ledger.heard_within(self._context.spec.cluster.lease_s / 2):
-            return RunFault(kind="network", message=f"no sign from any pod: {CUT_OFF}; {why}")
-        fault = RunFault(pod=name, host=self._address(name), kind="pod", message=why)
-        return replace(fault, others=fold_failures(self.ledger.ranks.values()))
-
-    def _stopped_by_others(self) -> RunFault:
-        stopped = next(rank for rank in self.ledger.ranks.values() if not rank.done)
-        why = "was ended together with the agent of its pod, and not by this run's keeper"
-        if self._unwatched:
-            why = "was ended when its keeper had died and no other was there within the lease of its pod's agent"
-        return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why)
-
-    def _address(self, name: str) -> str:
-        return next(link.pod.address for link in self._context.links if link.pod.name == name)
+        return lost_pod(self._context, self.ledger)
 
     def _launcher_ended(self, code: int) -> RunFault | None:
         began = time.monotonic()
@@ -297,9 +309,9 @@ class Attempt:
         given_up = {*self.ledger.lost, *self.ledger.silent(_GIVEN_UP_S)}
         return [name for name in self.ledger.pods if name not in given_up]
 
-    def _stop(self, link: AgentLink) -> None:
+    def _stop(self, link: AgentLink, grace_s: float = _GRACE_S, *, ask: bool = False) -> None:
         try:
             if link.pod.name not in self.ledger.lost:
-                link.call("stop", run=self._context.run_id, grace_s=_GRACE_S)
+                link.call("stop", run=self._context.run_id, grace_s=grace_s, ask=ask)
         except WorkbenchError as error:
             logger.warning("%s", error)

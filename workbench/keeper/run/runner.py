@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -253,12 +254,19 @@ class Runner:
         if fault is not None:
             return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
         if not ledger.all_done:
-            state, how = RunState.CANCELLED, "stopped when asked"
+            state, how = RunState.CANCELLED, f"stopped when asked{self._how_it_stopped()}"
         elif ledger.totals.stopped_step is not None:
             state, how = RunState.CANCELLED, f"stopped after a checkpoint at step {ledger.totals.stopped_step}"
         else:
             state, how = RunState.SUCCEEDED, "every rank is done"
         return state, "; ".join([how, *notes])
+
+    def _how_it_stopped(self) -> str:
+        ledger, asked_s = self._attempt.ledger, self._attempt.asked_s
+        ended = [rank.ended_s for rank in ledger.ranks.values() if rank.ended_s is not None]
+        if not asked_s or not ended or ledger.forced:  # of ranks that were killed a note says so
+            return ""
+        return f": its ranks ended by themselves within {math.ceil(max(1.0, max(ended) - asked_s))} s"
 
     def _outputs(self) -> list[str]:
         match output_facts(self._context.paths):

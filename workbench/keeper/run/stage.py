@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import QUIET
-from workbench.base.errors import RemoteError, RunError
+from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.base.words import short_list
@@ -19,7 +19,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.checkpoints.collector import send_checkpoint
 from workbench.keeper.launch.command import LaunchPlan
-from workbench.keeper.link.agent import AgentLink, PodGone
+from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.packages import packages_folder
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
@@ -27,11 +27,9 @@ from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import PodRunPaths, RunPaths
-from workbench.rundir.result import RunFault
 
 __all__ = [
     "check_hostfile",
-    "fault_of",
     "fetch_logs",
     "launch_plan",
     "rank_request",
@@ -51,8 +49,9 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
     match job:
         case Script():
             program, cwd = job.program({**spec.env, **job.env}), str(context.on_pod(link).script)
-            theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", link.package))
-            site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}"}
+            theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", ""))
+            # The package comes last: `import workbench` finds it, and nothing of the job's is hidden.
+            site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}{':' * bool(theirs)}{link.package}"}
         case _:
             program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}
@@ -191,14 +190,3 @@ def check_hostfile(context: RunContext) -> None:
         raise RunError(f"the hostfile {path} cannot be read: {error.strerror}; submit the job again") from error
     if digest != context.hostfile_sha256:
         raise RunError(f"the hostfile {path} was changed after the run was submitted; submit the job again")
-
-
-def fault_of(context: RunContext, error: RemoteError) -> RunFault:
-    """Blame the pod that an error came from."""
-    names = [link.pod.name for link in context.links if link.pod.address == error.host]
-    match error:
-        case PodGone():
-            kind = "pod"
-        case _:
-            kind = type(error).__name__
-    return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")

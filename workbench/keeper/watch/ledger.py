@@ -143,8 +143,8 @@ class RunLedger:
         """Whether it takes optimizer steps now: not before the first one, nor while it evaluates or saves."""
         return self.training and self.totals.phases.get(0, "training") == "training"
 
-    def remark(self, stall: str, *, stopping: bool) -> str:
-        """Return what a person should read of it now; empty where all is well."""
+    def remark(self, stall: str, *, stopping: str) -> str:
+        """Return what a person should read of it now; empty where all is well, and nobody asked it to be `stopping`."""
         silent = self.silent(_SILENCE_SHOWN_S)
         alone = sorted(rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S)
         if silent:
@@ -154,7 +154,7 @@ class RunLedger:
         if alone:
             return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")
         if stall or stopping:
-            return stall or "stopping after a checkpoint"
+            return stall or stopping
         return "the disk is full: logs here are incomplete" if self.cut else "; ".join(self.warnings[:1])
 
     def _any_in(self, *phases: str) -> bool:

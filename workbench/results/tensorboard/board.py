@@ -13,8 +13,9 @@ from workbench.base.errors import BackendError
 from workbench.base.files import read_json
 from workbench.base.shown import ShownLive
 from workbench.results.tensorboard.server import HOST, BoardServer, is_free, serve
+from workbench.rundir.paths import RunPaths
 
-__all__ = ["Board", "Route", "Way", "find_route", "show_tensorboard"]
+__all__ = ["Board", "Route", "Way", "board_folder", "find_route", "show_tensorboard"]
 
 _PORT = "%PORT%"
 
@@ -114,6 +115,12 @@ class Board(ShownLive):
         hint = self.route.hint.replace(_PORT, str(self.server.port))
         facts = [f"TensorBoard of {self.server.folder} at {self.url} ({self.route.way}); it ends with this kernel."]
         return [*facts, hint] if hint else facts
+
+
+def board_folder(paths: RunPaths) -> Path:
+    """Return the folder of a run's event files: all of the run, where a script wrote some itself."""
+    own = next(paths.outputs.rglob("events.out.tfevents.*"), None)
+    return paths.root if own is not None else paths.tensorboard
 
 
 def show_tensorboard(folder: Path) -> Board:

@@ -11,7 +11,7 @@ from workbench.rundir.events import Event, EventKind
 
 __all__ = ["ScalarWriter", "scalars_of"]
 
-_TRAIN = ("loss", "grad_norm", "learning_rate", "samples_per_s")
+_NO_CURVES = frozenset(("step", "max_steps", "epoch", "profiled"))
 
 
 def scalars_of(event: Event) -> Mapping[str, float]:
@@ -24,7 +24,7 @@ def scalars_of(event: Event) -> Mapping[str, float]:
     picked: dict[str, float | None] = {}
     match event.kind:
         case EventKind.STEP:
-            picked = {f"train/{name}": event.number(name) for name in _TRAIN}
+            picked = {f"train/{name}": event.number(name) for name in event.data if name not in _NO_CURVES}
         case EventKind.EVAL:
             picked = {f"eval/{name}": value for name, value in numbers_of(event.data.get("metrics")).items()}
             picked |= {"eval/perplexity": event.number("perplexity"), "eval/loss": event.number("eval_loss")}

@@ -204,7 +204,7 @@ class Agent:
         grace = number_in(message, "grace_s", _GRACE_S)
         run = self._runs.get(check_run_id(message.get("run")))
         if run is not None:
-            self.launcher.stop(run, grace)
+            self.launcher.stop(run, grace, ask=message.get("ask") is True)
         return {"known": run is not None}
 
     def _stacks(self, message: Message) -> Reply | Later:

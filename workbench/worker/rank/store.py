@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install"]
+__all__ = ["install", "when_imported"]
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _BACKLOG = 2048  # as torch's own
@@ -24,26 +24,32 @@ _LOOK_S = 0.02
 
 def install() -> None:
     """Have the stores of this process bound to one address. Idempotent."""
-    if (module := sys.modules.get(_RENDEZVOUS)) is not None:
-        _change(module)
-    elif not any(type(finder) is _Finder for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    when_imported(_RENDEZVOUS, _change)
+
+
+def when_imported(name: str, change: Callable[[Any], None]) -> None:
+    """Change a module, which may be imported already, as soon as somebody imports it; once for each name."""
+    if (module := sys.modules.get(name)) is not None:
+        change(module)
+    elif name not in [getattr(finder, "changes", "") for finder in sys.meta_path]:
+        sys.meta_path.insert(0, _Finder(name, change))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Changes the module as soon as somebody imports it."""
+    def __init__(self, changes: str, change: Callable[[Any], None]) -> None:
+        self.changes, self._change = changes, change
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != _RENDEZVOUS or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None:
+        if name != self.changes or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None:
             return None
         loader: Any = spec.loader
         execute = loader.exec_module
 
         def then_change(module: ModuleType) -> None:
             execute(module)
-            _change(module)
+            self._change(module)
 
         loader.exec_module = then_change
         return spec

@@ -19,7 +19,9 @@ def _executed(spec: ModuleSpec) -> ModuleType:
 _here = __file__.rpartition("/")[0]
 _worker = _here.rpartition("/")[0]
 if _store := PathFinder.find_spec("store", [f"{_worker}/rank"]):
-    _executed(_store).install()
+    (_imports := _executed(_store)).install()
+    if _events := PathFinder.find_spec("trainer_events", [f"{_worker}/rank"]):
+        _executed(_events).install(_imports.when_imported)
 if _stacks := PathFinder.find_spec("stacks", [f"{_worker}/agent/ranks"]):
     with suppress(OSError, KeyError):
         _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
+from workbench.base.process import POD_MARK, RUN_MARK, Process, catches, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.agent.ranks.chunks import read_chunks
@@ -42,7 +42,7 @@ class PodRun:
             place.rank: Rank(place=place, folder=self.folder / f"rank-{place.rank}", kind=request.kind)
             for place in places
         }
-        self.stopping = False
+        self.stopping = self._asked = False
         self._kill_at: float | None = None
         self._settled = True
         self._oom = OomWatch()
@@ -95,18 +95,25 @@ class PodRun:
                 hint = self._oom.hint(rank.group)
         rank.end(exit_code, oom_hint=hint)
 
-    def stop(self, grace_s: float) -> None:
-        """Ask every rank and what is under it to end now, and see to it after the grace. Idempotent."""
+    def stop(self, grace_s: float, *, ask: bool = False) -> None:
+        """Tell every rank and what is under it to end now, or only `ask` ranks; kill them after the grace. Idempotent.
+
+        A rank that is asked gets SIGTERM if it has a handler for it, else SIGINT, which Python makes an exception.
+        """
         kill_at = time.monotonic() + max(0.0, grace_s)
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
-        if self.stopping:
+        if self.stopping and (ask or not self._asked):
             return
-        self.stopping = True
+        self.stopping, self._asked = True, ask
         table = process_table()
         for rank in self.ranks.values():
             if rank.phase == "waiting":
                 rank.stopped = True
                 rank.end(None)
+            if ask and rank.process is not None:
+                pid = rank.process.pid
+                rank.process.send(signal.SIGTERM if catches(pid, signal.SIGTERM) else signal.SIGINT)
+                continue
             for pid in rank.members(table):
                 table[pid].send(signal.SIGTERM)
                 table[pid].send(signal.SIGCONT)  # a stopped process would not hear the first

@@ -62,13 +62,13 @@ class RankLauncher:
         }
         self.warm.fork(self._token, message)
 
-    def stop(self, run: PodRun, grace_s: float) -> None:
-        """Stop a run, taking back what the warm server has not been asked for yet."""
+    def stop(self, run: PodRun, grace_s: float, *, ask: bool = False) -> None:
+        """Stop a run, or ask it to end, taking back what the warm server has not been asked for yet."""
         for token, launch in list(self._asked.items()):
             if launch.run is run and self.warm.cancel(token):
                 del self._asked[token]
                 launch.rank.phase = "waiting"
-        run.stop(grace_s)
+        run.stop(grace_s, ask=ask)
 
     def hear(self) -> None:
         """Hear what the warm server has said: pids of ranks, or that it cannot."""
