@@ -99,6 +99,10 @@ def reported(run: Run) -> None:
     }  # fmt: skip
     assert "2 of 2 steps" in str(run)
     assert "step" not in run.logs(0, "stdout")
+    for rank in range(2):
+        assert run.logs(rank).splitlines() == ["line 0", "line 1", "line 2", "line 3", "written"]
+        assert run.logs(rank, "stderr") == "line 1\nline 3"
+        assert run.logs(rank, tail=3).splitlines() == ["line 2", "line 3", "written"]
 
 
 def scalars_in(folder: Path) -> dict[str, list[float]]:

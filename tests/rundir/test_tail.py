@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workbench.rundir.output.tail import EventTail, LogTail
+from workbench.rundir.output.tail import EventTail, LogTail, last_of_both
+from workbench.rundir.paths import RunPaths
 
 
 def line(number: int, **data: object) -> str:
@@ -87,3 +88,20 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
     tail = LogTail(path)
     tail.refresh()
     assert tail.lines[-1] == "said 29"
+
+
+def test_both_streams_stand_in_the_order_of_their_turns_whole_lines_alone(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    paths.rank_log(0, "stdout").write_text("a\nb\n@workbench {}\n\nc begins, ends later\nunfinished")
+    paths.rank_log(0, "stderr").write_text("A\nB\nC\n")
+    assert last_of_both(paths, 0, None) == ["a", "b", "c begins, ends later", "unfinished", "A", "B", "C"], "older runs"
+    turns = ["stdout 2", "stderr 2", "stdout 25", "stderr 4", "junk", "stdout -1", "stderr 99999999999999999999999", ""]
+    paths.rank_log(0, "order").write_text("\n".join(turns))
+    merged = ["a", "A", "b", "B", "c begins, ends later", "unfinished", "C"]
+    assert last_of_both(paths, 0, None) == merged
+    assert last_of_both(paths, 0, 3) == merged[-3:]
+    (tmp_path / "elsewhere").write_text("stderr 99")
+    paths.rank_log(0, "order").unlink()
+    paths.rank_log(0, "order").symlink_to(tmp_path / "elsewhere")
+    assert last_of_both(paths, 0, 1) == ["C"]

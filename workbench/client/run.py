@@ -20,7 +20,7 @@ from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
 from workbench.rundir.events import Event, read_events
 from workbench.rundir.figures.progress import Progress
-from workbench.rundir.output.tail import last_lines
+from workbench.rundir.output.tail import last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import cluster_of
 from workbench.rundir.result import result_file
@@ -123,24 +123,27 @@ class Run(ShownLive, TrainedModel):
         """Iterate over all events so far, in the order in which the keeper read them."""
         return read_events(self.paths.events)
 
-    def logs(self, rank: int = 0, stream: str = "stderr", tail: int | None = 200) -> str:
+    def logs(self, rank: int = 0, stream: str = "both", tail: int | None = 200) -> str:
         """Return what a rank printed, without its event lines.
 
         Args:
             rank: Which rank.
-            stream: stdout or stderr.
+            stream: stdout, stderr, or both in the order in which they came.
             tail: How many last lines; None for all.
 
         Raises:
             RunError: There is no such log.
         """
-        path = self.paths.rank_log(rank, stream)
         try:
-            return mask_secrets("\n".join(last_lines(path, self.path, tail)))
+            if stream == "both":
+                lines = last_of_both(self.paths, rank, tail)
+            else:
+                lines = last_lines(self.paths.rank_log(rank, stream), self.path, tail)
         except OSError as error:
             raise RunError(
                 f"there is no log of rank {rank}, {stream} ({error.strerror}); {self.paths.logs} holds what there is"
             ) from error
+        return mask_secrets("\n".join(lines))
 
     def manifest(self, kind: str, **options: object) -> Manifest:
         """Write this job as one that Kubeflow carries out unattended; `str()` is the YAML. Nothing is sent anywhere.

@@ -94,7 +94,7 @@ class RunPaths:
     """The folder of logs, one file per rank and stream, and the launcher's."""
 
     def rank_log(self, rank: int, stream: str) -> Path:
-        """Return the log of a rank; `stream` is stdout or stderr."""
+        """Return the log of a rank; `stream` is stdout or stderr, or `order`: how far which of them came by turns."""
         return self.logs / f"rank-{rank}.{stream}.log"
 
     stacks = _Below("logs/stacks.txt")

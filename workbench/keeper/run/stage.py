@@ -173,7 +173,7 @@ def _digest(path: Path, _size: int, _mtime_ns: int) -> str:
 def fetch_logs(context: RunContext, link: AgentLink) -> None:
     """Bring back the logs of one pod's ranks that are longer there than here."""
     for place in context.places:
-        for stream in ("stdout", "stderr") if place.pod == link.pod.name else ():
+        for stream in ("stdout", "stderr", "order") if place.pod == link.pod.name else ():
             there = str(context.on_pod(link).rank(place.rank) / f"{stream}.log")
             here = context.paths.rank_log(place.rank, stream)
             if link.size(there) > here.stat().st_size:

@@ -46,7 +46,7 @@ class Collector:
         self._files: dict[str, Path] = {
             f"rank-{rank}/{stream}.log": paths.rank_log(rank, stream)
             for rank in ranks
-            for stream in ("stdout", "stderr")
+            for stream in ("stdout", "stderr", "order")
         }
         self._splitters = {name: LineSplitter() for name in self._files if name.endswith("stdout.log")}
         self._redact = redact or Redactor()

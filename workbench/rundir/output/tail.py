@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import deque
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
@@ -11,8 +13,9 @@ from workbench.base.files import open_record
 from workbench.base.json_values import items, parse_record
 from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK, Event, event_of
+from workbench.rundir.paths import RunPaths
 
-__all__ = ["EventTail", "LogTail", "last_lines"]
+__all__ = ["EventTail", "LogTail", "last_lines", "last_of_both"]
 
 _BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 64 << 10  # of a log: what one look reads at most, and how far back the first look goes at first
@@ -22,6 +25,7 @@ _ENOUGH_LINES = 60
 _KEPT_LINES = 400
 _LONGEST_LINE = 2000
 _LONGEST_EVENT = 1 << 20
+_LONGEST_END = 20  # digits
 
 
 class EventTail:
@@ -56,15 +60,47 @@ class EventTail:
 
 def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
     """Return the last lines of a log of a run's directory, all where `most` is None, without event lines and blanks."""
+    return [line for _, line in _lines_with_ends(path, root, most)]
+
+
+def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
+    """Return the last lines of a rank's two streams in the order in which they came, as far as that was kept."""
+    logs = {name: _lines_with_ends(paths.rank_log(rank, name), paths.root, most) for name in ("stdout", "stderr")}
+    merged: list[str] = []
+    for name, end in [*_turns(paths.rank_log(rank, "order"), paths.root), ("stdout", None), ("stderr", None)]:
+        lines = logs[name]
+        count = len(lines) if end is None else bisect_right(lines, end, key=lambda line: line[0])
+        merged += [line for _, line in lines[:count]]
+        del lines[:count]
+    return merged if most is None else merged[len(merged) - min(most, len(merged)) :]
+
+
+def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
+    try:
+        with open_record(path, within=root) as file:
+            words = [line.split() for line in file.read(_MOST_BYTES).splitlines()]
+    except OSError:  # of an earlier version
+        return []
+    return [
+        (word[0].decode(), int(word[1]))
+        for word in words
+        if len(word) == 2 and word[0] in (b"stdout", b"stderr") and word[1].isdigit() and len(word[1]) < _LONGEST_END
+    ]
+
+
+def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
+    """Return lines with the byte at which each ends in the log."""
     back = None if most is None else _WINDOW_BYTES
     with open_record(path, within=root) as file:
         size = file.seek(0, os.SEEK_END)
         while True:
             start = 0 if back is None else max(0, size - back)
             file.seek(start)
-            text = file.read(size - start).decode("utf-8", errors="replace")
-            lines = text.split("\n") if start == 0 else text.split("\n")[1:]  # the first is the end of one
-            lines = [line for line in lines if line and not line.startswith(MARK)]
+            parts = file.read(size - start).split(b"\n")
+            ends = accumulate((len(part) + 1 for part in parts[1:]), initial=start + len(parts[0]) + 1)
+            lines = [(end, part.decode("utf-8", "replace")) for end, part in zip(ends, parts, strict=True)]
+            lines = lines if start == 0 else lines[1:]  # the first is the end of one
+            lines = [(end, line) for end, line in lines if line and not line.startswith(MARK)]
             if back is None or start == 0 or len(lines) >= (most or 0) or back >= _MOST_BYTES:
                 return lines if most is None else lines[len(lines) - min(most, len(lines)) :]
             back *= 4

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.worker.agent.message import Message, whole_in
+from workbench.worker.agent.ranks.order import OutputOrder
 from workbench.worker.agent.ranks.output import OutputStream
 
-__all__ = ["read_chunks"]
+__all__ = ["Readable", "read_chunks"]
 
 Chunk = dict[str, object]
+Readable = OutputStream | OutputOrder
 
 
-def read_chunks(streams: Mapping[str, OutputStream], offsets: Message, max_bytes: int) -> dict[str, Chunk]:
+def read_chunks(streams: Mapping[str, Readable], offsets: Message, max_bytes: int) -> dict[str, Chunk]:
     """Read what is new in some streams."""
     starts = {name: whole_in(offsets, name, 0) for name in streams}
     fresh = {name: start for name, start in starts.items() if streams[name].size > start}

@@ -12,7 +12,7 @@ from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, catches, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks import stacks
-from workbench.worker.agent.ranks.chunks import read_chunks
+from workbench.worker.agent.ranks.chunks import Readable, read_chunks
 from workbench.worker.agent.ranks.output import OutputPump
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import keep_room
@@ -164,9 +164,9 @@ class PodRun:
         """Return the state of every rank, and what they wrote since."""
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
-        streams = {
-            f"rank-{n}/{name}.log": each for n, rank in self.ranks.items() for name, each in rank.streams.items()
-        }
+        streams: dict[str, Readable] = {f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()}
+        for n, rank in self.ranks.items():
+            streams |= {f"rank-{n}/{name}.log": each for name, each in rank.streams.items()}
         return {
             "ranks": ranks,
             "chunks": read_chunks(streams, offsets, max_bytes),

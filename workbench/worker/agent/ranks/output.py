@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from workbench.base.process import OUTPUT_PIPE
+from workbench.worker.agent.ranks.order import OutputOrder
 
 __all__ = ["OutputPump", "OutputStream"]
 
@@ -30,8 +31,9 @@ _AGAIN_S = 1.0
 class OutputStream:
     """One stream of one rank: its pipe, its log, and what is between them."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, order: OutputOrder | None = None) -> None:
         self.log = folder / f"{name}.log"
+        self._name, self._order = name, order
         self.dropped = 0
         """Bytes that neither the disk nor the memory could take."""
         self.pipe = -1
@@ -123,6 +125,8 @@ class OutputStream:
         self._kept += data[:fits]
         self._gap += len(data) - fits
         self.dropped += len(data) - fits
+        if self._order is not None:
+            self._order.note(self._name, self._written + len(self._kept))
 
     def _flush(self) -> None:
         if self._kept and time.monotonic() >= self._again_at:

@@ -20,6 +20,7 @@ from workbench.base.process import (
     open_output,
 )
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
+from workbench.worker.agent.ranks.order import OutputOrder
 from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
 from workbench.worker.agent.ranks.request import RankSlot
@@ -52,10 +53,12 @@ class Rank:
     sweep_at: float | None = None
     swept: bool = False
     streams: dict[str, OutputStream] = field(init=False)
+    order: OutputOrder = field(init=False)
     _known: set[Process] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.streams = {name: OutputStream(self.folder, name) for name in ("stdout", "stderr")}
+        self.order = OutputOrder(self.folder)
+        self.streams = {name: OutputStream(self.folder, name, self.order) for name in ("stdout", "stderr")}
 
     @property
     def live(self) -> bool:

@@ -1,0 +1,55 @@
+"""In which order a rank wrote to its two streams: a line for each change from one to the other, beside the logs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+__all__ = ["OutputOrder"]
+
+_MOST_BYTES = 4 << 20  # then the order of the rest is not kept
+
+
+class OutputOrder:
+    """The order of one rank's output: a line `stdout 1234` means that what came next, up to that byte, was of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "order.log"
+        self._lock = threading.Lock()
+        self._last = ("", 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes that can be read."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+    def note(self, stream: str, end: int) -> None:
+        """Take note that a stream has got as far as that byte; only a change of streams costs a line."""
+        with self._lock:
+            (before, at), self._last = self._last, (stream, end)
+            if before in ("", stream):
+                return
+            try:
+                file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            except OSError:
+                return
+            try:
+                if os.fstat(file).st_size < _MOST_BYTES:
+                    os.write(file, f"{before} {at}\n".encode())
+            except OSError:  # a full disk: readers do without
+                self._last = ("", 0)
+            finally:
+                os.close(file)
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return what is there from an offset on."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(offset)
+                return file.read(count)
+        except OSError:
+            return b""
