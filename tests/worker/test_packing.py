@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
+pytest.importorskip("deepspeed")
 
-import torch  # transformers first: without it there is nothing to test
+# deepspeed first: without it nothing runs
+import torch
+from forkedruns import LENGTH, Plan
 
 from workbench.base.errors import ConfigError
 from workbench.worker.data.packing import PackingCheck, packed
@@ -78,3 +81,27 @@ def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_s
     assert model.training
     with pytest.raises(ConfigError, match="a packed text sees those before it; leave packing out"):
         check(Mixing(model))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_them(tmp_path: Path) -> None:
+    plan = Plan(tmp_path)
+    how = {
+        "model": "tiny-llama",
+        "packing": True,
+        "max_steps": 3,
+        "profile_step": 0,
+        "max_source_length": 128,
+        **LENGTH,
+    }
+    plan.add("single", 1, technique="single", per_device_train_batch_size=4, **how)
+    plan.add("zero3", 2, technique="zero3", per_device_train_batch_size=2, **how)
+    ran = plan.run(timeout_s=500)
+    single, zero3 = ran["single"], ran["zero3"]
+    assert set(single.exit_codes.values()) | set(zero3.exit_codes.values()) == {0}, single.stderr() + zero3.stderr()
+    assert zero3.curve("loss") == pytest.approx(single.curve("loss"), rel=1e-3)
+    (end,) = single.data("end")
+    rows = float(str(end["train_samples_per_s"])) * float(str(end["train_runtime_s"]))
+    assert rows > 2 * 3 * 4  # a row holds more than two texts
