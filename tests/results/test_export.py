@@ -27,7 +27,7 @@ from workbench.base.files import write_json
 from workbench.results.answers.server import close_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<s>{% endfor %}"  # a turn ends with <s>, number 2
 MAKE = """
 import sys, torch
 from dataclasses import replace
@@ -122,6 +122,7 @@ def test_adapters_are_written_merged_or_alone(runs: tuple[Run, Run], tmp_path: P
     assert alone.start_lines["vLLM"] == f"vllm serve {alone.base} --enable-lora --lora-modules adapters={alone.folder}"
     merged = run.export(tmp_path / "merged", dtype="fp32")
     assert not merged.base
+    assert json.loads((merged.folder / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
     weights, base = (load_file(folder / "model.safetensors") for folder in (merged.folder, Path(alone.base)))
     changed = [name for name, value in weights.items() if not torch.equal(value, base[name])]
     assert changed

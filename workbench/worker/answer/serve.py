@@ -69,6 +69,7 @@ class Answerer:
             dtype = dtype or model.own_format(self._job.model)
         else:
             return export_adapters(self._folder, tokenizer, Path(target), dtype)
+        Encoder(loaded, self._job)  # which has the model end its answers where the chat template ends a turn
         return export_model(loaded, Path(target), dtype, max_shard_size)
 
     def _model(self, which: str) -> model.Loaded:
