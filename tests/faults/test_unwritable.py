@@ -80,7 +80,7 @@ def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     run.cancel()
     with pytest.warns(RuntimeWarning, match="is gone or damaged"):
         result = run.wait(30, progress=False)
-    assert result.state is RunState.CANCELLED
+    assert result.state is RunState.CANCELLED, result.message
     world.nothing_left(run)
     after = world.submit("beat.py", "--lines", "3", cluster=cluster)
     world.ended(after).raise_for_status()

@@ -71,7 +71,7 @@ class Brought:
 def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     """Ask a pod what the run left there; of a script's folder only what is not as it was sent."""
     paths, sent = context.paths, "-"
-    if isinstance(context.spec.job, Script) and paths.script.exists():  # else somebody deleted the run's directory
+    if isinstance(context.spec.job, Script) and paths.script.exists():
         sent = link.put(paths.script.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
     asked = link.agent("left", str(context.on_pod(link).root), sent, f"--below={below}")

@@ -38,7 +38,7 @@ def bring_back(
     old = {name: digest for name, digest in before.items() if is_output(name)}
     brought = Brought()
     match context.spec.job:
-        case Script() as job:
+        case Script() as job if paths.script.exists():  # else somebody deleted the run's directory
             brought = ScriptOutputs(context, job, report, rest=rest).bring(left, old, lost)
     manifest = {**(before if rest else old), **brought.digests, **manifest}
     with suppress(OSError) if not manifest else nullcontext():  # that nothing came is only noted
