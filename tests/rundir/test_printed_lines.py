@@ -23,6 +23,7 @@ from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 
+CONTROL = ("phase", "first_step", "checkpoint", "checkpoint_failed", "stopped", "resumed")
 EVENT = {"time_s": 1.5, "rank": 0, "kind": "step", "step": 1, "max_steps": 3, "loss": 2.5, "epoch": 0.5}
 LINES = [
     *("5", "null", "true", "[]", "1.5", "{}", "", "{", "NaN", '{"kind": "step"}', "[" * 100_000, '{"a":' * 9000),
@@ -36,6 +37,7 @@ LINES = [
     json.dumps({**EVENT, "kind": "start", "world_size": 10**30, "family": 5, "parameters": {}, "versions": ["x"]}),
     json.dumps({**EVENT, "kind": "sample", "host": 5, "gpus": [5, {"used_gib": "x"}, {"percent": 10**400}]}),
     json.dumps({**EVENT, "kind": "traffic", "sent_bytes": 10**30, "steps": 0, "ranks_on_pod": -1}),
+    *(json.dumps({**EVENT, "kind": kind, "name": "evaluating"}) for kind in CONTROL),
     "\udcff\udcfe", '{"time_s": 1, "rank": 0, "kind": "phase", "name": {"a": ' + '{"b": ' * 90 + "1" + "}" * 92,
 ]  # fmt: skip
 
@@ -129,6 +131,9 @@ def test_a_run_that_prints_them_all_succeeds(tmp_path: Path) -> None:
     )
     with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster", warm=False) as cluster:
         result = cluster.submit(Script(path=str(script))).wait(120, progress=False)
-    result.raise_for_status()
+    assert result.raise_for_status().message == "every rank is done"
+    kinds = {event.kind for event in Run.load(result.path).events()}
+    assert kinds >= {"step", "end", "traffic"}
+    assert not kinds & set(CONTROL)
     assert "the end" in Run.load(result.path).logs(0, "stdout")
     assert str(Run.load(result.path))

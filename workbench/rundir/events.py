@@ -59,6 +59,14 @@ class EventKind(StrEnum):
     """Figures of the whole training: those of `ResultRecord`."""
 
 
+_TRAINERS_OWN = frozenset(
+    (
+        *(EventKind.PHASE, EventKind.FIRST_STEP, EventKind.RESUMED, EventKind.STOPPED, EventKind.SAMPLE),
+        *(EventKind.CHECKPOINT, EventKind.CHECKPOINT_FAILED),
+    )
+)  # they decide how a run stands: a script that prints such a line has only printed it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     """One thing that a rank, or the keeper, reported."""
@@ -131,8 +139,8 @@ def log(step: int, **figures: object) -> None:
             emit(EventKind.EVAL, step=int(step), eval_loss=evaluated.get("eval_loss"), metrics=metrics)
 
 
-def parse_event(line: str) -> Event | None:
-    """Read one line of a rank's output.
+def parse_event(line: str, *, of_script: bool = False) -> Event | None:
+    """Read one line of a rank's output; what a script says of its state is only text.
 
     Example:
         >>> parse_event('@workbench {"time_s": 1.5, "rank": 0, "kind": "step", "loss": 2.0}').data["loss"]
@@ -143,9 +151,10 @@ def parse_event(line: str) -> Event | None:
     if not line.startswith(MARK):
         return None
     try:
-        return event_of(parse_record(line[len(MARK) :]))
+        event = event_of(parse_record(line[len(MARK) :]))
     except ValueError:
         return None
+    return None if event is not None and of_script and event.kind in _TRAINERS_OWN else event
 
 
 def read_events(path: Path) -> Iterator[Event]:

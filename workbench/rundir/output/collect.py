@@ -50,6 +50,7 @@ class Collector:
         }
         self._splitters = {name: LineSplitter() for name in self._files if name.endswith("stdout.log")}
         self._redact = redact or Redactor()
+        self._of_script = paths.script.exists()
         self._unfinished: dict[str, bytes] = {}
         self.cut: set[str] = set()
         """Files whose local copy ends early, because the disk was full."""
@@ -73,9 +74,8 @@ class Collector:
             self.offsets[name] += len(data)
             if name in self._splitters:
                 lines = self._splitters[name].feed(data)
-                events += [
-                    event for line in lines if line.startswith(MARK) and (event := parse_event(self._redact(line)))
-                ]
+                ours = (self._redact(line) for line in lines if line.startswith(MARK))
+                events += [event for line in ours if (event := parse_event(line, of_script=self._of_script))]
         return events
 
     def _keep(self, name: str, data: bytes) -> None:

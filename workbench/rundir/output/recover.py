@@ -20,7 +20,7 @@ def mend_events(paths: RunPaths) -> list[Event]:
     events = list(read_events(paths.events))
     by_rank = _by_rank(events)
     missing: list[Event] = []
-    for rank, printed in _by_rank(event for log in _rank_logs(paths) for event in _events_in(log)).items():
+    for rank, printed in _by_rank(_printed(paths)).items():
         written = by_rank.get(rank, [])
         last = len(written) - 1
         # What is written is by this machine's clock, what is printed by the pod's.
@@ -56,12 +56,11 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
     return ranks
 
 
-def _rank_logs(paths: RunPaths) -> list[Path]:
-    return sorted(paths.logs.glob("rank-*.stdout.log"))
-
-
-def _events_in(log: Path) -> Iterator[Event]:
-    with log.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for line in lines:
-            if line.startswith(MARK) and line.endswith("\n") and (event := parse_event(line[:-1])):
-                yield event
+def _printed(paths: RunPaths) -> Iterator[Event]:
+    of_script = paths.script.exists()
+    for log in sorted(paths.logs.glob("rank-*.stdout.log")):
+        with log.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+            for line in lines:
+                whole = line.startswith(MARK) and line.endswith("\n")
+                if whole and (event := parse_event(line[:-1], of_script=of_script)):
+                    yield event
