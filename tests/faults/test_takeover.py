@@ -7,16 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, kill_keeper
+from takeover import counting, exact, kill_keeper, printed
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.wire import ask
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
@@ -227,3 +229,64 @@ def test_a_cluster_whose_keeper_died_is_closed_and_its_run_has_a_result(world: W
     exact(run, 100)
     assert not nothing_but_keepers(world, cluster)
     assert not ClusterPaths(cluster.path).identity.exists()
+
+
+BEGUN: dict[str, Callable[[ClusterPaths], object]] = {
+    "spawned": lambda paths: cluster_status(paths.root).pid,
+    "listening": lambda paths: paths.socket.exists(),
+    "with its key": lambda paths: (paths.identity / "id_ed25519").exists(),
+    "with a pod": lambda paths: any((paths.root / "pods").glob("pod-*/guardian.json")),
+}
+START = "import sys; from workbench import Cluster, LocalPods; Cluster(LocalPods(), count=2, path=sys.argv[1]).start()"
+
+
+@pytest.mark.parametrize("moment", [pytest.param(each, marks=() if each == "with a pod" else long) for each in BEGUN])
+def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(
+    world: World, tmp_path: Path, moment: str
+) -> None:
+    paths = ClusterPaths(tmp_path / "c")
+    kernel = subprocess.Popen([sys.executable, "-c", START, str(paths.root)], stderr=subprocess.PIPE, text=True)
+    world.until(lambda: BEGUN[moment](paths), 120, every_s=0.002)
+    kernel.send_signal(signal.SIGSTOP)  # else it would tidy up itself; its death first would end the keeper
+    kill_keeper(Cluster(LocalPods(), path=paths.root))
+    kernel.kill()
+    kernel.communicate()
+    assert cluster_status(paths.root).phase == "lost"
+    with pytest.raises(
+        RunError, match=r"closed: its keeper died before its pods were there, and what it left has been"
+    ):
+        Cluster.attach(paths.root)
+    assert not nothing_but_keepers(world, Cluster(LocalPods(), path=paths.root))
+    assert not list((paths.root / "pods").glob("pod-?"))
+    assert not paths.identity.exists()
+    with described(paths.root) as again:
+        assert again.phase == "ready"
+
+
+@pytest.mark.parametrize("way", [pytest.param("load"), pytest.param("attach", marks=long), "start"])
+def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
+    world: World, cluster: Cluster, way: str
+) -> None:
+    run = counting(cluster, "--until", str(cluster.path / "never"))
+    world.until(lambda: " line 99" in printed(run, 1), 60)
+    ask(ClusterPaths(cluster.path).socket, {"op": "close"})
+    kill_keeper(cluster)
+    assert cluster.phase == "lost"
+    began = time.monotonic()
+    if way == "attach":
+        with pytest.raises(RunError, match="closed: its keeper died while it closed the cluster"):
+            Cluster.attach(cluster.path)
+    elif way == "load":
+        assert Run.load(run.path).state is RunState.CANCELLED
+    else:
+        assert described(cluster.path).start().phase == "ready"
+    world.measured("13", f"keeper dead in closing -> words by {way}", time.monotonic() - began, 5)
+    if way != "start":
+        assert (cluster.phase, cluster.message) == ("closed", "its keeper died while it closed the cluster")
+        assert not nothing_but_keepers(world, cluster)
+        assert not ClusterPaths(cluster.path).identity.exists()
+    result = run.wait(60, progress=False)
+    assert (result.state, result.message) == (RunState.CANCELLED, "its keeper died while it closed the cluster")
+    assert (run.state, run.message) == (result.state, result.message)
+    assert not run.paths.reserve.exists()
+    world.nothing_left(run, 60)

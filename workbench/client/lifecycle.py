@@ -13,7 +13,7 @@ from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchErro
 from workbench.base.files import read_json, write_json
 from workbench.base.process import Process
 from workbench.base.wire import ask
-from workbench.client.takeover import obstacle, take_over, unfinished_runs
+from workbench.client.takeover import end_broken_off, obstacle, take_over, unfinished_runs
 from workbench.keeper.spawn import Leash, spawn_keeper, start_error
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
@@ -37,7 +37,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
 
 def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
     """Whether the directory holds this very cluster, and its keeper died; a ConfigError where it holds another."""
-    if cluster_status(paths.root).phase != "lost" or obstacle(paths.root):
+    if end_broken_off(paths.root) or cluster_status(paths.root).phase != "lost" or obstacle(paths.root):
         return False
     if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
@@ -100,6 +100,8 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     if keeper.pid is None and (process := keeper_process(paths.root)) is not None:
         _end_process(paths, process)
         remove_left(spec.backend, paths.root)
+        return
+    if end_broken_off(paths.root):
         return
     if not keeper.alive and unfinished_runs(paths.root) and not obstacle(paths.root):
         with suppress(WorkbenchError):  # its runs end with a result, and what they left comes back

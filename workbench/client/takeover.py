@@ -6,6 +6,7 @@ that names a cluster which does not name it too.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
@@ -15,18 +16,29 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import is_folder, read_json
+from workbench.base.files import is_folder, is_there, read_json, write_json
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.lock import TAKEN
 from workbench.keeper.spawn import spawn_successor
+from workbench.pods.backends import remove_left
+from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import cluster_of, is_listed, read_queue
 from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus, cluster_status
 
-__all__ = ["checkpoint_on_pods", "obstacle", "reattach", "stored_spec", "take_over", "unfinished_runs"]
+__all__ = [
+    "checkpoint_on_pods",
+    "end_broken_off",
+    "obstacle",
+    "reattach",
+    "stored_spec",
+    "take_over",
+    "unfinished_runs",
+]
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
@@ -36,6 +48,8 @@ _LOOK_S = 0.05
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
     """Start a keeper where a cluster's own died and wait for it; one that is there will do. RunError says why not."""
+    if why := end_broken_off(cluster):
+        raise RunError(f"the cluster in {cluster} is closed: {why}, and what it left has been removed; start another")
     if why := obstacle(cluster):
         raise RunError(f"the cluster in {cluster} cannot be taken over: {why}")
     paths = ClusterPaths(cluster)
@@ -88,14 +102,64 @@ def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None) -> C
 
 def obstacle(cluster: Path) -> str:
     """Return why no keeper can take over a cluster; empty where one can."""
-    paths, status = ClusterPaths(cluster), cluster_status(cluster)
+    status = cluster_status(cluster)
     if status.alive:
         return "its keeper lives"
-    if why := _not_left(status):
+    if why := _broken_off(status):
         return why
+    if status.last_phase not in ("ready", "lost", "starting"):
+        return f"it is {status.last_phase or 'no cluster of this version'}"
+    return _not_ours(cluster, status)
+
+
+def end_broken_off(cluster: Path) -> str:
+    """Remove what a keeper left that died before its cluster was there, or while it closed; say which, if it did."""
+    paths = ClusterPaths(cluster)
+
+    def why() -> str:
+        status = cluster_status(cluster)
+        return "" if status.phase != "lost" or _not_ours(cluster, status) else _broken_off(status)
+
+    if not why():
+        return ""
+    with paths.lock.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody starts another one there meanwhile
+        if words := why():
+            Identity(paths.identity).destroy()
+            remove_left(stored_spec(cluster).backend, cluster)
+            for run in map(RunPaths, (each.path for each in read_queue(paths.queue))):
+                if not result_file(run).exists() and is_there(run.info):
+                    for file in (run.result, run.state):
+                        write_json(file, {"state": RunState.CANCELLED, "message": words})
+                    run.reserve.unlink(missing_ok=True)
+            paths.socket.unlink(missing_ok=True)
+            write_json(paths.state, {"phase": "closed", "message": words})
+    return words or "it was ended at this moment"
+
+
+def _broken_off(status: ClusterStatus) -> str:
+    match status.last_phase:
+        case "starting" if not status.raw_pods:
+            return "its keeper died before its pods were there"
+        case "closing":
+            return "its keeper died while it closed the cluster"
+    return ""
+
+
+def _not_ours(cluster: Path, status: ClusterStatus) -> str:
+    paths = ClusterPaths(cluster)
     if status.host != socket.gethostname():
         return f"its keeper ran on {status.host or 'another machine'}; only there can another take its place"
+    if status.lock is not None and status.lock != _inode(paths.keeper_lock):
+        return f"{paths.keeper_lock} is not the lock of its keeper: the directory is a copy, or was changed"
     return _foreign((cluster.resolve(), paths.state, paths.config, paths.queue, paths.keeper_lock, paths.identity))
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:
+        return None
 
 
 def unfinished_runs(cluster: Path) -> bool:
@@ -111,19 +175,6 @@ def stored_spec(cluster: Path) -> ClusterSpec:
             here = {name: os.environ[name] for name in map(str, env) if name in os.environ}
             return ClusterSpec.from_dict({**raw, "pods": {**rest, "env": here}})
     return ClusterSpec.from_dict(raw)
-
-
-def _not_left(status: ClusterStatus) -> str:
-    match status.last_phase:
-        case "ready" | "lost":
-            return ""
-        case "starting" if status.raw_pods:
-            return ""
-        case "starting":
-            return "its keeper died before its pods were there; close it and start another"
-        case "closing":
-            return "its keeper died while it closed the cluster; call close() once more"
-    return f"it is {status.last_phase or 'no cluster of this version'}"
 
 
 def _foreign(paths: Iterable[Path]) -> str:

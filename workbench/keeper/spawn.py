@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from workbench.base import child, entries, errors
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.files import write_json
-from workbench.base.process import process_start_time
+from workbench.base.process import boot_id, process_start_time
 from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -41,7 +42,8 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subpro
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper"})
     with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
         keeper = child.start("-m", entries.KEEPER, str(paths.root), stdin=stdin, stdout=log, stderr=log)
-    process = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
+    process: dict[str, object] = {"pid": keeper.pid, "start_time": process_start_time(keeper.pid)}
+    process |= {"boot": boot_id(), "host": socket.gethostname()}
     write_json(paths.state, {"phase": "starting", "message": "starting the keeper", **process})
     with suppress(BrokenPipeError):  # it has ended; whoever waits for it says how
         leash.write(to_line(spec.to_dict()))

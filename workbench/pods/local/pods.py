@@ -15,14 +15,16 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import PrivateAttr
 
+from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
-from workbench.base.process import POD_MARK, end_all, with_mark
+from workbench.base.process import POD_MARK, Process, end_all, process_table, with_mark
 from workbench.base.versions import installed_versions
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.guest.gpus import visible_gpus
@@ -133,8 +135,12 @@ class LocalPods(Place):
 
     def remove_left(self, directory: Path) -> None:
         """End what runs of the pods, and remove their folders."""
-        self._workers = [_adopted(root) for root in sorted((directory / "pods").glob("pod-*")) if root.is_dir()]
+        folder = directory / "pods"
+        end_all(partial(_unsettled, folder), grace_s=_STOP_S)
+        self._workers = [_adopted(root) for root in sorted(folder.glob("pod-*")) if root.is_dir()]
         self._end()
+        _sweep([str(folder.absolute() / "fork-server")])
+        (folder / "fork-server.sock").unlink(missing_ok=True)
 
     def _end(self) -> None:
         """Do what `stop` says, without telling a launch that is under way to give up."""
@@ -280,6 +286,17 @@ def _adopted(root: Path) -> LocalWorker:
         token="",
     )
     return LocalWorker(config, AdoptedProcess.of(root), time.monotonic())
+
+
+def _unsettled(folder: Path) -> list[Process]:
+    """Return the guardians that were started there, also those that have made no folder of their pod yet."""
+    found = []
+    for process in process_table().values():
+        with contextlib.suppress(OSError):
+            proc = Path(f"/proc/{process.pid}")
+            if (proc / "cwd").readlink() == folder.resolve():
+                found += [process] if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes() else []
+    return [process for process in found if not process.zombie]
 
 
 def _sessions(gpus: Sequence[str]) -> dict[str, str]:
