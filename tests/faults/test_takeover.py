@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -290,3 +291,44 @@ def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
     assert (run.state, run.message) == (result.state, result.message)
     assert not run.paths.reserve.exists()
     world.nothing_left(run, 60)
+
+
+def restart(world: World, cluster: Cluster) -> None:
+    """End all of a cluster at once, and have it that this was under an earlier start of the machine."""
+    mine = {os.getpid(), os.getppid()}
+
+    def left() -> list[int]:
+        here = f"{cluster.path}"
+        each = ((p.pid, [*p.argv, *p.environ.values()]) for p in world.processes() if p.pid not in mine)
+        return [pid for pid, words in each if any(here in word for word in words)]
+
+    for pid in left():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    world.until(lambda: not left(), 120, why=left)
+    for file in (ClusterPaths(cluster.path).state, *(cluster.path / "pods").glob("pod-*/guardian.json")):
+        earlier = {
+            "boot": "an-earlier-one",
+            "pid": os.getpid(),
+        }  # its pids are others' by now, and its clocks began anew
+        write_json(file, {**read_json(file), **earlier, "start_time": 10**12, "time_s": 10**11})
+
+
+@pytest.mark.parametrize("way", [pytest.param("start"), pytest.param("load", marks=long)])
+def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
+    world: World, cluster: Cluster, way: str
+) -> None:
+    run = counting(cluster, "--until", str(cluster.path / "never"))
+    waiting = counting(cluster, "--lines", "3")
+    world.until(lambda: " line 99" in printed(run, 0) and " line 99" in printed(run, 1), 120)
+    restart(world, cluster)
+    assert (run.state, cluster.phase) == (RunState.LOST, "lost")
+    WAYS[way](cluster, run)
+    result = world.ended(run, 120)
+    assert result.state is RunState.FAILED
+    assert "ended with its pod when this machine was started again" in result.message
+    exact(run, 100)
+    world.ended(waiting, 120).raise_for_status()
+    exact(waiting, 3)
+    world.until(lambda: cluster.phase == "ready", 120)
+    assert abs((run.result.duration_s or 0) - 60) < 300, "clocks of two starts are not mixed"

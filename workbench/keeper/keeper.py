@@ -70,7 +70,7 @@ class Keeper:
         last = ("closed", "closed")
         try:
             if self._before is not None:
-                self._take_over()
+                self._take_over(self._before)
             elif not self._closing.is_set():
                 self._write_queue()  # what an earlier cluster in this directory left is not this one's
                 self._fleet.launch()
@@ -103,9 +103,9 @@ class Keeper:
             for runner in list(self._runners.values()):
                 runner.keep_state()
 
-    def _take_over(self) -> None:
+    def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()
-        self._runners = left_runners(self._paths, self._spec, self._fleet, self._redact)
+        self._runners = left_runners(self._paths, self._spec, self._fleet, self._redact, before)
         for runner in self._runners.values():
             if not runner.ended:
                 self._turns.add(runner)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, read_text, write_json
+from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import Job
 from workbench.keeper.fleet import Fleet
@@ -19,6 +21,7 @@ from workbench.rundir.queue import QueuedRun, read_queue
 from workbench.rundir.result import result_file
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
+from workbench.rundir.status import ClusterStatus
 
 __all__ = ["left_runners", "run_context", "wanted_pods"]
 
@@ -57,15 +60,18 @@ def run_context(
     return context.on(links)
 
 
-def left_runners(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: Redactor) -> dict[str, Runner]:
+def left_runners(
+    paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: Redactor, before: ClusterStatus
+) -> dict[str, Runner]:
     """Return the runs of the keeper before, in order, by id; one that cannot be read has ended then, and says why."""
     runners = {}
+    restarted = spec.backend.get("kind") == "local" and before.boot not in ("", boot_id())
     for run in read_queue(paths.queue):
         if not RunPaths(run.path).info.exists():
             logger.warning("run %s is gone from %s", run.id, run.path)
             continue
         try:
-            runners[run.id] = _left_runner(paths, spec, fleet, run, redact)
+            runners[run.id] = _left_runner(paths, spec, fleet, run, redact, restarted=restarted)
         except Exception as error:  # run boundary: the runs after it go on
             logger.exception("run %s", run.id)
             if not result_file(RunPaths(run.path)).exists():
@@ -74,7 +80,9 @@ def left_runners(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, redact: R
     return runners
 
 
-def _left_runner(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, run: QueuedRun, redact: Redactor) -> Runner:
+def _left_runner(
+    paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool
+) -> Runner:
     asked = RunSpec.load(RunPaths(run.path).spec)
     job, unstartable = asked.job, _missing_variables(paths, spec)
     try:
@@ -83,7 +91,8 @@ def _left_runner(paths: ClusterPaths, spec: ClusterSpec, fleet: Fleet, run: Queu
         unstartable = str(error)
     hostfile = RunPaths(run.path).hostfile
     links = fleet.at(Hostfile.parse(read_text(hostfile), source=str(hostfile)).addresses)
-    return Runner(run_context(fleet, spec, links, run, job, redact, left=True, unstartable=unstartable))
+    context = run_context(fleet, spec, links, run, job, redact, left=True, unstartable=unstartable)
+    return Runner(replace(context, restarted=restarted))
 
 
 def _missing_variables(paths: ClusterPaths, spec: ClusterSpec) -> str:

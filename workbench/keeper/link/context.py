@@ -51,6 +51,8 @@ class RunContext:
     """Whether a keeper that died had the run before."""
     unstartable: str = ""
     """Why its ranks cannot be started here, where they have not been; empty where they can."""
+    restarted: bool = False
+    """Whether its pods were on this machine, which has been started again since."""
 
     def on(self, links: Sequence[AgentLink]) -> RunContext:
         """Return the same on these pods, and write its hostfile."""

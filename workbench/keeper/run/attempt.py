@@ -218,7 +218,7 @@ class Attempt:
                 return (
                     None
                     if self.ledger.all_done or self._unwanted
-                    else stopped_by_others(self.ledger, unwatched=self._unwatched)
+                    else stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
                 )
             if self._launcher is not None and (code := self._launcher.exit_code) is not None:
                 fault = self._launcher_ended(code)
@@ -275,7 +275,7 @@ class Attempt:
     def _blame(self) -> RunFault | None:
         ranks = self.ledger.ranks.values()
         if self._unwatched and only_echoes(ranks):
-            return stopped_by_others(self.ledger, unwatched=True)
+            return stopped_by_others(self.ledger, self._context, unwatched=True)
         return self._lost_pod() if self.ledger.lost and only_echoes(ranks) else first_cause(ranks)
 
     def _lost_pod(self) -> RunFault:

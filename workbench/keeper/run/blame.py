@@ -35,10 +35,12 @@ def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
     return replace(fault, others=fold_failures(ledger.ranks.values()))
 
 
-def stopped_by_others(ledger: RunLedger, *, unwatched: bool) -> RunFault:
+def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool) -> RunFault:
     """Blame the end of an agent, which took a rank along; `unwatched` where no keeper was there."""
     stopped = next(rank for rank in ledger.ranks.values() if not rank.done)
     why = "was ended together with the agent of its pod, and not by this run's keeper"
     if unwatched:
         why = "was ended when its keeper had died and no other was there within the lease of its pod's agent"
+        if context.restarted:
+            why = "ended with its pod when this machine was started again"
     return RunFault(host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why)
