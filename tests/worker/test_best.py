@@ -61,6 +61,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:rows]))
     for name, (ranks, options) in CASES.items():
         plan.add(name, ranks, sent=sent(PEAKED), technique=name, **{**COMMON, **KEEP, **options})
+    on = sent(PEAKED.replace("[0.9, 0.1, 0.8,", "["))  # after step 3 and after step 4
+    plan.add("on", 2, sent=on, technique="zero1", resume="a run", **{**COMMON, **KEEP})
+    plan.runs[-1]["checkpoint"] = str(plan.root / "zero1" / "checkpoints" / f"step-{BEST}")
     early = {**COMMON, "early_stopping_patience": 2, "max_steps": 9, "metrics": ["rouge", "accuracy", "exact_match"]}
     plan.add("early", 2, sent=sent(PEAKED), technique="zero1", model="tiny-llama", **early)
     plan.add("raises", 1, sent=sent(RAISES), technique="single", **{**COMMON, **KEEP, "predict_rows": 2})
@@ -112,6 +115,20 @@ def test_the_best_checkpoint_outlives_the_limit(ran: dict[str, Ran]) -> None:
     assert [event["step"] for event in run.data("checkpoint")] == [1, 2, 3, 4]
     kept = [step for step in range(1, 5) if (run.folder / "checkpoints" / f"step-{step}" / "rank-1").exists()]
     assert kept == [BEST, LAST]
+
+
+def test_a_run_resumed_from_its_best_checkpoint_goes_back_to_it(ran: dict[str, Ran]) -> None:
+    run = ran["on"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    assert [(event["step"], event["metrics"]) for event in run.data("eval")] == [
+        (3, {"score": 0.2}),
+        (4, {"score": 0.3}),
+    ]
+    facts = RunTotals.of(run.events()).facts(0.0)
+    assert (facts["steps"], facts["eval_step"]) == (LAST, BEST)
+    assert facts["eval_loss"] == ran["zero1"].data("eval")[BEST]["eval_loss"]
+    saved, whole = weights(run), weights(ran["zero1"])
+    assert all((saved[key] == value).all() for key, value in whole.items())  # type: ignore[attr-defined]
 
 
 def test_training_that_gets_no_better_ends_early_and_says_so(ran: dict[str, Ran]) -> None:
