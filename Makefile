@@ -26,13 +26,14 @@ system:
 
 # Each package but torch by the hash of its file. Which build of torch is right depends on the machine, so it comes by its
 # version from whichever index is set, and on GPUs the CUDA packages that it pins with it.
-$(READY): requirements.lock requirements.txt pyproject.toml | system
+$(READY): requirements.lock requirements.txt notebooks/requirements.txt pyproject.toml | system
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing Python packages into .venv (a minute or two, once) …"
 	@sed -n '/^pip==/,/[^\\]$$/p' requirements.lock > .venv/pip.txt # Python 3.11's own looks through an index twice as long
 	@$(PIP) --require-hashes -r .venv/pip.txt
 	@$(PIP) --no-deps --require-hashes -r requirements.lock
 	@$(PIP) -c requirements.txt torch
+	@$(PIP) --no-deps --require-hashes -r notebooks/requirements.txt
 	@$(PIP) --no-deps -e .
 	@touch $@
 
