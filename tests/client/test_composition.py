@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.client.composition import DEFAULTS, FIELDS, Composition, find_problems
+from workbench.client.compose.composition import DEFAULTS, FIELDS, Composition, find_problems
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod_spec import PodSpec

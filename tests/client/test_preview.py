@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from workbench import Cluster, FineTune
-from workbench.client.composition import Composition
-from workbench.client.preview import preview_of
+from workbench.client.compose.composition import Composition
+from workbench.client.compose.preview import preview_of
 from workbench.jobs.choices import Launcher, Technique
 from workbench.planner.setting import request_of
 from workbench.planner.shapes import model_config

@@ -12,7 +12,7 @@ import pytest
 from poll import until
 
 from workbench.base.errors import ConfigError
-from workbench.client.composition import Composition
+from workbench.client.compose.composition import Composition
 from workbench.display.compose.form import Form, compose
 from workbench.display.kit.live import WIDGET
 from workbench.planner.setting import request_of

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from workbench.client.cluster import Cluster
-from workbench.client.composition import FIELDS, Composition, FormField
-from workbench.client.preview import PAGES, Page, Preview, count_memory, preview_of
+from workbench.client.compose.composition import FIELDS, Composition, FormField
+from workbench.client.compose.preview import PAGES, Page, Preview, count_memory, preview_of
 from workbench.display.kit.buttons import AskOnce, act_in_thread
 from workbench.display.kit.doc import Code, Doc, Note, blocks_html, to_html, to_text
 from workbench.display.kit.live import WIDGET, heard_at_once

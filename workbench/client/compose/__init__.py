@@ -1,0 +1,1 @@
+"""What the form of a cell stands for: its options, and what they come to."""
