@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -110,6 +111,11 @@ def retype(path: Path, where: int, wrong: object) -> None:
     path.write_text("\n".join(map(json.dumps, values)) + "\n")
 
 
+def pipes_in(folder: str, names: list[str]) -> list[str]:
+    """What cannot be copied of a folder that is damaged already."""
+    return [name for name in names if stat.S_ISFIFO(Path(folder, name).lstat().st_mode)]
+
+
 def damage(root: Path, secret: Path, what: Damage) -> None:
     name, how, where, wrong = what
     path = root / name
@@ -147,7 +153,7 @@ def damage(root: Path, secret: Path, what: Damage) -> None:
         case "folder is a link" if path.parent != root and ".." not in name:
             outside = secret.parent / f"outside-{path.parent.name}"
             if not outside.exists():
-                shutil.copytree(path.parent, outside, symlinks=True)
+                shutil.copytree(path.parent, outside, symlinks=True, ignore=pipes_in)
                 for inner in outside.iterdir():
                     put(inner, lambda inner=inner: inner.write_text(CANARY))  # type: ignore[misc]
             put(path.parent, lambda: path.parent.symlink_to(outside))
@@ -247,14 +253,14 @@ class Place:
 @contextmanager
 def damaged(place: Place, what: list[Damage], how: str) -> Iterator[None]:
     run, cluster = place.run, ClusterPaths(place.folder)
-    if how != "ended":
-        run.result.unlink()
-        run.state.write_text('{"state": "running", "message": "training", "hint": ""}')
-    if how == "left":  # by a keeper that died
-        cluster.state.write_text(json.dumps({**json.loads(cluster.state.read_text()), "start_time": 1}))
-    for each in what:
-        damage(run.root, place.secret, each)
     try:
+        if how != "ended":
+            run.result.unlink()
+            run.state.write_text('{"state": "running", "message": "training", "hint": ""}')
+        if how == "left":  # by a keeper that died
+            cluster.state.write_text(json.dumps({**json.loads(cluster.state.read_text()), "start_time": 1}))
+        for each in what:
+            damage(run.root, place.secret, each)
         yield
     finally:
         for name in ("result.json", "state.json", "../../state.json", *(name for name, *_ in what)):
@@ -290,6 +296,9 @@ def tried(place: Place, examples: int) -> int:
     )
     @example([("../../queue.json", "retype", 3, "a\0b")], "left", False)
     @example([("../../queue.json", "fifo", 0, None)], "left", False)
+    @example(
+        [("logs/rank-0.stderr.log", "fifo", 0, None), ("logs/launcher.log", "folder is a link", 0, None)], "left", False
+    )
     @given(DAMAGES, st.sampled_from(("ended", "ended", "live", "left")), st.sampled_from((*(False,) * 99, True)))
     def each(what: list[Damage], how: str, drawn: bool) -> None:  # a card and a page take a second
         counted.append(what)
