@@ -41,27 +41,29 @@ def keeper(cluster: Path) -> Process | None:
     return None if pid is None else find(pid)
 
 
-def agent(pod: Pod) -> Process | None:
-    """Return the agent of a pod, by its own record."""
+def noted(pod: Pod, name: str) -> Process | None:
+    """Return the process of a pod that a file in its folder names."""
     try:
-        return find(json.loads((Path(pod.root) / "agent.json").read_text())["pid"])
+        return find(json.loads((Path(pod.root) / name).read_text())["pid"])
     except (OSError, ValueError):
         return None
 
 
-def sshd(pod: Pod) -> Process | None:
-    """Return the pod's daemon: it alone was given the configuration in the pod's folder."""
-    for pid in process_table():
-        words = words_of(pid)
-        if words and words[0].startswith("sshd: ") and f"{pod.root}/sshd/" in words[0]:
-            return find(pid)
-    return None
+def agent(pod: Pod) -> Process | None:
+    """Return the agent of a pod."""
+    return noted(pod, "agent.json")
 
 
 def worker(pod: Pod) -> Process | None:
-    """Return the process that stands for the pod: the parent of its daemon."""
-    daemon = sshd(pod)
-    return None if daemon is None else find(daemon.parent)
+    """Return the process that stands for the pod."""
+    return noted(pod, "guardian.json")
+
+
+def sshd(pod: Pod) -> Process | None:
+    """Return the pod's daemon: a child of the process that stands for the pod."""
+    guardian = worker(pod)
+    own = [] if guardian is None else [p for p in live_descendants(guardian.pid) if p.parent == guardian.pid]
+    return next((p for p in own if (words_of(p.pid) or [""])[0].startswith("sshd: ")), None)
 
 
 def sessions(pod: Pod) -> list[Process]:

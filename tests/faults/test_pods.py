@@ -154,8 +154,9 @@ def sessions(world: World, pod: Pod) -> list[int]:
 
 
 def daemon(world: World, pod: Pod) -> int:
-    """The pod's sshd; it puts all its arguments into one word."""
-    return next(p.pid for p in world.processes() if p.argv and p.argv[0].startswith("sshd: ") and pod.root in p.argv[0])
+    """The pod's sshd: a child of the pod's own process."""
+    own = children_of(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"])
+    return next(p.pid for p in world.processes() if p.pid in own and p.argv and p.argv[0].startswith("sshd: "))
 
 
 def children_of(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import write_json
+from workbench.base.files import write_bytes, write_json
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
@@ -37,6 +37,7 @@ __all__ = ["Keeper", "main"]
 
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0
+_RESERVE_BYTES = 64 << 10
 _BROKEN_OFF = "closed: its start was broken off"
 
 
@@ -73,6 +74,7 @@ class Keeper:
                 self._take_over(self._before)
             elif not self._closing.is_set():
                 self._write_queue()  # what an earlier cluster in this directory left is not this one's
+                write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
                 self._fleet.launch()
             with self._turns.lock:
                 if not self._closing.is_set():
@@ -93,6 +95,8 @@ class Keeper:
                 self._bring_held()
                 self._fleet.take_down()
         server.close()
+        with suppress(OSError):
+            self._paths.reserve.unlink()
         self._say(*(("closed", self._message) if self._phase == "closing" else last))
 
     def _mend(self, server: RequestServer) -> None:
@@ -206,9 +210,13 @@ class Keeper:
         return {}
 
     def _write_queue(self) -> None:
+        runs = [QueuedRun(id=name, path=runner.path) for name, runner in self._runners.items()]
         try:
-            runs = [QueuedRun(id=name, path=runner.path) for name, runner in self._runners.items()]
-            write_queue(self._paths.queue, runs)
+            try:
+                write_queue(self._paths.queue, runs)
+            except OSError:
+                self._paths.reserve.unlink()  # the room that was kept for it
+                write_queue(self._paths.queue, runs)
         except OSError as error:
             logger.warning("should this keeper die, another will not find its runs: %s", error)
 

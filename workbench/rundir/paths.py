@@ -52,6 +52,8 @@ class ClusterPaths:
     """The file that the keeper holds locked for as long as it lives."""
     queue = _Below("queue.json")
     """The runs that the keeper was handed, in order: id and directory. A new keeper goes on with them."""
+    reserve = _Below(".reserve")
+    """Room on the disk that is kept for the queue."""
     results = _Below("results")
     """The folder of results that the directories of their runs could not take, by run id."""
     runs = _Below("runs")

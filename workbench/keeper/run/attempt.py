@@ -75,14 +75,14 @@ class Attempt:
         self._stalls = StallGuard(context, self.stacks)
         self.asked_s = 0.0
         """When a script was asked to stop, in seconds since 1970; 0 where it was not."""
-        self._begun = self._prepared = False
+        self.begun = self._prepared = False
         self._rejoins = rejoin
         self._unwatched = False  # whether ranks ended with their agent, before a new keeper was there
 
     @property
     def left_processes(self) -> int | None:
         """Processes of it that are still alive; None where a pod does not answer."""
-        return self.ledger.left_processes if self._begun else 0
+        return self.ledger.left_processes if self.begun else 0
 
     def run(self) -> RunFault | None:
         """Do all of it; blocks until nothing of it is left on any pod that answers."""
@@ -93,7 +93,7 @@ class Attempt:
                 self._send()
                 if self._unwanted:
                     return None
-                self._begun = True
+                self.begun = True
                 watches = self._watch()
                 self._launch()
             else:
@@ -127,7 +127,7 @@ class Attempt:
         if (left := ranks_left(self._context)) is None:
             return False
         self._launcher, self._unwatched = left.launcher, left.unwatched
-        self._begun = self._prepared = True
+        self.begun = self._prepared = True
         if self._wishes.stop.is_set():
             self.stop()
         return True
@@ -168,7 +168,7 @@ class Attempt:
     def stop(self) -> None:
         """Pass the wish to stop on, to the trainer by a file and to the ranks of a script by a signal. Idempotent."""
         match self._context.spec.job:
-            case Script() as job if self._begun:
+            case Script() as job if self.begun:
                 self.asked_s = self.asked_s or now_s()
                 self._context.everywhere(partial(self._stop, grace_s=job.stop_grace_s, ask=True))
             case FineTune() if self._prepared:
@@ -177,7 +177,7 @@ class Attempt:
 
     def stacks(self) -> dict[int, str]:
         """Ask every rank where it is."""
-        if not self._begun:
+        if not self.begun:
             raise RunError("its ranks have not been started yet")
         return self._context.stacks()
 

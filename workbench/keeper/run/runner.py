@@ -30,6 +30,7 @@ from workbench.rundir.state import RunState
 __all__ = ["Runner"]
 
 logger = logging.getLogger(__name__)
+_SILENT_S = 12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
 _PREDICTED_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
@@ -209,10 +210,13 @@ class Runner:
         return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
-        context = self._context
+        context, ledger = self._context, self._attempt.ledger
+        if not (self._attempt.begun or context.left):  # nothing of it ran
+            return fault
         try:
             if not (context.left and context.paths.manifest.exists()):  # else the keeper before had come so far
-                self._brought = bring_back(context, self._attempt.ledger.lost, progress.say)
+                unreached = {*ledger.lost, *ledger.silent(_SILENT_S)} if not ledger.all_done else ledger.lost
+                self._brought = bring_back(context, unreached, progress.say)
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
                 self._cleared = not (self._keeps_checkpoints or self._brought.keeps)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import QUIET
-from workbench.base.errors import RunError
+from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json
 from workbench.base.package import file_digest
 from workbench.base.words import short_list
@@ -176,7 +176,13 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
         for stream in ("stdout", "stderr", "order") if place.pod == link.pod.name else ():
             there = str(context.on_pod(link).rank(place.rank) / f"{stream}.log")
             here = context.paths.rank_log(place.rank, stream)
-            if link.size(there) > here.stat().st_size:
+            try:
+                longer = link.size(there) > here.stat().st_size
+            except RemoteError:
+                if stream == "order":  # a rank that wrote to one stream alone leaves none
+                    continue
+                raise
+            if longer:
                 link.get(there, here)
                 mask_file(here, context.redact)
 
