@@ -27,6 +27,7 @@ run
 """
 
 
+@pytest.mark.long
 def test_a_closed_page_misses_no_line(lab: Any, open_book: Callable[[str], Any]) -> None:
     shutil.copy(BEAT, lab.folder)
     end = lab.folder / "end"

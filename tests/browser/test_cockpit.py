@@ -51,6 +51,7 @@ workbench.history(".")
 """
 
 
+@pytest.mark.long
 def test_the_form_explains_starts_and_kills(lab: Any, open_book: Callable[[str], Any]) -> None:
     cells = ("from workbench.display.compose.form import compose\nform = compose(count=1, max_steps=10)\nform",)
     book = open_book(lab.add(notebook(*cells), "form.ipynb"))

@@ -72,6 +72,7 @@ with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
 """
 
 
+@pytest.mark.long
 def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path) -> None:
     """Row 8. The words are torch's; everything after them is real."""
     (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY)

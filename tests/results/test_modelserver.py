@@ -125,6 +125,7 @@ def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(runs: tupl
     assert not any(text.startswith("SELECT city") for text in opened)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(runs: tuple[RunPaths, RunPaths]) -> None:
     server = ModelServer(runs[0])
@@ -160,6 +161,7 @@ def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
         server_of(paths).answer(A)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_child_ends_when_idle_and_comes_back(runs: tuple[RunPaths, RunPaths]) -> None:
     server = ModelServer(runs[0], idle_s=1.0)

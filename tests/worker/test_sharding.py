@@ -38,6 +38,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     return plan.run()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "reference"), [("grads", "single"), ("hybrid", "single"), ("llama", "llama-single")])
 def test_every_way_of_sharding_follows_one_process(ran: dict[str, Ran], name: str, reference: str) -> None:
     run = ran[name]

@@ -237,6 +237,7 @@ def _refuse() -> Mapping[str, object]:
     raise ConfigError("mine")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
     data = {"kind": "wikisql-mini", "train_rows": 96, "eval_rows": 6}
