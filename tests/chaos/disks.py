@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from tests.chaos.kills import judge, outcome_of
@@ -14,23 +13,13 @@ from tests.chaos.plan import Trial
 from tests.chaos.site import Site, left_of_run
 from tests.chaos.tally import Outcome
 from tests.poll import until
+from tests.smalldisk import small_disk
 from workbench import Cluster
 from workbench.client.result import RunResult
 
 __all__ = ["full_disk"]
 
 _WORDS = ("disk", "space", "read-only", "cannot be written", "could not be written")
-
-
-@contextmanager
-def small_disk(path: Path, size: str) -> Iterator[None]:
-    """Mount a file system of this size; gone afterwards."""
-    path.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "chaos", str(path)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def remount(path: Path, options: str) -> None:

@@ -7,15 +7,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from poll import until
+from smalldisk import small_disk
+from smalljobs import small_job
 
-from workbench import FineTune, Run
+from workbench import Run
 from workbench.base.process import with_mark
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.state import RunState
@@ -34,16 +34,6 @@ FULL = (
     r"the disk of (this machine|pod-[01]) is full: (\S+) needs (more room|[\d,]+ bytes)"
     r"( beside [\d,]+ that are kept for logs and results)? and has [\d,]+ free"
 )
-
-
-@contextmanager
-def small_disk(path: Path, size: str) -> Iterator[Path]:
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "faults", str(path)], check=True)
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill(disk: Path, left: int = 0) -> None:
@@ -118,16 +108,8 @@ def test_the_command_line_on_a_disk_that_fills_while_it_runs(tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_checkpoint_that_found_no_room_here_is_fetched_later(world: World, tmp_path: Path) -> None:
-    job = FineTune(
-        dataset={"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 2},
-        technique="single",
-        per_device_train_batch_size=2,
-        max_steps=2,
-        save_steps=2,
-        checkpoints="bring",
-        profile_step=0,
-        predict_rows=0,
-    )
+    options = {"max_steps": 2, "save_steps": 2, "per_device_train_batch_size": 2}
+    job = small_job(20, 2, technique="single", checkpoints="bring", **options)
     with small_disk(tmp_path / "disk", "11m") as disk:
         run = world.cluster.submit(job, path=disk / "run")
         result = world.ended(run, 300)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from poll import until
+from smalljobs import small_job
 
 from tests.pods.sshhosts import HostsPlace
-from workbench import Cluster, FineTune, PodSpec
+from workbench import Cluster, PodSpec
 from workbench.base.errors import PodError
 from workbench.base.versions import installed_versions
 
@@ -71,14 +72,7 @@ def test_the_lock_of_a_killed_build_is_removed_and_told(world: World, tmp_path: 
     holder = subprocess.run([*take[:2], f"{code}; import os; os.kill(os.getpid(), 9)"], check=False)
     assert holder.returncode == -9
     assert subprocess.run(take, capture_output=True, text=True, check=True).stdout == "False\n"
-    job = FineTune(
-        dataset={"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 2},
-        technique="zero3-offload",
-        max_steps=2,
-        predict_rows=0,
-        profile_step=0,
-        env={"TORCH_EXTENSIONS_DIR": str(tmp_path)},
-    )
+    job = small_job(20, 2, technique="zero3-offload", max_steps=2, env={"TORCH_EXTENSIONS_DIR": str(tmp_path)})
     run = world.cluster.submit(job, pods=1)
     submitted = time.monotonic()
     until(lambda: "waiting for the build that holds" in world.log(run, 0, "stderr") or not lock.exists(), 120)

@@ -6,15 +6,13 @@ import os
 import random
 import re
 import runpy
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from smalldisk import small_disk
 
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import RunError
@@ -45,16 +43,6 @@ def test_output_arrives_byte_for_byte_and_the_keeper_stays_small(world: World) -
         assert [e.data["n"] for e in run.events() if e.rank == rank] == [0, 1, 2, 3, 4]
     assert resident(keeper) - before < 100 * MIB
     assert run.logs(0, "stdout", tail=1) == "no newline at the end"
-
-
-@contextmanager
-def small_disk(path: Path, size: str) -> Iterator[None]:
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "faults", str(path)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")

@@ -142,6 +142,11 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
             "here: .* 'prompt', 'compl'; the nearest is 'prompt' and 'completion'.*columns=",
         ),
         ({"id": 7, "a": "b"}, "here: .*'id', 'a'; the nearest is "),
+        (
+            {"id": 7, "article": "a", "abstract": "b"},
+            "the nearest is 'article' and 'highlights', and 'highlights' is missing: rename the columns, or name those "
+            "that hold them, as in columns={'source': …, 'target': …}",
+        ),
         ({"query": "a", "response": ["b"]}, r"here: response is \[\"b\"\]; it must be text"),
         ({"question": " ", "answer": "b"}, "here: question is empty"),
     ],

@@ -7,15 +7,15 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any, TypeVar
 
 import pytest
+from smalldisk import small_disk
 
 from tests.pods.conftest import Launched
 from workbench.base.errors import DiskFull, RemoteError
@@ -29,18 +29,6 @@ from workbench.pods.ssh.sftp import Files
 _T = TypeVar("_T")
 KIB = 1 << 10
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
-
-
-@contextmanager
-def small_disk(path: Path, size: str, free: int | None = None) -> Iterator[Path]:
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "store", str(path)], check=True)
-    try:
-        if free is not None:
-            fill(path, free)
-        yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def free_of(path: Path) -> int:
@@ -84,7 +72,8 @@ class PodHere(PodFiles):
 def test_a_file_that_finds_no_room_on_a_pod_leaves_none_and_says_so(
     launched: Launched, tmp_path: Path, size: int
 ) -> None:
-    with small_disk(tmp_path / "disk", "8m", free=98_304) as disk, launched.connect() as connection:
+    with small_disk(tmp_path / "disk", "8m") as disk, launched.connect() as connection:
+        fill(disk, 98_304)
         free = free_of(disk)
         with pytest.raises(DiskFull) as refused:
             connection.put_bytes(b"x" * size, disk / "file")

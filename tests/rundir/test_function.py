@@ -81,6 +81,15 @@ def test_a_function_travels_with_what_it_uses_and_its_values_come_back(tmp_path:
     assert modes == {0}
 
 
+def in_a_file() -> int:
+    return 7
+
+
+def test_a_function_of_a_file_keeps_the_name_of_its_file(tmp_path: Path) -> None:
+    script = Path(as_script(Function(in_a_file), tmp_path).path)
+    assert list(json.loads((script.parent / "function.json").read_text())["sources"]) == [__file__]
+
+
 def test_a_raise_shows_the_cells_own_line(tmp_path: Path) -> None:
     """In a real IPython, whose cells are in no file."""
     cells = f"""

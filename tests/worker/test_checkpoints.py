@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ pytest.importorskip("deepspeed")
 
 import torch  # deepspeed first: without it nothing runs
 from forkedruns import Plan, Ran
+from smalldisk import small_disk
 
 from workbench.base.errors import RunError
 from workbench.rundir.checkpoints.manifest import problem_of, write_manifest
@@ -58,19 +58,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
     with ExitStack() as mounted:
         if os.geteuid() == 0:
             plan.add("full", 1, save_steps=2, technique="single", **COMMON)  # type: ignore[arg-type]
-            mounted.enter_context(small_disk(plan.root / "full" / "checkpoints"))
+            # Room for one checkpoint of the tiny model, and not for two.
+            mounted.enter_context(small_disk(plan.root / "full" / "checkpoints", "16m"))
         yield plan.run()
-
-
-@contextmanager
-def small_disk(path: Path) -> Iterator[None]:
-    """Mount a file system that has room for one checkpoint of the tiny model, and not for two."""
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "checkpoints", str(path)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -200,13 +200,7 @@ def _form_of(keys: Iterable[str]) -> _Form | None:
 
 
 def _nearest(keys: Iterable[str]) -> str:
-    """Name the form whose keys look most like those that there are, and what is missing of it.
-
-    Example:
-        >>> print(_nearest(["id", "article", "abstract"]))
-        the nearest is 'article' and 'highlights', and 'highlights' is missing: rename the columns, or name those that \
-hold them, as in columns={'source': …, 'target': …}
-    """
+    """Name the form whose keys look most like those that there are, and what is missing of it."""
     names = [str(key) for key in keys]
 
     def likeness(form: _Form) -> tuple[int, float]:

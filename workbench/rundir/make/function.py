@@ -118,12 +118,7 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
 
 def _cell(file: str) -> str:
-    """Return how a traceback names a file: `<cell 3>` for the third cell that a notebook ran.
-
-    Example:
-        >>> _cell("/usr/lib/there.py")
-        '/usr/lib/there.py'
-    """
+    """Return how a traceback names a file: `<cell 3>` for the third cell that a notebook ran."""
     shell = getattr(sys.modules["__main__"], "get_ipython", getattr(builtins, "get_ipython", lambda: None))()
     number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
     return file if number is None else f"<cell {number}>"
