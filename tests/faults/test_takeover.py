@@ -9,17 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+from smalljobs import small_job
 from takeover import counting, exact, kill_keeper, printed
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
+from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.wire import ask
+from workbench.pods.guest.process import AdoptedProcess
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
@@ -117,15 +122,23 @@ def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(world: World, cl
     exact(run, 100)
 
 
-def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tmp_path: Path) -> None:
-    """The lease is over, the agents have ended, and so have the pods' daemons."""
+@pytest.mark.parametrize("visited", [False, True], ids=["all", "but one"])
+def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tmp_path: Path, visited: bool) -> None:
+    """The lease is over, the agents have ended, and so have the pods' daemons, but for one where somebody is still."""
     with started(tmp_path / "c", lease_s=4) as cluster:
         run = counting(cluster, "--lines", "40")
         world.until(lambda: " line 5" in world.log(run, 1), 60)
-        kill_keeper(cluster)
-        world.until(lambda: not nothing_but_keepers(world, cluster), 60)
-        world.ended(Run.load(run.path)).raise_for_status()
-        exact(run, 40)
+        with ExitStack() as visit:
+            if visited:
+                visit.enter_context(SSHConnection(cluster.pods[1], Identity(ClusterPaths(cluster.path).identity)))
+            kill_keeper(cluster)
+            left = [AdoptedProcess.of(Path(pod.root)) for pod in cluster.pods]
+            world.until(lambda: [process.poll() for process in left] == [0, None if visited else 0], 60)
+            world.ended(Run.load(run.path)).raise_for_status()
+            exact(run, 40)
+        another = counting(Cluster.attach(cluster.path), "--lines", "5")
+        another.wait(60, progress=False)
+        exact(another, 5)
 
 
 def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Path) -> None:
@@ -142,20 +155,20 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
 
 def nothing_but_keepers(world: World, cluster: Cluster) -> list[int]:
     here = f"{cluster.path}{os.sep}pods"
-    return [p.pid for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])]
+    found = [p.pid for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])]
+    return found + [pid for pid in psutil.pids() if _works_in(pid, here)]
+
+
+def _works_in(pid: int, folder: str) -> bool:
+    with suppress(OSError):
+        return str(Path(f"/proc/{pid}/cwd").readlink()).startswith(folder)
+    return False
 
 
 @long
 def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(world: World, tmp_path: Path) -> None:
-    job = FineTune(
-        dataset={"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 4},
-        technique="zero1",
-        max_steps=400,
-        per_device_train_batch_size=2,
-        predict_rows=0,
-        profile_step=0,
-        save_steps=2,
-    )
+    options = {"max_steps": 400, "save_steps": 2, "per_device_train_batch_size": 2}
+    job = small_job(60, 4, technique="zero1", **options)
     cluster = started(tmp_path / "c", lease_s=5, warm=True)
     run = cluster.submit(job)
     world.until(lambda: (run.progress.step or 0) >= 4, 120)

@@ -3,7 +3,8 @@
 Its configuration is one JSON line on stdin, its stderr the pod's log; every process of the pod is its to reap.
 
 - SIGTERM: TERM to all of them, KILL after two seconds, then it exits.
-- Its stdin ends, so the keeper is dead: the same once nobody has been logged in for the lease; a new keeper is.
+- Its stdin ends, so the keeper is dead: the same once nobody has been logged in for the lease; a new keeper is. That
+  one may come just then: whoever makes the link `heir` first, it or this process, is right.
 - It is killed itself: the kernel kills its SSH daemon; the agents end by their own lease.
 """
 
@@ -39,13 +40,14 @@ from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
 
-__all__ = ["NOTE", "PORT_IN_USE", "WorkerConfig", "main"]
+__all__ = ["NOTE", "PORT_IN_USE", "WorkerConfig", "main", "taken_over"]
 
 PORT_IN_USE = 98
 
 NOTE = "guardian.json"
 """The file, in the pod's folder, by which another keeper finds this process."""
 
+_HEIR, _NOBODY = "heir", "nobody"
 _GRACE_S = 2.0
 _SSHD_START_S = 10.0
 
@@ -90,6 +92,15 @@ class _PortInUse(Exception):
     """The daemon could not listen."""
 
 
+def taken_over(root: Path) -> bool:
+    """Have a pod outlive its lease for another keeper; False where that has ended, and the pod with it."""
+    try:
+        (root / _HEIR).symlink_to("keeper")
+    except OSError:
+        return not (root / _HEIR).is_symlink() or str((root / _HEIR).readlink()) != _NOBODY
+    return True
+
+
 def main() -> int:
     """Be the pod until told to stop; return the exit code."""
     os.umask(0o077)
@@ -99,7 +110,7 @@ def main() -> int:
     become_subreaper()
     try:
         sshd = _start(config)
-        _supervise(sshd, config.lease_s)
+        _supervise(sshd, config)
     except Stop:
         return 0
     except _PortInUse:
@@ -116,6 +127,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     root, user, sshd = Path(config.root), login_user(), find_sshd()
     root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
     shutil.rmtree(root / "sshd", ignore_errors=True)
+    (root / _HEIR).unlink(missing_ok=True)
     write_json(root / NOTE, {"pid": os.getpid(), "start_time": process_start_time(os.getpid())})
     daemon = Daemon(
         folder=root / "sshd",
@@ -165,7 +177,8 @@ def _await_listening(process: subprocess.Popen[bytes], log: Path, seen: int) -> 
     raise PodError(f"sshd did not listen within {_SSHD_START_S:.0f} s")
 
 
-def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
+def _supervise(sshd: subprocess.Popen[bytes], config: WorkerConfig) -> None:
+    lease_s = config.lease_s
     waker, wakened = socket.socketpair()
     waker.setblocking(False)
     wakened.setblocking(False)
@@ -174,7 +187,11 @@ def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
     stdin = sys.stdin.fileno()
     watched = [stdin, wakened.fileno()]
     deadline: float | None = None
-    while deadline is None or time.monotonic() < deadline:
+    while True:
+        if deadline is not None and time.monotonic() >= deadline:
+            if not _has_heir(Path(config.root)):
+                return
+            deadline = time.monotonic() + lease_s
         ended = reap().get(sshd.pid)
         if ended is not None:
             raise PodError(f"sshd of this pod ended with {ended}")
@@ -186,6 +203,17 @@ def _supervise(sshd: subprocess.Popen[bytes], lease_s: float) -> None:
             _log(f"the keeper is gone; this pod ends {lease_s:.0f} s after the last login of another")
         elif deadline is not None and has_sessions(sshd.pid):
             deadline = time.monotonic() + lease_s
+
+
+def _has_heir(root: Path) -> bool:
+    try:
+        (root / _HEIR).symlink_to(_NOBODY)
+    except FileExistsError:
+        (root / _HEIR).unlink()
+        return True
+    except OSError:  # the folder is gone, or its disk is full
+        pass
+    return False
 
 
 def _end(config: WorkerConfig) -> None:

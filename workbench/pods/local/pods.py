@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,12 +23,12 @@ from pydantic import PrivateAttr
 
 from workbench.base import entries
 from workbench.base.child import HOME
-from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import POD_MARK, Process, end_all, process_table, with_mark
 from workbench.base.versions import installed_versions
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.guest.gpus import visible_gpus
-from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
+from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
 from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
 from workbench.pods.guest.process import AdoptedProcess, LocalWorker, session_environment, tail_of
 from workbench.pods.guest.sshd import find_sshd, login_user
@@ -83,32 +83,51 @@ class LocalPods(Place):
         self._stopped = False
         login_user()
         find_sshd()
-        addresses = loopback_addresses(count)
-        gpus = visible_gpus(spec.gpus * count)
+        addresses = {f"pod-{i}": address for i, address in enumerate(loopback_addresses(count))}
+        devices = _devices(spec, list(addresses))
         (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
-            port = self._choose_port(addresses)
+            port = self._choose_port(list(addresses.values()))
             try:
-                return self._launch_at(port, addresses, spec, gpus, context)
+                return self._launch_at(port, addresses, spec, devices, context)
             except _PortTaken:
                 context.report(f"port {port} was taken by another process; trying another")
         raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the pods over; where all have ended, as after a restart of this machine, start them in their folders."""
-        self._workers = [_adopted(Path(pod.root)) for pod in pods]
-        if all(worker.process.poll() is not None for worker in self._workers):
-            self._workers = []
-            context.report("the pods have ended; starting them again in their folders")
-            _sweep([pod.root for pod in pods])
-            self._keep_folders = True
-            try:
-                return self._launch(spec, len(pods), context)
-            finally:
-                self._keep_folders = False
+        """Take the pods over; start those that their lease or a restart of this machine has ended in their folders."""
+        lives = {pod.name: taken_over(Path(pod.root)) for pod in pods}
+        workers = self._workers = [_adopted(Path(pod.root)) for pod in pods]
+        for worker in workers:
+            if not lives[worker.config.name]:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(_STOP_S)
+                worker.process.kill()
         self._pods = list(pods)
-        self._logs = {worker.config.name: Path(worker.config.log) for worker in self._workers}
+        self._logs = {worker.config.name: Path(worker.config.log) for worker in workers}
+        ended = [worker.process.poll() is not None for worker in workers]
+        if all(ended) or not all(lives.values()):
+            context.report("pods have ended; starting them again in their folders")
+            self._launch_again([pod for pod in pods if all(ended) or not lives[pod.name]], spec, context)
         return self.refresh()
+
+    def _launch_again(self, lost: Sequence[Pod], spec: PodSpec, context: LaunchContext) -> None:
+        before = {pod.name: (worker, pod) for worker, pod in zip(self._workers, self._pods, strict=True)}
+        _sweep([pod.root for pod in lost])
+        self._workers, self._keep_folders = [], True
+        try:
+            if len(lost) == len(before):
+                self._launch(spec, len(lost), context)
+            else:  # the others hold the port, and what shares an import of torch with them has ended
+                addresses = {pod.name: pod.address for pod in lost}
+                with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
+                    devices = _devices(spec, list(before))
+                    self._launch_at(lost[0].ssh_port, addresses, spec, devices, replace(context, warm=False))
+        finally:
+            self._keep_folders = False
+            now = zip(self._workers, self._pods, strict=True)
+            found = {**before, **{pod.name: (worker, pod) for worker, pod in now}}.values()
+            self._workers, self._pods = [worker for worker, _ in found], [pod for _, pod in found]
 
     def refresh(self) -> list[Pod]:
         """Return the pods, failed where their worker has ended."""
@@ -175,15 +194,18 @@ class LocalPods(Place):
         return self.port
 
     def _launch_at(
-        self, port: int, addresses: Sequence[str], spec: PodSpec, gpus: Sequence[str], context: LaunchContext
+        self,
+        port: int,
+        addresses: Mapping[str, str],
+        spec: PodSpec,
+        gpus: Mapping[str, Sequence[str]],
+        context: LaunchContext,
     ) -> list[Pod]:
-        names = [f"pod-{i}" for i in range(len(addresses))]
         try:
             self._start_fork_server(spec, context)
-            with Rendezvous(names) as rendezvous:
-                for i, (name, address) in enumerate(zip(names, addresses, strict=True)):
-                    devices = gpus[i * spec.gpus : (i + 1) * spec.gpus]
-                    config = _configure(name, address, port, spec, devices, context, rendezvous, self._fork_server)
+            with Rendezvous(list(addresses)) as rendezvous:
+                for name, address in addresses.items():
+                    config = _configure(name, address, port, spec, gpus[name], context, rendezvous, self._fork_server)
                     self._start_worker(
                         config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
                     )
@@ -290,13 +312,18 @@ def _adopted(root: Path) -> LocalWorker:
 
 def _unsettled(folder: Path) -> list[Process]:
     """Return the guardians that were started there, also those that have made no folder of their pod yet."""
-    found = []
+    guardians = []
     for process in process_table().values():
         with contextlib.suppress(OSError):
             proc = Path(f"/proc/{process.pid}")
             if (proc / "cwd").readlink() == folder.resolve():
-                found += [process] if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes() else []
-    return [process for process in found if not process.zombie]
+                guardians += [process] if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes() else []
+    return [process for process in guardians if not process.zombie]
+
+
+def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
+    gpus = visible_gpus(spec.gpus * len(names))
+    return {name: gpus[i * spec.gpus : (i + 1) * spec.gpus] for i, name in enumerate(names)}
 
 
 def _sessions(gpus: Sequence[str]) -> dict[str, str]:
