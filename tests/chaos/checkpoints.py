@@ -33,7 +33,7 @@ def checkpoint(site: Site, trial: Trial) -> Outcome:
     run = cluster.submit(_job(trial.phase, checkpoints=keep))
     until(lambda: _saved(run, keep) or run.state.is_terminal, _PATIENCE_S)
     time.sleep(chance.uniform(0, 1.0))
-    hit(trial, cluster, pod, run)
+    hit(trial, cluster, pod, run, outcome)
     killed = time.monotonic()
     until(lambda: run.state.is_terminal, END_S)
     shown_s = time.monotonic() - killed

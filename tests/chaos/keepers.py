@@ -39,7 +39,7 @@ def keeper_death(site: Site, trial: Trial) -> Outcome:
         launcher=trial.launcher,
     )
     numbered.reach("running" if late else trial.phase, chance)
-    victim = hit(trial, cluster, cluster.pods[0], None)
+    victim = hit(trial, cluster, cluster.pods[0], None, outcome)
     killed = time.monotonic()
     until(lambda: numbered.run.state is RunState.LOST or numbered.run.state.is_terminal, END_S)
     outcome.shown_s = time.monotonic() - killed

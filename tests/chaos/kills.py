@@ -40,7 +40,7 @@ def kill(site: Site, trial: Trial) -> Outcome:
     cluster = site.cluster()
     pod = chance.choice(list(cluster.pods))
     if trial.phase == "idle":
-        hit(trial, cluster, pod, None)
+        hit(trial, cluster, pod, None, outcome)
         if trial.signal != "STOP":
             time.sleep(chance.uniform(0, 1.0))
     began = time.monotonic()
@@ -65,7 +65,7 @@ def _follow(
     began = time.monotonic()
     if trial.phase != "idle":
         numbered.reach(trial.phase, chance)
-        victim = hit(trial, cluster, pod, numbered.run)
+        victim = hit(trial, cluster, pod, numbered.run, outcome)
         began = time.monotonic()
         cancelled = trial.signal == "STOP" and trial.victim == "rank" and chance.random() < 0.5
         if cancelled:
@@ -83,7 +83,7 @@ def _shown_s(run: Run, began: float) -> float:
     return max(0.0, written.stat().st_mtime - (time.time() - (time.monotonic() - began)))
 
 
-def hit(trial: Trial, cluster: Cluster, pod: Pod, run: Run | None) -> str:
+def hit(trial: Trial, cluster: Cluster, pod: Pod, run: Run | None, outcome: Outcome) -> str:
     """Signal one process of the kind as soon as there is one; return the rank's number where it was a rank."""
     here = None if trial.victim == "rank" and trial.launcher != "ssh" and run is None else pod
     chosen: list[Process] = []
@@ -94,10 +94,12 @@ def hit(trial: Trial, cluster: Cluster, pod: Pod, run: Run | None) -> str:
 
     until(there, END_S, every_s=0.01)
     if not chosen:
+        outcome.missed = True
         return ""
     process = random.Random(trial.number).choice(chosen)
     rank = PurePath(marks(process.pid).get(RANK_MARK, "")).name.removeprefix("rank-")
     sent = process.send(getattr(signal, f"SIG{trial.signal}"))
+    outcome.missed = outcome.missed or not sent
     if sent and trial.signal == "STOP":
         threading.Timer(_HALT_S, process.send, [signal.SIGCONT]).start()
     return (rank or trial.victim) if sent else ""
@@ -175,7 +177,7 @@ def cut(site: Site, trial: Trial) -> Outcome:
     for number in range(3):
         numbered.reach("sending" if sending and not number else "running", chance)
         pod = chance.choice(list(cluster.pods))
-        hit(trial, cluster, pod, numbered.run)
+        hit(trial, cluster, pod, numbered.run, outcome)
     result = numbered.end()
     judge(outcome, numbered, result, pod=pod, victim=trial.victim, outlives=True)
     outcome.orphans += left_of_run(numbered.run.id)

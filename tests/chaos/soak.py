@@ -35,7 +35,7 @@ class Soak:
             victim, pod = "", cluster.pods[self._runs % len(cluster.pods)]
             if killed:
                 kill = Trial(kind="kill", victim="rank", signal="KILL", number=trial.number)
-                victim = hit(kill, cluster, pod, numbered.run)
+                victim = hit(kill, cluster, pod, numbered.run, outcome)
             judge(outcome, numbered, numbered.end(), pod=pod, victim=victim, outlives=not killed)
             outcome.orphans += left_of_run(numbered.run.id)
             outcomes.append(outcome)

@@ -41,6 +41,8 @@ class Outcome:
     """Whether a new keeper finished the run."""
     not_outlived: bool = False
     """Whether a run that was to go on in spite of the fault ended of it."""
+    missed: bool = False
+    """Whether no process of the kind was left to be signalled."""
     message: str = ""
     trouble: str = ""
     """A traceback where the trial itself came to grief; it is judged as nothing."""
@@ -79,7 +81,7 @@ class Tally:
         """The table, its heading first."""
         heading = ("what", "injected", "shown s: median", "p95", "max", "false successes", "wrong cause")
         heading += ("missing cause", "orphans", "lost lines", "unusable checkpoints", "ended by a new keeper")
-        heading += ("not outlived", "unjudged")
+        heading += ("not outlived", "missed", "unjudged")
         groups: dict[str, list[Outcome]] = {}
         for outcome in self.trials + [o for o in self.outcomes if o.orphans and o.kind == "close"]:
             groups.setdefault(_group(outcome), []).append(outcome)
@@ -136,6 +138,7 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         sum(o.unusable for o in outcomes),
         sum(o.taken_over for o in outcomes),
         sum(o.not_outlived for o in outcomes),
+        sum(o.missed for o in outcomes),
         sum(bool(o.trouble) for o in outcomes),
     )
     seconds = [f"{value:.1f}" for value in times] or ["-"] * 3
