@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from workbench.base.errors import RemoteError
 from workbench.base.files import write_bytes
 from workbench.base.package import file_digest
+from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
 from workbench.keeper.link.transfers import TransferStatus
 from workbench.pods.pod import Pod
@@ -85,6 +86,11 @@ class PodFiles:
             self.lasting(lambda ssh: ssh.get(remote, local))
             return file_digest(local)
         return self._carry(local.name, lambda route, tell: fetch_file(route, remote, local, tell))
+
+    def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
+        """Fetch files of one folder on the pod, one after the other into one file."""
+        many = counted(len(names), "file")
+        self._carry(many, lambda route, tell: fetch_file(route, folder, local, tell, names))
 
     def _shelf(self) -> Path | None:
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None

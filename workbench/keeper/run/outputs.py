@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
@@ -17,27 +17,16 @@ from workbench.base.words import counted, short_list, size
 from workbench.jobs.script import Script
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.run.batches import FileLeft, fetch_files
 from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.rundir.paths import is_output
 
-__all__ = ["Brought", "FileLeft", "FilesLeft", "ScriptOutputs", "fetch_file", "files_left"]
+__all__ = ["Brought", "FilesLeft", "ScriptOutputs", "files_left"]
 
 logger = logging.getLogger(__name__)
-_FETCHES = 3  # times that a small file is fetched when it arrives as another
 _LISTED_S = 600.0  # the pod hashes its small files for a list
 _LATER = "run.fetch() brings all while the pod is there"
 _HASH_ALL = 1 << 62  # files that are moved and not fetched are checked by a hash of the list
-
-
-@dataclass(frozen=True, slots=True)
-class FileLeft:
-    """A file on a pod."""
-
-    name: str
-    """Below its folder."""
-    size: int
-    digest: str
-    """SHA-256; empty for a large file, which is hashed on its way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,16 +151,22 @@ class ScriptOutputs:
     def _carry(
         self, link: AgentLink, below: str, files: Sequence[FileLeft], before: Mapping[str, str]
     ) -> dict[str, str]:
-        digests: dict[str, str] = {}
+        root, digests = self._context.paths.root, {}
         self._tell(len(files), sum(file.size for file in files))
+        come: list[tuple[FileLeft, Path]] = []
         for file in files:
             name = f"{below}/{file.name}"
-            target = self._context.paths.root / name
-            _make_folders(self._context.paths.root, name)
-            digests[name] = _here(target, file, before.get(name, "")) or fetch_file(
-                link, self._context.on_pod(link).script / file.name, target, file.digest
-            )
-            target.chmod(0o600)
+            _make_folders(root, name)
+            if digest := _here(root / name, file, before.get(name, "")):
+                digests[name] = digest
+                (root / name).chmod(0o600)
+                self._tell(-1, -file.size)
+            else:
+                come.append((file, root / name))
+        folder, pile = self._context.on_pod(link).script, root / f".{link.pod.name}.files"
+        for file, digest in fetch_files(link, folder, come, pile):
+            digests[f"{below}/{file.name}"] = digest
+            (root / below / file.name).chmod(0o600)
             self._tell(-1, -file.size)
         return digests
 
@@ -181,25 +176,6 @@ class ScriptOutputs:
             left, bytes_left = self._left
         what = f"bringing back what the script wrote: {counted(left, 'file')} ({size(bytes_left)}) to come"
         self._report(what if left else "bringing results back")
-
-
-def fetch_file(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> str:
-    """Fetch one file, checked against the SHA-256 of the list where that has one; return its SHA-256."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not digest:
-        return link.get(str(source), target)
-    part = target.with_name(f".{target.name}.part")
-    for _ in range(_FETCHES):
-        link.get(str(source), part)
-        if file_digest(part) == digest:
-            part.replace(target)
-            return digest
-    part.unlink()
-    raise RemoteError(
-        f"{source.name} came back from {link.pod.name} {_FETCHES} times with another checksum than it has there; look "
-        "for a failing disk or memory on either side, and run again",
-        host=link.pod.address,
-    )
 
 
 def _here(target: Path, file: FileLeft, before: str) -> str:

@@ -17,7 +17,8 @@ from workbench.base.package import file_digest
 from workbench.jobs.script import Script
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.outputs import Brought, FileLeft, ScriptOutputs, fetch_file, files_left
+from workbench.keeper.run.batches import FileLeft, fetch_files
+from workbench.keeper.run.outputs import Brought, ScriptOutputs, files_left
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_left, is_output
 
 __all__ = ["bring_back", "clear", "fetch", "output_facts"]
@@ -53,6 +54,7 @@ def fetch(
     shared = link.sees(paths.arrivals)
     manifest: dict[str, str] = {}
     strange: list[str] = []
+    come: list[tuple[FileLeft, Path]] = []
     for file in out:
         relative = Path(file.name)
         if ".." in relative.parts or relative.is_absolute():
@@ -61,10 +63,12 @@ def fetch(
             strange.append(file.name)
             continue
         target = paths.root / relative
-        if not (shared and _taken(paths.arrivals / relative, target, file.digest)):
-            manifest[file.name] = fetch_file(link, pod.out / file.name, target, file.digest)
-        else:
+        if shared and _taken(paths.arrivals / relative, target, file.digest):
             manifest[file.name] = file.digest
+        else:
+            come.append((file, target))
+    for file, digest in fetch_files(link, pod.out, come, paths.root / f".{link.pod.name}.files"):
+        manifest[file.name] = digest
     shutil.rmtree(paths.arrivals, ignore_errors=True)
     return manifest, strange
 

@@ -1,6 +1,7 @@
 """The pod's end of a file's way: `python -IS -c` of this file's text, over SSH; standard library only.
 
-`send PATH OFFSET` writes a line of JSON, the bytes from there on, and a line with the SHA-256 of the whole file.
+`send PATH OFFSET` writes a line of JSON, the bytes from there on, and a line with the SHA-256 of the whole file; with
+names after it, the same of these files of the folder PATH, one after the other as if they were one.
 `receive PATH PART` says how much of a part is there, takes the rest, and names the file only if the SHA-256 agrees.
 `take PATH SIZE SHA256 MODE` does so with a small file; `holds PATH SHA256 STAMP` says whether it is as it should be.
 """
@@ -17,7 +18,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 __all__ = ["main"]
 
@@ -38,29 +39,47 @@ def main(argv: list[str]) -> int:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             _say_full(path, int(rest[0]) if verb == "take" else None)
         else:
-            _say(error=f"{error.strerror or error} ({path})")
+            _say(error=f"{error.strerror or error} ({error.filename or path})")
         return 1
 
 
-def _send(path: str, begin: str) -> int:
-    offset = int(begin)
+def _send(path: str, begin: str, *names: str) -> int:
+    files = [os.path.join(path, name) for name in names] or [path]  # noqa: PTH118
+    sizes = [_size_of(file) for file in files]
+    size, done, digest = sum(sizes), 0, hashlib.sha256()
+    offset = int(begin) if int(begin) <= size else 0
+    pieces = _pieces(files, sizes, offset)
+    while done < offset and (piece := next(pieces, b"")):
+        digest.update(piece)
+        done += len(piece)
+    _say(size=size, offset=offset, prefix=digest.hexdigest())
+    for piece in pieces:
+        digest.update(piece)
+        signal.alarm(_SILENCE_S)
+        _write(1, piece)
+        done += len(piece)
+    _say(sha256=digest.hexdigest())
+    return 1 if done < size else 0
+
+
+def _size_of(path: str) -> int:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # pathlib takes longer to import than to do this
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode):
             raise OSError(f"{path} is not a regular file")
-        size = facts.st_size
-        offset = offset if offset <= size else 0
-        digest = hashlib.sha256()
-        _read(file.fileno(), offset, digest)
-        _say(size=size, offset=offset, prefix=digest.hexdigest())
-        left = size - offset
-        while left and (piece := file.read(min(left, _PIECE))):
-            digest.update(piece)
-            signal.alarm(_SILENCE_S)
-            _write(1, piece)
-            left -= len(piece)
-    _say(sha256=digest.hexdigest())
-    return 1 if left else 0
+        return facts.st_size
+
+
+def _pieces(files: list[str], sizes: list[int], cut: int) -> Iterator[bytes]:
+    """Yield what is in files, one after the other; no piece goes across the byte `cut` of it all."""
+    at = 0
+    for path, left in zip(files, sizes, strict=True):
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            while left and (piece := file.read(min(left, _PIECE, cut - at if cut > at else left))):
+                yield piece
+                at, left = at + len(piece), left - len(piece)
+        if left:
+            return  # it became shorter
 
 
 def _receive(path: str, shared: str) -> int:

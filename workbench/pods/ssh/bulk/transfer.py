@@ -18,6 +18,7 @@ from typing import Any
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.wire import from_line, to_line
+from workbench.base.words import counted
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import far_end
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
@@ -68,7 +69,7 @@ def route_to(pod: Pod, identity: Identity, patience_s: float, why_gone: Callable
         return [ssh, *options, *rest]
 
     def by_hand(path: str) -> str:
-        return shlex.join(["scp", "-F", str(identity.ssh_config), f"{pod.address}:{path}", "."])
+        return shlex.join(["scp", "-F", str(identity.ssh_config), "-r", f"{pod.address}:{path}", "."])
 
     python = pod.python or "python3"
     return SshRoute(
@@ -97,14 +98,27 @@ def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
     return facts
 
 
-def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambda _done, _size: None) -> str:
-    """Fetch a file of any size; what an earlier try left of it does not travel again."""
+def fetch_file(
+    route: SshRoute,
+    remote: str,
+    local: Path,
+    tell: Progress = lambda _done, _size: None,
+    names: Sequence[str] = (),
+) -> str:
+    """Fetch a file of any size; what an earlier try left of it does not travel again.
+
+    With `names`, these files of a folder come, one after the other into one file.
+    """
     local.parent.mkdir(parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
-    tries = _Tries(route, f"{remote} on {route.name}", f"what has come is in {part}")
+    what = f"{counted(len(names), 'file')} of {remote}" if names else remote
+    tries = _Tries(route, remote, f"{what} on {route.name}", f"what has come is in {part}")
 
     def once() -> str | None:
-        with Pipe(_far_end(route, "send", remote, str(_size(part)))) as pipe, part.open("ab", buffering=0) as file:
+        with (
+            Pipe(_far_end(route, "send", remote, str(_size(part)), *names)) as pipe,
+            part.open("ab", buffering=0) as file,
+        ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)
             if header["offset"] != _size(part) or header["prefix"] != digest.hexdigest():
@@ -138,7 +152,7 @@ def fetch_file(route: SshRoute, remote: str, local: Path, tell: Progress = lambd
 
 def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progress = lambda _done, _size: None) -> str:
     """Send a file of any size, replacing what is there (0600); what an earlier try left of it does not travel again."""
-    tries = _Tries(route, f"{remote} on {route.name}", f"what has arrived is in {part} there")
+    tries = _Tries(route, remote, f"{remote} on {route.name}", f"what has arrived is in {part} there")
 
     def once() -> str | None:
         with Pipe(_far_end(route, "receive", remote, part)) as pipe, local.open("rb", buffering=0) as file:
@@ -173,6 +187,7 @@ def send_file(route: SshRoute, local: Path, remote: str, part: str, tell: Progre
 @dataclass(slots=True)
 class _Tries:
     route: SshRoute
+    remote: str
     what: str
     where: str
     size: int = 0
@@ -210,8 +225,8 @@ class _Tries:
                 time.sleep(_PAUSE_S)
 
     def _given_up(self, error: Broken) -> RemoteError:
-        path = self.what.partition(" on ")[0]
-        hand = f", or by hand while the pod is up: {line}" if (line := self.route.by_hand(path)) else ""
+        line = self.route.by_hand(self.remote)
+        hand = f", or by hand while the pod is up: {line}" if line else ""
         return RemoteError(
             f"{self.what}: {self.done} of {self.size or 'unknown'} bytes are over after {self.count} tries, and none"
             f" came for {self.route.patience_s:.0f} s ({error}); {self.where}, and the next try goes on from there"

@@ -1,0 +1,121 @@
+"""Many small files in one stream: whole, on from where a break left them, and never elsewhere than the list says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from workbench.base.errors import RemoteError
+from workbench.keeper.run.batches import FileLeft, fetch_files
+from workbench.pods.pod import Pod
+from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file
+from workbench.worker.agent.left import files_left
+
+COUNT, SIZE = 500, 20_001
+
+
+class OwnLine:
+    """A line to this very machine, which is cut once after `cut_at` bytes."""
+
+    def __init__(self, folder: Path, cut_at: int = 0) -> None:
+        self.pod = Pod(name="pod-0", address="127.0.0.2")
+        self.folder, self.cut_at = folder, cut_at
+        self.fresh = False
+        self.begun: list[int] = []
+        """Bytes that were over as each line began."""
+        self.alone: list[str] = []
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        self.fresh = True
+        return ["sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh", *argv]
+
+    def tell(self, done: int, _size: int) -> None:
+        if self.fresh:
+            self.fresh = False
+            self.begun.append(done)
+        elif self.cut_at and done >= self.cut_at:
+            self.cut_at = 0
+            os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+
+    def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
+        route = SshRoute(name="pod-0", host="127.0.0.2", python=sys.executable, command=self.command)
+        fetch_file(route, folder, local, self.tell, names)
+
+    def get(self, remote: str, local: Path) -> str:
+        self.alone.append(PurePosixPath(remote).name)
+        local.write_bytes(Path(remote).read_bytes())
+        return hashlib.sha256(local.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    folder = tmp_path / "there"
+    for number in range(COUNT):
+        file = folder / f"step-{number % 7}" / f"a file's «{number}».json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(hashlib.shake_128(b"%d" % number).digest(number % 3 and SIZE))
+    return folder
+
+
+def listed(there: Path) -> list[FileLeft]:
+    return [FileLeft(*entry) for entry in files_left(there, there / "none", there / "none", 1 << 23)["out"]]
+
+
+def fetch(line: OwnLine, there: Path, here: Path, files: Sequence[FileLeft]) -> dict[str, str]:
+    come = [(file, here / file.name) for file in files]
+    arrived = fetch_files(line, PurePosixPath(there), come, here / ".pile")  # type: ignore[arg-type]
+    return {file.name: digest for file, digest in arrived}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_five_hundred_files_come_in_one_stream_which_goes_on_where_it_was_cut(there: Path, tmp_path: Path) -> None:
+    line, files = OwnLine(tmp_path, cut_at=3 << 20), listed(there)
+    assert fetch(line, there, tmp_path / "here", files) == {file.name: file.digest for file in files}
+    assert contents(tmp_path / "here") == contents(there)
+    assert line.alone == []
+    first, again = line.begun
+    assert (first, again >= 2 << 20) == (0, True), "the second line began where the first had broken"
+
+
+def test_a_later_try_goes_on_from_what_the_one_before_left(there: Path, tmp_path: Path) -> None:
+    line, files, here = OwnLine(tmp_path), listed(there), tmp_path / "here"
+    here.mkdir()
+    whole = b"".join((there / file.name).read_bytes() for file in files)
+    (here / "..pile.part").write_bytes(whole[: 4 << 20])
+    fetch(line, there, here, files)
+    assert line.begun == [4 << 20]
+    assert contents(here) == contents(there)
+
+
+def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_believed(
+    there: Path, tmp_path: Path
+) -> None:
+    line, here = OwnLine(tmp_path), tmp_path / "here"
+    files = [file for file in listed(there) if file.size][:20]
+    # Since the list was made one file has grown, so that all behind it are elsewhere in the stream; one never was so.
+    listed_so = (there / files[4].name).read_bytes()
+    (there / files[4].name).write_bytes(listed_so + b"more")
+    files[12] = FileLeft(files[12].name, files[12].size, "0" * 64)
+    with pytest.raises(RemoteError, match=r"came back from pod-0 3 times with another checksum"):
+        fetch(line, there, here, files)
+    assert contents(here) == {file.name: (there / file.name).read_bytes() for file in files[:12]} | {
+        files[4].name: listed_so
+    }
+    assert line.alone == [PurePosixPath(file.name).name for file in (*files[5:12], *[files[12]] * 3)]
+
+
+def test_a_file_that_has_gone_is_named(there: Path, tmp_path: Path) -> None:
+    line, files = OwnLine(tmp_path), listed(there)
+    (there / files[30].name).unlink()
+    with pytest.raises(RemoteError, match=r"pod-0 .* says: No such file or directory \(.*a file's «\d+»\.json\)"):
+        fetch(line, there, tmp_path / "here", files)
+    assert contents(tmp_path / "here") == {}

@@ -1,0 +1,114 @@
+"""Fetch files of a folder on a pod: small ones in one stream, cut apart here by the list; no name comes with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from workbench.base.errors import RemoteError
+from workbench.base.files.disk import full_disk_named
+from workbench.base.package import file_digest
+from workbench.keeper.link.agent import AgentLink
+from workbench.pods.ssh.bulk.transfer import LARGE
+
+__all__ = ["FileLeft", "fetch_files"]
+
+_TRIES = 3  # times that a small file is fetched when it arrives as another
+_FEWEST = 8  # files that are worth a connection of their own
+_MOST_BYTES = 64 << 20  # of a batch, which lies twice on this machine's disk for a moment
+_MOST_LETTERS = 32 << 10  # of names in a command, which may have 128 KiB with quotes
+
+
+@dataclass(frozen=True, slots=True)
+class FileLeft:
+    """A file on a pod."""
+
+    name: str
+    """Below its folder."""
+    size: int
+    digest: str
+    """SHA-256; empty for a large file, which is hashed on its way."""
+
+
+Arrival = tuple[FileLeft, Path]
+"""A file on a pod, and its place here."""
+
+
+def fetch_files(
+    link: AgentLink, folder: PurePosixPath, files: Sequence[Arrival], pile: Path
+) -> Iterator[tuple[FileLeft, str]]:
+    """Fetch files of one folder, checked against their SHA-256; yield each with it once it is in its place.
+
+    `pile` is a file for those that arrive together; what a break leaves of it does not travel again.
+    """
+    alone = [each for each in files if not _is_small(each)]
+    for batch in _batches(filter(_is_small, files)):
+        late = list(batch)
+        if len(batch) >= _FEWEST:
+            late = yield from _fetch_together(link, folder, batch, pile)
+        alone = [*late, *alone]
+    for file, target in alone:
+        yield file, _fetch_one(link, folder / file.name, target, file.digest)
+
+
+def _is_small(each: Arrival) -> bool:
+    return bool(each[0].digest) and each[0].size < LARGE
+
+
+def _batches(files: Iterable[Arrival]) -> Iterator[Sequence[Arrival]]:
+    batch: list[Arrival] = []
+    size = letters = 0
+    for file, target in files:
+        size, letters = size + file.size, letters + len(file.name.encode()) + 1
+        if batch and (size > _MOST_BYTES or letters > _MOST_LETTERS):
+            yield batch
+            batch, size, letters = [], file.size, len(file.name.encode()) + 1
+        batch.append((file, target))
+    yield batch
+
+
+def _fetch_together(
+    link: AgentLink, folder: PurePosixPath, batch: Sequence[Arrival], pile: Path
+) -> Generator[tuple[FileLeft, str], None, list[Arrival]]:
+    """Fetch small files in one stream, and return those that arrived as others."""
+    others: list[Arrival] = []
+    link.get_many(str(folder), [file.name for file, _ in batch], pile)
+    with pile.open("rb") as source:
+        for file, target in batch:
+            data = source.read(file.size)
+            if hashlib.sha256(data).hexdigest() == file.digest:
+                _put(data, target)
+                yield file, file.digest
+            else:
+                others.append((file, target))
+    pile.unlink()
+    return others
+
+
+def _put(data: bytes, target: Path) -> None:
+    part = target.with_name(f".{target.name}.part")
+    with full_disk_named(target.parent, len(data)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        part.replace(target)
+
+
+def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> str:
+    """Fetch one file, checked against the SHA-256 of the list where that has one; return its SHA-256."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not digest:
+        return link.get(str(source), target)
+    part = target.with_name(f".{target.name}.part")
+    for _ in range(_TRIES):
+        link.get(str(source), part)
+        if file_digest(part) == digest:
+            part.replace(target)
+            return digest
+    part.unlink()
+    raise RemoteError(
+        f"{source.name} came back from {link.pod.name} {_TRIES} times with another checksum than it has there; look "
+        "for a failing disk or memory on either side, and run again",
+        host=link.pod.address,
+    )
