@@ -134,7 +134,7 @@ def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
     run.cancel()
     result = run.wait(60, progress=False)
     assert result.state is RunState.CANCELLED
-    assert result.message == "stopped when asked; ranks [1] did not end when asked and were killed"
+    assert result.message == "stopped when asked: ranks [1] did not end when asked and were killed"
     assert result.left_processes == 0
 
 

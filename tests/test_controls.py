@@ -99,7 +99,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Clu
     run.stop()
     result = run.wait(120, progress=False)
     assert (result.state, result.error, result.left_processes) == (RunState.CANCELLED, None, 0)
-    assert re.fullmatch(r"stopped when asked: its ranks ended by themselves within \d+ s", result.message)
+    assert re.fullmatch(r"stopped when asked: its ranks ended by themselves within \d+ s of SIGINT", result.message)
     assert all("KeyboardInterrupt" in run.logs(rank, "stderr") for rank in range(2)), "Python made it an exception"
 
     saves = tmp_path / "saves" / "saves.py"
@@ -111,7 +111,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Clu
     until(lambda: run.state.is_terminal or "asked to stop by a signal" in run.message)
     result = run.wait(120, progress=False)
     assert result.message.startswith(
-        "stopped when asked; ranks [1] did not end when asked and were killed; outputs/ has"
+        "stopped when asked: ranks [1] did not end when asked and were killed; outputs/ has"
     )
     assert (run.paths.outputs / "saved-0.txt").read_text() == "after SIGTERM"
     assert not (run.paths.outputs / "pod-1").exists()

@@ -75,8 +75,16 @@ def test_a_raise_fails_the_run_with_the_functions_own_line(cluster: Cluster) -> 
         _ = run.returned
 
 
-def test_what_cannot_be_pickled_starts_nothing_and_a_late_run_is_cancelled(cluster: Cluster) -> None:
+def test_what_cannot_travel_starts_nothing_and_a_late_run_is_cancelled(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = len(cluster.runs)
+    with monkeypatch.context() as patch:
+        patch.setattr("workbench.rundir.make.function._PYTHON", "3.1")  # the notebook's, not that of the pods
+        with pytest.raises(
+            ConfigError, match=r"measure .* pickled by Python 3\.1, which Python 3\.1\d\.\S+ of pod-0 cannot"
+        ):
+            cluster.run(measure, 2.5, name="mine")
     with pytest.raises(
         ConfigError, match="the variable 'GATE' in draw_from_the_gate, of type generator, cannot travel"
     ):

@@ -122,7 +122,7 @@ def test_ranks_that_do_not_listen_are_killed(world: World) -> None:
     result = world.ended(run)
     world.measured("6", "cancel of deaf ranks -> result", time.monotonic() - asked, 5)
     assert result.state is RunState.CANCELLED
-    assert result.message == "stopped when asked; ranks [0, 1, 2] did not end when asked and were killed"
+    assert result.message == "stopped when asked: ranks [0, 1, 2] did not end when asked and were killed"
 
 
 def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from workbench import Function, Script
 from workbench.base.errors import ConfigError, RunError
+from workbench.pods.pod import Pod
 from workbench.results.returned import returned
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.script import zip_script
@@ -145,6 +146,20 @@ def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -
     assert "Path returned what cannot come back: the value is of type pathlib.PosixPath; return numbers" in ended.stderr
     with pytest.raises(RunError, match=r"rank 0 of .* returned nothing"):
         returned(RunPaths(tmp_path), 1)
+
+
+def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    mine = "{}.{}".format(*sys.version_info)
+    same, unknown = Pod(name="pod-0", versions={"python": f"{mine}.99+"}), Pod(name="pod-1")
+    assert as_script(Function(helper, (1,)), tmp_path / "made", [same, unknown]) == made(
+        Function(helper, (1,)), tmp_path / "made"
+    )
+    other = Pod(name="pod-2", versions={"python": f"{mine}9.1"})
+    refused = rf"helper would be pickled by Python {mine}, which Python {mine}9\.1 of pod-2 cannot load: choose pods"
+    with pytest.raises(ConfigError, match=refused):
+        as_script(Function(helper, (1,)), tmp_path / "refused", [same, unknown, other])
+    assert not (tmp_path / "refused").exists()
+    assert as_script(Script("train.py"), tmp_path, [other]) == Script("train.py")
 
 
 def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> None:

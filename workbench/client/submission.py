@@ -24,6 +24,7 @@ from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
+from workbench.rundir.status import cluster_status
 
 __all__ = ["Submission"]
 
@@ -86,7 +87,8 @@ class Submission:
             What each rank returned, in the order of ranks.
 
         Raises:
-            ConfigError: Something cannot be pickled; the message names the variable, and nothing has started.
+            ConfigError: Something, which the message names, cannot be pickled, or the pods have another Python; nothing
+                has started.
             RunFailed: It raised, or a rank failed; the message has its traceback, a notebook shows the card.
             TimeoutError: The time is over.
             Detached: An interrupt came; the run goes on.
@@ -144,5 +146,6 @@ class Submission:
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None
     ) -> PreparedRun:
-        spec = RunSpec(cluster=self.spec, job=as_script(job, self.path / "functions"), pods=pods)
+        script = as_script(job, self.path / "functions", cluster_status(self.path).pods)
+        spec = RunSpec(cluster=self.spec, job=script, pods=pods)
         return prepare_run(spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path))

@@ -54,6 +54,8 @@ class RankStatus(TolerantRecord):
     done: bool = False
     stopped: bool = False
     """Whether it was asked to stop."""
+    asked: str = ""
+    """The signal by which it was asked; empty for one that its trainer, or nobody, asked."""
     forced: bool = False
     """Whether it had to be killed for that."""
     ended_s: Number | None = None

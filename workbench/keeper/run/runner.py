@@ -241,7 +241,6 @@ class Runner:
         ledger = self._attempt.ledger
         resumed = resumed_from(self._context.paths)
         notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
-        notes += [f"ranks {ledger.forced} did not end when asked and were killed"] if ledger.forced else []
         notes += [*ledger.warnings, *self._returned.notes]
         if strange := self._brought.strange:
             notes += [f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"]
@@ -256,7 +255,7 @@ class Runner:
         if fault is not None and ledger.totals.model_step is not None and self._context.paths.model.exists():
             notes += [f"the model was trained before: that of step {ledger.totals.model_step} is in model/"]
         if fault is not None:
-            return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *notes])
+            return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *self._killed, *notes])
         if not ledger.all_done:
             state, how = RunState.CANCELLED, f"stopped when asked{self._how_it_stopped()}"
         elif ledger.totals.stopped_step is not None:
@@ -265,12 +264,19 @@ class Runner:
             state, how = RunState.SUCCEEDED, "every rank is done"
         return state, "; ".join([how, *notes])
 
+    @property
+    def _killed(self) -> list[str]:
+        forced = self._attempt.ledger.forced
+        return [f"ranks {forced} did not end when asked and were killed"] if forced else []
+
     def _how_it_stopped(self) -> str:
         ledger, asked_s = self._attempt.ledger, self._attempt.asked_s
         ended = [rank.ended_s for rank in ledger.ranks.values() if rank.ended_s is not None]
-        if not asked_s or not ended or ledger.forced:  # of ranks that were killed a note says so
-            return ""
-        return f": its ranks ended by themselves within {math.ceil(max(1.0, max(ended) - asked_s))} s"
+        if self._killed or not asked_s or not ended:
+            return "".join(f": {killed}" for killed in self._killed)
+        signals = " and ".join(sorted({rank.asked for rank in ledger.ranks.values() if rank.asked}))
+        took_s = math.ceil(max(1.0, max(ended) - asked_s))
+        return f": its ranks ended by themselves within {took_s} s{f' of {signals}' if signals else ''}"
 
     def _outputs(self) -> list[str]:
         match output_facts(self._context.paths):

@@ -15,7 +15,7 @@ import linecache
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -29,25 +29,27 @@ from workbench.base.files.folders import make_private
 from workbench.jobs.finetune import Job
 from workbench.jobs.function import Function
 from workbench.jobs.script import Script
+from workbench.pods.pod import Pod
 
 __all__ = ["RETURNED", "as_script"]
 
 RETURNED = "returned"
 """The folder of the values that ranks return, below the script's."""
 _LARGEST = 150 << 20  # bytes of a pickle; a script's folder may hold 200 MiB
+_PYTHON = "{}.{}".format(*sys.version_info)
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
-def as_script(job: Job | Function, parent: Path) -> Job:
+def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Job:
     """Return a function as the script that calls it, in a folder of its own below `parent`; other jobs as they are."""
     match job:
         case Function():
-            pass
+            _check_python(job.name, pods)
         case _:
             return job
     pickled, sources = _pickled(job)
     name = "".join(c for c in job.name if c.isidentifier()) or "function"
-    facts = {"name": name, "python": "{}.{}".format(*sys.version_info), "sources": sources}
+    facts = {"name": name, "python": _PYTHON, "sources": sources}
     folder = parent / f"{name}-{hashlib.sha256(pickled).hexdigest()[:16]}"
     package, _, module = entries.CALL.rpartition(".")
     contents = {
@@ -68,6 +70,16 @@ def as_script(job: Job | Function, parent: Path) -> Job:
         env=job.env,
         outputs=[f"{RETURNED}/rank-*"],
     )
+
+
+def _check_python(name: str, pods: Iterable[Pod]) -> None:
+    for pod in pods:
+        version = pod.versions.get("python", _PYTHON)
+        if version.split(".")[:2] != _PYTHON.split("."):
+            raise ConfigError(
+                f"{name} would be pickled by Python {_PYTHON}, which Python {version} of {pod.name} cannot load: "
+                "choose pods with the notebook's Python, or send a Script"
+            )
 
 
 def _package(name: str) -> Mapping[str, bytes]:

@@ -111,8 +111,9 @@ class PodRun:
                 rank.stopped = True
                 rank.end(None)
             if ask and rank.process is not None:
-                pid = rank.process.pid
-                rank.process.send(signal.SIGTERM if catches(pid, signal.SIGTERM) else signal.SIGINT)
+                signum = signal.SIGTERM if catches(rank.process.pid, signal.SIGTERM) else signal.SIGINT
+                rank.asked = signum.name
+                rank.process.send(signum)
                 continue
             for pid in rank.members(table):
                 table[pid].send(signal.SIGTERM)

@@ -42,6 +42,7 @@ class Rank:
     started_s: float | None = None
     ended_s: float | None = None
     stopped: bool = False
+    asked: str = ""
     forced: bool = False
     done: bool = False
     error: dict[str, object] | None = None
@@ -155,6 +156,7 @@ class Rank:
             "cpu_s": round(self.cpu_s, 2),
             "halted": self.halted,
             "stopped": self.stopped,
+            "asked": self.asked,
             "forced": self.forced,
         }
 
