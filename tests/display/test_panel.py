@@ -6,10 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from poll import until
-from writtenrun import T0, WrittenRun
+from writtenrun import T0, WrittenRun, write_run
 
 from workbench.client.run import Run
 from workbench.display.kit.buttons import AskOnce
@@ -77,6 +78,34 @@ def test_metrics_and_perplexity_of_the_last_evaluation_stand_in_the_panel(writte
     written.end(steps=2, metrics={"rougeL": 0.5}, perplexity=3.0, eval_loss=1.1)
     panel.draw()
     assert "perplexity 3" in words(part(panel, "figures")) and "rougeL 0.5" in words(part(panel, "figures"))
+
+
+def test_what_a_stop_does_to_a_script_stands_on_its_button_and_in_its_receipt(tmp_path: Path) -> None:
+    written = write_run(tmp_path, {"kind": "script", "path": "train.py", "stop_grace_s": 5})
+    written.state("running", "running")
+    panel = RunPanel(Run.load(written.paths.root))
+    stop, kill = panel.buttons._stop, panel.buttons._kill
+    assert stop.description == "Ask to stop"
+    assert stop.tooltip == (
+        "Asks every rank by a signal, and kills those that have not ended 5 s later; what they wrote comes back"
+    )
+    kill.click()
+    assert kill.widget.description == "Really kill? Only what it wrote by now comes back"
+    how = "stopped when asked: its ranks ended by themselves within 4 s of SIGTERM"
+    written.end("cancelled", f"{how}; outputs/ has 2 files (3 bytes) that it wrote")
+    panel.draw()
+    assert words(part(panel, "receipt")).startswith(f"Stop: {how} Ranks: all gone")
+    panel.close()
+
+
+def test_a_trainer_is_stopped_after_a_checkpoint_and_one_that_ended_well_has_no_stop_in_its_receipt(
+    written: WrittenRun, panel: RunPanel
+) -> None:
+    assert panel.buttons._stop.description == "Stop after a checkpoint"
+    assert "model is saved" in panel.buttons._stop.tooltip
+    written.end()
+    panel.draw()
+    assert words(part(panel, "receipt")).startswith("Ranks: all gone")
 
 
 def test_a_failed_run_keeps_its_bar_and_shows_its_card(written: WrittenRun, panel: RunPanel) -> None:

@@ -38,7 +38,9 @@ class AskOnce:
         import ipywidgets as w
 
         self.widget = w.Button(description=text, **options)
-        self._text, self._sure, self._act = text, sure, act
+        self.sure = sure
+        """What stands on it after the first click."""
+        self._text, self._act = text, act
         self._style = str(options.get("button_style", ""))
         self._asked_at: float | None = None
         self.widget.on_click(lambda _: self.click())
@@ -47,7 +49,7 @@ class AskOnce:
         """Do what a click does."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-            self.widget.description, self.widget.button_style = self._sure, "danger"
+            self.widget.description, self.widget.button_style = self.sure, "danger"
         else:
             self.calm(now=True)
             self._act()

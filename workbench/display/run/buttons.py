@@ -28,14 +28,13 @@ class Buttons:
 
         self._run = run
         wide = {"layout": w.Layout(width="auto")}
-        self._stop = w.Button(
-            description="Stop after a checkpoint", icon="pause", **wide,
-            tooltip="Ends training after the step in progress; the model is saved and brought back",
-        )  # fmt: skip
+        self._stop = w.Button(icon="pause", **wide)
         self._kill = AskOnce(
-            "Kill", "Really kill? Nothing is saved", lambda: self._do("killing the run", run.cancel), icon="stop",
-            tooltip="Ends all ranks at once", **wide,
+            "Kill", "", lambda: self._do("killing the run", run.cancel), icon="stop", tooltip="Ends all ranks at once",
+            **wide,
         )  # fmt: skip
+        self._asked = ""
+        self._word(None)
         self._stacks = w.Button(
             description="Stacks", icon="bars", tooltip="Where every rank is now: why is it stuck?", **wide
         )
@@ -45,7 +44,7 @@ class Buttons:
         self._note = w.HTML(layout=w.Layout(margin="0 0 0 8px"))
         self._ended = False
         self.extra = w.HTML(layout=w.Layout(width="auto"))
-        self._stop.on_click(lambda _: self._do("asked to stop after a checkpoint", run.stop))
+        self._stop.on_click(lambda _: self._do(self._asked, run.stop))
         self._stacks.on_click(lambda _: self._do("", self._show_stacks))
         self._board.on_click(lambda _: self._do("", self._show_board))
         row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
@@ -60,6 +59,7 @@ class Buttons:
     def update(self, facts: RunFacts) -> None:
         """Enable what makes sense now; offer the stacks where no step came for a while."""
         ended = facts.state.is_terminal
+        self._word(facts.stop_grace_s)
         if ended and not self._ended:
             self._ended = True
             self._say("")  # what was asked for has come to its end
@@ -71,6 +71,21 @@ class Buttons:
         if self._stacks.description != text:
             self._stacks.description, self._stacks.button_style = text, "warning" if stuck else ""
         self._kill.calm()
+
+    def _word(self, stop_grace_s: float | None) -> None:
+        """Say on the buttons what they do: to a trainer, or to a script, whose ranks have so long to end."""
+        if stop_grace_s is None:
+            words = "Stop after a checkpoint", "asked to stop after a checkpoint", "Really kill? Nothing is saved"
+            tip = "Ends training after the step in progress; the model is saved and brought back"
+        else:
+            words = "Ask to stop", "asked every rank to stop", "Really kill? Only what it wrote by now comes back"
+            tip = (
+                f"Asks every rank by a signal, and kills those that have not ended {stop_grace_s:g} s later; what they "
+                "wrote comes back"
+            )
+        if self._stop.description != words[0]:
+            self._stop.description, self._asked, self._kill.sure = words
+            self._stop.tooltip = tip
 
     def _do(self, text: str, action: Callable[[], object]) -> None:
         self._say(text)

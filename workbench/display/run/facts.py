@@ -41,7 +41,9 @@ class RunFacts:
     """Pod and what its memory is and was at most."""
     card: FaultCard | None
     receipt: Sequence[str]
-    """What is left after the end, a line each; empty before."""
+    """How it was ended if somebody did, and what is left after the end, a line each; empty before."""
+    stop_grace_s: float | None = None
+    """Seconds that the ranks of a script have to end when they are asked to; None where a trainer ends after a step."""
 
     @property
     def share(self) -> float:
@@ -69,6 +71,7 @@ def facts_of(view: RunView) -> RunFacts:
         memory=_memory(view),
         card=fault_card(fault, job, read_json(view.paths.prediction)) if fault else None,
         receipt=_receipt(view) if view.state.is_terminal else (),
+        stop_grace_s=getattr(job, "stop_grace_s", None),
     )
 
 
@@ -192,7 +195,9 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
 
 
 def _receipt(view: RunView) -> list[str]:
-    lines = [_ranks_left(view), _pods_left(view), _files_left(view)]
+    # The first clause of a message says how the run ended.
+    how = [f"Stop: {view.message.partition('; ')[0]}"] if view.state is RunState.CANCELLED and view.message else []
+    lines = [*how, _ranks_left(view), _pods_left(view), _files_left(view)]
     if _is_there(view.paths.tensorboard):
         lines.append("TensorBoard: run.tensorboard() opens it below a cell")
     return [plain(line) for line in lines]

@@ -1,11 +1,13 @@
-"""Have the Trainer of a script, and those that are made of it such as TRL's, tell the notebook how far it is.
+"""Have the Trainer of a script, and TRL's, and TensorBoard's writer tell the notebook how far it is.
 
 What a script does and prints stays as it is: whatever goes wrong here is told once and forgotten. Standard library
-alone, until the script itself has imported the Trainer.
+alone, until the script itself has imported the Trainer, or TensorBoard's writer.
 """
 
+import atexit
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -15,12 +17,19 @@ __all__ = ["install"]
 
 _OF_LOG = {"train_samples_per_second": "train_samples_per_s", "train_runtime": "train_runtime_s"}
 _TIMES = ("_runtime", "_per_second", "_time")
+_WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+_OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total"))
+_OF_EVAL = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev"))
+_SHOWN = {"loss": "loss", "lr": "learning_rate", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
+_EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
 
 
 def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
-    """Add a callback to every Trainer that rank 0 will make."""
+    """Add a callback to every Trainer that rank 0 will make, and follow what it writes for TensorBoard otherwise."""
     if os.environ.get("RANK") == "0":
         when_imported("transformers.trainer", _add)
+        for name in _WRITERS:
+            when_imported(name, _follow)
 
 
 def _quiet(action: Callable[..., None]) -> Callable[..., None]:
@@ -37,6 +46,8 @@ def _quiet(action: Callable[..., None]) -> Callable[..., None]:
 
 
 _told: list[bool] = []
+_trainers: list[Any] = []
+"""Trainers that have begun: what they write for TensorBoard they have reported already."""
 
 
 @_quiet
@@ -51,6 +62,7 @@ def _add(module: Any) -> None:
 
         @_quiet
         def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+            _trainers.append(self)
             self._since = (state.global_step, time.monotonic())
 
         @_quiet
@@ -75,3 +87,55 @@ def _add(module: Any) -> None:
                 log(state.global_step, **{name: logs[name] for name in evaluated})
 
     module.DEFAULT_CALLBACKS.append(ProgressEvents)
+
+
+@_quiet
+def _follow(module: Any) -> None:
+    from workbench.rundir.events import log
+
+    add_scalar, figures = module.SummaryWriter.add_scalar, _Figures(log)
+    take = _quiet(figures.take)
+
+    @functools.wraps(add_scalar)
+    def followed(self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *args: Any, **options: Any) -> Any:
+        if not _trainers:
+            folder = os.path.basename(str(getattr(self, "log_dir", "")))  # noqa: PTH119
+            take(f"{folder}/{tag}" if folder in _OF_EVAL else str(tag), scalar_value, global_step)
+        return add_scalar(self, tag, scalar_value, global_step, *args, **options)
+
+    module.SummaryWriter.add_scalar = followed
+    atexit.register(_quiet(figures.report), True)
+
+
+class _Figures:
+    """The scalars of one step, reported together once the next step's come."""
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._log = report
+        self._step = 0
+        self._figures: dict[str, Any] = {}
+        self._reported_at = 0.0
+
+    def take(self, tag: str, value: Any, step: Any) -> None:
+        """Take what a script wrote."""
+        if (name := _figure(tag)) and step is not None:
+            if step != self._step:
+                self.report(False)
+                self._step = int(step)
+            self._figures[name] = value
+
+    def report(self, at_end: bool) -> None:
+        """Report the step that is over; of many in a short time some, but every evaluation, and the last."""
+        figures, self._figures = self._figures, {}
+        evaluated = any(name.startswith("eval_") for name in figures)
+        if figures and (at_end or evaluated or time.monotonic() - self._reported_at >= _EVERY_S):
+            self._reported_at = time.monotonic()
+            self._log(self._step, **figures)
+
+
+def _figure(tag: str) -> str:
+    """Return the name by which the notebook shows a scalar; empty for one that TensorBoard alone shows."""
+    words = re.findall("[a-z0-9]+", tag.lower())
+    name = "_".join(word for word in words if word not in _OF_TRAINING | _OF_EVAL)
+    shown = _SHOWN.get(name, "")
+    return f"eval_{shown or name}" if name and not _OF_EVAL.isdisjoint(words) else shown
