@@ -1,9 +1,10 @@
-"""A script with the Trainer of transformers: its model is there afterwards, and its figures in panel and history."""
+"""Scripts with the Trainer of transformers: their models are there afterwards, their figures in panel and history."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,32 +22,87 @@ ZERO = {
 }
 
 
-def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_and_pdsh(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path = tmp_path_factory.mktemp("trainer") / "c"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
+        yield cluster
+
+
+def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_and_pdsh(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     shutil.copy(SCRIPTS / "trainer.py", folder)
     (folder / "zero.json").write_text(json.dumps(ZERO))
     plain = Script(folder / "trainer.py")
     losses: list[list[float]] = []
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False) as cluster:
-        for job in (plain, plain.replace(args=["zero.json"], launcher="pdsh")):
-            run = cluster.submit(job)
-            result = run.wait(600, progress=False).raise_for_status()
-            out = run.paths.outputs
-            assert (out / "final" / "model.safetensors").stat().st_size > 10_000
-            assert (out / "out" / "checkpoint-4" / "trainer_state.json").exists()
-            state = json.loads((out / "out" / "checkpoint-4" / "trainer_state.json").read_text())
-            logged = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
-            steps = [event for event in run.events() if event.kind == "step"]
-            assert [(event.rank, event.data["step"], event.data["max_steps"]) for event in steps] == [
-                (0, 2, 4), (0, 4, 4),
-            ]  # fmt: skip
-            assert [event.data["loss"] for event in steps] == logged
-            assert all(float(str(event.data["samples_per_s"])) > 0 for event in steps)
-            assert (result.steps, result.eval_loss, result.first_eval_loss) == (4, run.progress.eval_loss, None)
-            assert None not in (result.train_loss, result.train_samples_per_s, result.train_runtime_s, result.eval_loss)
-            assert history(run.path).records[0].eval_loss == result.eval_loss
-            assert "notebook is not told" not in run.logs(0, "stderr")
-            assert board_folder(run.paths) == run.path, "its own event files are shown beside ours"
-            losses.append(logged)
+    for job in (plain, plain.replace(args=["zero.json"], launcher="pdsh")):
+        run = cluster.submit(job)
+        result = run.wait(600, progress=False).raise_for_status()
+        out = run.paths.outputs
+        assert (out / "final" / "model.safetensors").stat().st_size > 10_000
+        assert (out / "out" / "checkpoint-4" / "trainer_state.json").exists()
+        state = json.loads((out / "out" / "checkpoint-4" / "trainer_state.json").read_text())
+        logged = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+        steps = [event for event in run.events() if event.kind == "step"]
+        assert [(event.rank, event.data["step"], event.data["max_steps"]) for event in steps] == [
+            (0, 2, 4), (0, 4, 4),
+        ]  # fmt: skip
+        assert [event.data["loss"] for event in steps] == logged
+        assert all(float(str(event.data["samples_per_s"])) > 0 for event in steps)
+        assert (result.steps, result.eval_loss, result.first_eval_loss) == (4, run.progress.eval_loss, None)
+        assert None not in (result.train_loss, result.train_samples_per_s, result.train_runtime_s, result.eval_loss)
+        assert history(run.path).records[0].eval_loss == result.eval_loss
+        assert "notebook is not told" not in run.logs(0, "stderr")
+        assert board_folder(run.paths) == run.path, "its own event files are shown beside ours"
+        losses.append(logged)
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def tiny_t5(folder: Path) -> None:
+    """Save a T5 of some thousand weights, with a tokenizer of twenty words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration, set_seed
+
+    set_seed(1)
+    words = ["<pad>", "</s>", "<unk>", "summarize", ":", *(f"w{n}" for n in range(20))]
+    words_of = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    words_of.pre_tokenizer = pre_tokenizers.Whitespace()
+    words_of.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words_of, **special).save_pretrained(folder)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "dropout_rate": 0.0}
+    T5ForConditionalGeneration(
+        T5Config(vocab_size=len(words), pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, **sizes)
+    ).save_pretrained(folder)
+
+
+def test_a_summarization_script_learns_and_its_model_answers_here(cluster: Cluster, tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = tmp_path / "summaries"
+    folder.mkdir()
+    shutil.copy(SCRIPTS / "summarize.py", folder)
+    tiny_t5(folder / "t5")
+    for part, count in (("train", 96), ("validation", 8)):
+        rows = [{"document": f"w{n % 20} w{n % 7} w{n % 5}", "summary": f"w{n % 20}"} for n in range(count)]
+        (folder / f"{part}.json").write_text("\n".join(map(json.dumps, rows)))
+    args = (
+        "--model_name_or_path t5 --train_file train.json --validation_file validation.json --output_dir out --use_cpu "
+        "--max_steps 30 --per_device_train_batch_size 8 --learning_rate 2e-2 --logging_steps 10 --save_steps 30 "
+        "--eval_strategy steps --eval_steps 30 --predict_with_generate --generation_max_length 6 --report_to none"
+    )
+    run = cluster.submit(Script(folder / "summarize.py", args=args.split()))
+    result = run.wait(600, progress=False).raise_for_status()
+    out = run.paths.outputs / "out"
+    figures = json.loads((out / "eval_results.json").read_text())
+    assert (result.eval_loss, result.metrics["rouge1"]) == (figures["eval_loss"], figures["eval_rouge1"])
+    steps = [event for event in run.events() if event.kind == "step"]
+    assert [event.data["step"] for event in steps] == [10, 20, 30]
+    assert float(str(steps[-1].data["loss"])) < float(str(steps[0].data["loss"])) / 2
+    assert {path.name for path in out.iterdir()} >= {"model.safetensors", "tokenizer.json", "checkpoint-30"}
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    answer = model.generate(**tokenizer(["summarize: w9 w2 w4"], return_tensors="pt"), max_new_tokens=6)
+    assert tokenizer.batch_decode(answer, skip_special_tokens=True) == ["w9"], result.metrics
