@@ -21,18 +21,18 @@ from typing import ClassVar
 
 from pydantic import PrivateAttr
 
-from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.process import POD_MARK, Process, end_all, process_table, with_mark
+from workbench.base.process import POD_MARK, end_all
 from workbench.base.versions import installed_versions
 from workbench.pods.guest.addresses import check_free, free_port, loopback_addresses
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
 from workbench.pods.guest.memory_limit import MemoryLimit, can_limit_memory
-from workbench.pods.guest.process import AdoptedProcess, LocalWorker, session_environment, tail_of
+from workbench.pods.guest.process import LocalWorker, session_environment, tail_of
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
+from workbench.pods.local.left import adopted_worker, sweep, unsettled_guardians
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -97,7 +97,7 @@ class LocalPods(Place):
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over; start those that their lease or a restart of this machine has ended in their folders."""
         lives = {pod.name: taken_over(Path(pod.root)) for pod in pods}
-        workers = self._workers = [_adopted(Path(pod.root)) for pod in pods]
+        workers = self._workers = [adopted_worker(Path(pod.root)) for pod in pods]
         for worker in workers:
             if not lives[worker.config.name]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -113,7 +113,7 @@ class LocalPods(Place):
 
     def _launch_again(self, lost: Sequence[Pod], spec: PodSpec, context: LaunchContext) -> None:
         before = {pod.name: (worker, pod) for worker, pod in zip(self._workers, self._pods, strict=True)}
-        _sweep([pod.root for pod in lost])
+        sweep([pod.root for pod in lost])
         self._workers, self._keep_folders = [], True
         try:
             if len(lost) == len(before):
@@ -134,7 +134,7 @@ class LocalPods(Place):
         pods = []
         for worker, pod in zip(self._workers, self._pods, strict=False):
             if worker.process.poll() is not None and pod.phase is not Phase.FAILED:
-                _sweep([worker.config.root])
+                sweep([worker.config.root])
                 pod = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
             pods.append(pod)
         self._pods = pods
@@ -155,10 +155,10 @@ class LocalPods(Place):
     def remove_left(self, directory: Path) -> None:
         """End what runs of the pods, and remove their folders."""
         folder = directory / "pods"
-        end_all(partial(_unsettled, folder), grace_s=_STOP_S)
-        self._workers = [_adopted(root) for root in sorted(folder.glob("pod-*")) if root.is_dir()]
+        end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
+        self._workers = [adopted_worker(root) for root in sorted(folder.glob("pod-*")) if root.is_dir()]
         self._end()
-        _sweep([str(folder.absolute() / "fork-server")])
+        sweep([str(folder.absolute() / "fork-server")])
         (folder / "fork-server.sock").unlink(missing_ok=True)
 
     def _end(self) -> None:
@@ -179,7 +179,7 @@ class LocalPods(Place):
         if fork_server is not None:  # last: it reaps the warm servers that it forked
             fork_server.end()
         servers = {str(Path(root).with_name("fork-server")) for root in roots}  # one that another keeper started too
-        _sweep([*roots, *servers])
+        sweep([*roots, *servers])
         stores = {str(Path(root).with_name(_STORE)) for root in roots}
         for folder in [] if self._keep_folders else [*roots, *stores]:
             shutil.rmtree(folder, ignore_errors=True)
@@ -292,35 +292,6 @@ def _configure(
     )
 
 
-def _adopted(root: Path) -> LocalWorker:
-    config = WorkerConfig(
-        name=root.name,
-        address="",
-        port=0,
-        slots=0,
-        root=str(root),
-        log=str(root.with_name(f"{root.name}.log")),
-        public_key="",
-        environment={},
-        lease_s=0.0,
-        timeout_s=0.0,
-        rendezvous=("", 0),
-        token="",
-    )
-    return LocalWorker(config, AdoptedProcess.of(root), time.monotonic())
-
-
-def _unsettled(folder: Path) -> list[Process]:
-    """Return the guardians that were started there, also those that have made no folder of their pod yet."""
-    guardians = []
-    for process in process_table().values():
-        with contextlib.suppress(OSError):
-            proc = Path(f"/proc/{process.pid}")
-            if (proc / "cwd").readlink() == folder.resolve():
-                guardians += [process] if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes() else []
-    return [process for process in guardians if not process.zombie]
-
-
 def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
     gpus = visible_gpus(spec.gpus * len(names))
     return {name: gpus[i * spec.gpus : (i + 1) * spec.gpus] for i, name in enumerate(names)}
@@ -328,9 +299,3 @@ def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
 
 def _sessions(gpus: Sequence[str]) -> dict[str, str]:
     return {**session_environment(), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-
-
-def _sweep(roots: Sequence[str]) -> None:
-    """Kill what a worker that was killed itself has left of its pod."""
-    if roots:
-        end_all(lambda: with_mark(POD_MARK, roots), grace_s=0.0)
