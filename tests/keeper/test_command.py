@@ -65,11 +65,19 @@ def test_ssh_line_starts_one_client_per_rank() -> None:
         assert f"--rank {rank} --local-rank 0 --world-size 3 --master-addr 127.0.0.2 --master-port 29511" in script
 
 
+def test_what_is_printed_of_it_has_a_line_per_rank_and_no_quotes_within_quotes() -> None:
+    lines = str(build_command(plan(Launcher.SSH))).splitlines()
+    assert [line.count(" --rank ") for line in lines] == [1, 1, 1, 0]
+    assert not any("'" in line for line in lines)
+
+
 def test_ssh_line_returns_the_code_of_a_client_that_failed(tmp_path: Path) -> None:
     codes = {"pod-0": "0", "pod-1": "7", "pod-2": "0"}
     fake = {name: ["sh", "-c", f"exit {code}"] for name, code in codes.items()}
     command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
     assert subprocess.run(command.argv, timeout=20, check=False).returncode == 7
+    assert subprocess.run(["sh", "-c", f"{command}; echo after"], timeout=20, check=True, capture_output=True).stdout
+    assert subprocess.run(["bash", "-c", str(command)], timeout=20, check=False).returncode == 7
     fake["pod-1"] = fake["pod-0"]
     command = build_command(replace(plan(Launcher.SSH), ssh_argv=fake))
     assert subprocess.run(command.argv, timeout=20, check=False).returncode == 0

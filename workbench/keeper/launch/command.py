@@ -17,6 +17,7 @@ from workbench.pods.pod import Pod
 
 __all__ = ["LaunchCommand", "LaunchPlan", "RankPlace", "build_command", "place_ranks"]
 
+_SHELL = ["sh", "-c"]
 # DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
 _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
 
@@ -56,7 +57,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCommand:
-    """A command ready to run, or to be read: `str()` gives a line that works when pasted into a terminal."""
+    """A command ready to run, or to be read: `str()` gives what works when pasted into a terminal."""
 
     argv: Sequence[str]
     """Program and arguments; for the ssh launcher, a shell that starts one ssh per rank and waits for all."""
@@ -73,6 +74,8 @@ class LaunchCommand:
         return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
     def __str__(self) -> str:
+        if [*self.argv[:2]] == _SHELL and not self.env:
+            return f"({self.argv[2]})"
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
         return " ".join([*assignments, shlex.join(self.argv)])
 
@@ -120,11 +123,12 @@ def _ssh(plan: LaunchPlan) -> LaunchCommand:
             "--master-port": plan.master_port,
         }
         remote = [*_rank_client(plan, by_name[place.pod]), *(str(x) for pair in flags.items() for x in pair)]
-        lines.append(shlex.join([*plan.ssh_argv[place.pod], shlex.join(remote)]))
+        plain = all(_PLAIN_PATH.fullmatch(word) for word in remote)  # then a person can read it
+        lines.append(shlex.join([*plan.ssh_argv[place.pod], *(remote if plain else [shlex.join(remote)])]))
     # `wait` alone forgets exit codes; waiting for each keeps the last that failed.
-    script = " ".join(f"{line} & p{n}=$!;" for n, line in enumerate(lines))
+    script = "".join(f"{line} & p{n}=$!\n" for n, line in enumerate(lines))
     waits = " ".join(f"wait $p{n} || code=$?;" for n in range(len(lines)))
-    return LaunchCommand(argv=["sh", "-c", f"{script} code=0; {waits} exit $code"])
+    return LaunchCommand(argv=[*_SHELL, f"{script}code=0; {waits} exit $code"])
 
 
 def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
