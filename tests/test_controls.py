@@ -12,6 +12,7 @@ from poll import until
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
 from workbench.base.errors import RunError
 from workbench.display.run.buttons import Buttons
+from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -136,26 +137,47 @@ def beats(run: Run) -> bool:
     return all(log.exists() and "line 3" in log.read_text() for log in logs)
 
 
+def share(part: int, whole: int) -> float:
+    return part / whole
+
+
+def answered(predictions: list[str], references: list[str]) -> int:
+    assert all(references), references
+    return len(predictions)
+
+
+def over_the_lengths(predictions: list[str], references: list[str]) -> dict[str, float]:
+    del predictions, references
+    return {"share": share(1, 0)}
+
+
 def test_what_fails_after_the_training_does_not_cost_the_model(cluster: Cluster, tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.py"
     metrics.write_text(
         "import os\nimport sys\ncalls = []\n\n"
-        "def raises(predictions, references):\n    return {'share': 1 / 0}\n\n"
         "def ends(predictions, references):\n    calls.append(1)\n    return os._exit(3) if len(calls) > 1 else {}\n"
     )
     short = {"max_steps": 2, "predict_rows": 0, "metric_rows": 2, "max_target_length": 4, "logging_steps": 1}
-    jobs = [ENDLESS.replace(**short, metric=f"{metrics}:{name}") for name in ("raises", "ends")]
-    runs = [cluster.submit(job) for job in jobs]
+    own: list[list[object]] = [[answered, over_the_lengths], [f"{metrics}:ends"]]
+    runs = [cluster.submit(ENDLESS.replace(**short, metrics=each)) for each in own]
     raised, ended = (run.wait(240, progress=False) for run in runs)
-    assert (raised.state, raised.eval_step, raised.metrics) == (RunState.SUCCEEDED, 2, {})
-    assert f"metric {metrics}:raises is missing at step 0: ZeroDivisionError: division by zero" in raised.message
-    assert f"({metrics} line 6: return {{'share': 1 / 0}})" in str(raised)
+    assert (raised.state, raised.eval_step, raised.metrics) == (RunState.SUCCEEDED, 2, {"answered": 2.0})
+    assert "the metric over_the_lengths is missing at step 0: ZeroDivisionError: division by zero" in raised.message
+    assert re.search(rf"\({re.escape(__file__)} line \d+: return part / whole\)", str(raised))
+    # The spec names the file that was made of each: it starts the run again.
+    made = RunSpec.load(runs[0].paths.spec, of_run=True).job
+    assert isinstance(made, FineTune)
+    inputs = runs[0].paths.inputs
+    assert made.metrics == (
+        f"{inputs}/0-answered-metric.py:answered",
+        f"{inputs}/1-over_the_lengths-metric.py:over_the_lengths",
+    )
     assert ended.state is RunState.FAILED and ended.eval_loss is None
     assert "the model was trained before: that of step 2 is in model/" in ended.message
     for run in runs:
         assert (run.paths.model / "model.safetensors").stat().st_size > 100_000
     both = compare(runs)
-    assert [row[0] for row in both.options().rows] == ["metric"]
+    assert [row[0] for row in both.options().rows] == ["metrics"]
     assert [row[1] for row in both.figures().rows] == ["succeeded", "failed"]
     assert str(both).count("training") >= 2 and "<svg" in both._repr_html_()
 

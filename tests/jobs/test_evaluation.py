@@ -10,18 +10,28 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.evaluation import answered_rows, best_metric, evaluates, greater_is_better
 from workbench.jobs.finetune import FineTune
 
+
+def one(predictions: list[str]) -> float:
+    return len(predictions)
+
+
+def score(predictions: list[str], references: list[str]) -> float:
+    return sum(map(str.__eq__, predictions, references)) / len(references)
+
+
 BEST = {"eval_steps": 2, "load_best_model_at_end": True}
 REFUSED = {
     "set it, or choose 'epoch'": {"eval_strategy": "steps"},
     "eval_strategy is 'epoch', and eval_steps is 3": {"eval_strategy": "epoch", "eval_steps": 3},
     "metrics is measured at evaluations": {"eval_strategy": "no", "metrics": ["rouge"]},
-    "metric is measured at evaluations": {"eval_strategy": "no", "metric": "m.py:f"},
     "load_best_model_at_end needs evaluations on the way; set eval_steps": {"load_best_model_at_end": True},
     "early_stopping_patience needs evaluations on the way": {"eval_strategy": "no", "early_stopping_patience": 2},
     "set metric_rows to how many rows to answer": {"metrics": ["rouge"], "predict_rows": 0},
     "metric_rows is for metrics of answers": {"metric_rows": 4, "metrics": ["accuracy"]},
-    "metric is 'm.py'; it must be 'path.py:function'": {"metric": "m.py"},
-    "it must be a list of exact_match, execution_match, rouge, accuracy, perplexity": {"metrics": ["bleu"]},
+    "Allowed: exact_match, execution_match, rouge, accuracy, perplexity, path.py:function": {"metrics": ["m.py"]},
+    "job metrics 'rogue' is not known: did you mean 'rouge'?": {"metrics": ["rogue"]},
+    "it must be a list of exact_match, execution_match, rouge, accuracy, perplexity, 'path.py": {"metrics": [3]},
+    "one must take two lists, predictions and references: too many positional": {"metrics": [one]},
     "did you mean 'rougeL'?": {**BEST, "metrics": ["rouge"], "metric_for_best_model": "eval_rougel"},
     "'perplexity' is not known": {**BEST, "metric_for_best_model": "perplexity"},
     "save_total_limit limits checkpoints, and none is saved": {"save_total_limit": 3},
@@ -51,8 +61,7 @@ def test_what_cannot_work_is_refused_with_what_to_set(words: str) -> None:
 def test_which_figure_is_compared_and_how(name: str | None, metric: str, greater: bool) -> None:
     job = FineTune(
         model="tiny-llama",
-        metrics=["rouge", "exact_match"],
-        metric="m.py:f",
+        metrics=["rouge", "exact_match", "m.py:f"],
         eval_strategy="epoch",
         early_stopping_patience=3,
         metric_for_best_model=name,
@@ -63,5 +72,16 @@ def test_which_figure_is_compared_and_how(name: str | None, metric: str, greater
 
 def test_answers_are_asked_for_where_a_metric_judges_them() -> None:
     assert [answered_rows(FineTune(metrics=m)) for m in ([], ["accuracy"], ["rouge"])] == [0, 0, 64]
-    assert answered_rows(FineTune(metric="m.py:f", metric_rows=5, predict_rows=0)) == 5
+    assert answered_rows(FineTune(metrics=["m.py:f"], metric_rows=5, predict_rows=0)) == 5
     assert evaluates(FineTune()) and not evaluates(FineTune(eval_strategy="no"))
+
+
+def test_a_function_stands_in_json_as_the_file_that_a_run_makes_of_it() -> None:
+    job = FineTune(metrics=["rouge", score, max, "m.py:f"], eval_steps=2, load_best_model_at_end=True)
+    assert job.metrics == ("rouge", score, max, "m.py:f") and job == job.replace(metrics=list(job.metrics))
+    assert job.to_dict()["metrics"] == ["rouge", "score-metric.py:score", "max-metric.py:max", "m.py:f"]
+    assert FineTune.from_dict(job.to_dict()).metrics[1] == "score-metric.py:score"
+    assert job.moved(lambda path: f"/there/{path}").metrics == ("rouge", score, max, "/there/m.py:f")
+    assert answered_rows(job.replace(metrics=[score])) == 64
+    # What a function's figures are called is known to it alone.
+    assert best_metric(job.replace(metric_for_best_model="whatever")) == "whatever"

@@ -56,6 +56,36 @@ def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
     assert answer[0].startswith("Short") and answer[0].endswith("</s>") and answer[1]
 
 
+@pytest.mark.slow
+def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twice(tmp_path: Path) -> None:
+    def chat(*words: str) -> dict[str, object]:
+        return {"messages": [{"role": ("user", "assistant")[n % 2], "content": w} for n, w in enumerate(words)]}
+
+    short, two = chat("apple", "red"), chat("apple", "red", "pear", "green")
+    long = chat("old", "question", "word " * 60, "end " * 60)
+    train = write(tmp_path / "train.jsonl", short, two, short, long, chat("plum", "blue"), {"text": "once upon a time"})
+    evaluation = write(tmp_path / "eval.jsonl", two, chat("lemon", "yellow"))
+    template = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    files = {"kind": "files", "train": train, "eval": evaluation}
+    job = FineTune(
+        model="tiny-llama", dataset=files, chat_template=template, max_source_length=40, max_target_length=20
+    )
+    seen = preview(job, rows=4)
+    assert (seen.train_rows, seen.eval_rows, seen.duplicates, seen.overlap) == (6, 2, 1, 1)
+    assert seen.rows[0] == [("<|user|>apple<|end|><|assistant|>", False), ("red<|end|>", True)]
+    assert seen.rows[1] == [*seen.rows[0], ("<|user|>pear<|end|><|assistant|>", False), ("green<|end|>", True)]
+    (asked, not_learned), (answer, learned) = seen.rows[3]
+    assert asked.startswith("<|user|>word word") and asked.endswith("<|end|><|assistant|>"), "the last question is left"
+    assert (not_learned, learned) == (False, True) and "<|end|>" not in answer, "a cut answer does not end"
+    cut = [(length.read_is_cut, length.learned_is_cut) for length in seen.lengths]
+    assert cut == [(False, False)] * 3 + [(True, True)] + [(False, False)] * 2
+    assert seen.lengths[0] == seen.lengths[2] and seen.lengths[1].learned > seen.lengths[0].learned > 1
+    assert "[red<|end|>]" in str(seen) and "cuts 1 of them" in str(seen)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="preview shows the rows of a FineTune; a Script has none"):
         preview(Script("train.py"))  # type: ignore[arg-type]

@@ -229,10 +229,10 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     assert sorted(inputs(manifest)) == ["eval.jsonl", "train.jsonl"]
 
     (tmp_path / "scores.py").write_text("def score(predictions, references): ...\n")
-    measured = FineTune(dataset=data, metric=f"{tmp_path}/scores.py:score")
+    measured = FineTune(dataset=data, metrics=[f"{tmp_path}/scores.py:score"])
     manifest = run_of(tmp_path / "measured", measured).manifest("trainjob", image=IMAGE)
-    assert handed_spec(manifest)["job"]["metric"] == "metric.py:score"
-    assert inputs(manifest)["metric.py"] == (tmp_path / "scores.py").read_bytes()
+    assert handed_spec(manifest)["job"]["metrics"] == ["metric-1.py:score"]
+    assert inputs(manifest)["metric-1.py"] == (tmp_path / "scores.py").read_bytes()
 
     own = tmp_path / "own"
     own.mkdir()

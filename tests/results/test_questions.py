@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from workbench import Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.data.rows import PREFIX, SUMMARIZE, row_from
 from workbench.jobs.data.sources.dataset import Mini, prepare
+from workbench.results.answers.ask import chat
 from workbench.results.answers.questions import Question, questions_of, tables_of
 from workbench.rundir.paths import RunPaths
 
@@ -153,3 +157,19 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
         questions_of(paths, turns)
     with pytest.raises(ConfigError, match=r"rows\[0\]: messages\[0\].role 'me' is not known"):
         questions_of(paths, [[{"role": "me", "content": "Hi"}]])
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"model": "me/plain"}, r"of the run in .*run, the model 'me/plain' has no chat template; give one as"),
+        ({"prompt": "alpaca", "chat_template": "{{ messages }}"}, "asks its model by prompt 'alpaca', not by turns"),
+    ],
+)
+def test_a_chat_without_a_template_is_refused_at_the_call(paths: RunPaths, job: dict[str, str], words: str) -> None:
+    paths.model.mkdir()
+    (paths.model / "config.json").write_text("{}")
+    (paths.model / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    paths.job.write_text(json.dumps({"job": job}))
+    with pytest.raises(ConfigError, match=words):
+        chat(cast(Run, SimpleNamespace(id="run", paths=paths)))

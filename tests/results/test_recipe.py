@@ -222,13 +222,13 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
 
 
 def test_a_metric_of_ones_own_lies_beside_the_spec(tmp_path: Path) -> None:
-    result = make_run(tmp_path / "run", FineTune(peft="lora", metric="/home/me/scores.py:score"))
+    result = make_run(tmp_path / "run", FineTune(peft="lora", metrics=["rouge", "/home/me/scores.py:score"]))
     file = RunPaths(result.path).job
-    sent = {"metric": {"path": "/home/me/scores.py", "function": "score", "source": "def score(p, r): ..."}}
+    sent = {"metrics": [{"path": "/home/me/scores.py", "function": "score", "source": "def score(p, r): ..."}]}
     file.write_text(json.dumps({**json.loads(file.read_text()), "metric_inputs": sent}))
     recipe = recipe_of(result)
-    assert recipe.files["metric.py"] == b"def score(p, r): ..."
-    assert json.loads(recipe.files["spec.json"])["job"]["metric"] == "metric.py:score"
+    assert recipe.files["metric-1.py"] == b"def score(p, r): ..."
+    assert json.loads(recipe.files["spec.json"])["job"]["metrics"] == ["rouge", "metric-1.py:score"]
 
 
 CONFIGURED = {

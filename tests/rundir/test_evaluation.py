@@ -51,7 +51,7 @@ def test_a_metric_that_cannot_work_is_refused_and_leaves_no_run(
     (tmp_path / "binary.py").write_bytes(b"\xff\xfe")
     (tmp_path / "large.py").write_text("#" * (1 << 21))
     with pytest.raises(ConfigError, match=re.escape(words.format(tmp_path / "good.py"))):
-        prepared(tmp_path, metric=metric)
+        prepared(tmp_path, metrics=[metric])
     assert not (tmp_path / "run").exists()
 
 
@@ -60,10 +60,10 @@ def test_the_source_of_a_metric_and_the_tables_of_the_rows_travel(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.py").write_text(GOOD)
-    resolved = prepared(tmp_path, metric="good.py:score", metrics=["execution_match"], metric_rows=1)
-    assert resolved["job"]["metric"] == f"{tmp_path}/good.py:score"  # type: ignore[index]
+    resolved = prepared(tmp_path, metrics=["good.py:score", "execution_match"], metric_rows=1)
+    assert resolved["job"]["metrics"] == [f"{tmp_path}/good.py:score", "execution_match"]  # type: ignore[index]
     sent = dict(resolved["metric_inputs"])  # type: ignore[call-overload]
-    assert sent["metric"] == {"path": f"{tmp_path}/good.py", "function": "score", "source": GOOD}
+    assert sent["metrics"] == [{"path": f"{tmp_path}/good.py", "function": "score", "source": GOOD}]
     (row, *_) = (tmp_path / "run" / "inputs" / "eval.jsonl").read_text().splitlines()
     assert [table["id"] for table in sent["tables"]] == [json.loads(row)["table_id"]]
 

@@ -15,15 +15,16 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from workbench import Function, Script
+from workbench import FineTune, Function, Script
 from workbench.base.errors import ConfigError, RunError
 from workbench.pods.pod import Pod
 from workbench.results.returned import returned
-from workbench.rundir.make.function import as_script
+from workbench.rundir.make.function import as_script, with_metric_files
 from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.worker.call import leave
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = threading.Lock()
 OPENED = Path(__file__).open(encoding="utf-8")  # noqa: SIM115
 SCALE = 3
@@ -160,6 +161,42 @@ def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path:
         as_script(Function(helper, (1,)), tmp_path / "refused", [same, unknown, other])
     assert not (tmp_path / "refused").exists()
     assert as_script(Script("train.py"), tmp_path, [other]) == Script("train.py")
+    with pytest.raises(ConfigError, match="agreed would be pickled by Python"):
+        as_script(FineTune(metrics=["rouge", agreed]), tmp_path, [other])
+
+
+def test_a_metric_is_a_file_that_holds_its_function_and_cannot_shadow_a_module(tmp_path: Path) -> None:
+    def random(predictions: list[str], references: list[str]) -> int:
+        return helper(len(predictions) + len(references))
+
+    job = with_metric_files(FineTune(metrics=["rouge", random, "m.py:f"]), tmp_path)
+    assert isinstance(job, FineTune)
+    assert job.metrics == ("rouge", f"{tmp_path}/1-random-metric.py:random", "m.py:f")
+    assert with_metric_files(job, tmp_path) is job
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size < 200_000 and file.stat().st_mode & 0o077 == 0
+    # As on a pod: without cloudpickle, which the file brings, and without the module of this test.
+    code = f"""
+        import sys
+        sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [{str(REPOSITORY)!r}]
+        scope = {{}}
+        exec(compile(open({str(file)!r}).read(), "metric", "exec"), scope)
+        assert scope["random"](["a"], ["b"]) == 6
+        import random
+        assert "site-packages" not in sys.modules["cloudpickle"].__file__
+    """
+    subprocess.run([sys.executable, "-I", "-c", textwrap.dedent(code)], timeout=120, check=True)
+    with pytest.raises(ConfigError, match="the variable 'LOCK' in locked, of type lock, cannot travel"):
+        with_metric_files(FineTune(metrics=[locked]), tmp_path)
+
+
+def agreed(predictions: list[str], references: list[str]) -> int:
+    return sum(map(str.__eq__, predictions, references))
+
+
+def locked(predictions: list[str], references: list[str]) -> int:
+    with LOCK:
+        return len(predictions) + len(references)
 
 
 def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> None:

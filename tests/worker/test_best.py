@@ -40,7 +40,7 @@ COMMON: dict[str, object] = {
     "metric_rows": 2,
     "max_target_length": 4,
     "metric_for_best_model": "eval_score",
-    "metric": "scores.py:score",
+    "metrics": ["scores.py:score"],
 }
 KEEP = {"load_best_model_at_end": True}
 CASES: dict[str, tuple[int, dict[str, object]]] = {
@@ -64,7 +64,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     on = sent(PEAKED.replace("[0.9, 0.1, 0.8,", "["))  # after step 3 and after step 4
     plan.add("on", 2, sent=on, technique="zero1", resume="a run", **{**COMMON, **KEEP})
     plan.runs[-1]["checkpoint"] = str(plan.root / "zero1" / "checkpoints" / f"step-{BEST}")
-    early = {**COMMON, "early_stopping_patience": 2, "max_steps": 9, "metrics": ["rouge", "accuracy", "exact_match"]}
+    early = {
+        **COMMON,
+        "early_stopping_patience": 2,
+        "max_steps": 9,
+        "metrics": ["rouge", "accuracy", "scores.py:score", "exact_match"],
+    }
     plan.add("early", 2, sent=sent(PEAKED), technique="zero1", model="tiny-llama", **early)
     plan.add("raises", 1, sent=sent(RAISES), technique="single", **{**COMMON, **KEEP, "predict_rows": 2})
     (plan.root / "raises" / "out" / "predictions.jsonl").mkdir(parents=True)  # so that it cannot be written
@@ -72,7 +77,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 def sent(source: str) -> dict[str, object]:
-    return {"metric": {"path": "/home/me/scores.py", "function": "score", "source": source}}
+    return {"metrics": [{"path": "/home/me/scores.py", "function": "score", "source": source}]}
 
 
 def weights(run: Ran) -> dict[str, object]:
@@ -151,7 +156,7 @@ def test_what_fails_after_the_training_is_told_and_costs_neither_model_nor_losse
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     metric, best, predictions = [str(event["message"]) for event in run.data("note")]
     assert metric == (
-        "metric scores.py:score is missing at step 0: ZeroDivisionError: division by zero "
+        "the metric score is missing at step 0: ZeroDivisionError: division by zero "
         '(/home/me/scores.py line 3: return {"score": 1 / 0})'
     )
     assert best == f"no evaluation had the figure score: the model is that of the last step, {LAST}"

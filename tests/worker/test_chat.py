@@ -21,6 +21,10 @@ from workbench.worker.model.chat import Chat
 
 pytestmark = pytest.mark.slow  # transformers
 
+# The texts of the models' own tokenizer_config.json, as repositories hold them: mistral (v0.2), gemma and llama3 in
+# ggml-org/llama.cpp (tests/test-chat-template.cpp); phi3 (mini) and smollm2 in copies of theirs; qwen2.5, qwen2.5-trl
+# (TRL's training variant), qwen3 and deepseek3 in huggingface/trl (trl/chat_templates), without what writes tools'
+# signatures, and deepseek3 without its tools' calls.
 TEMPLATES = Path(__file__).parents[1] / "samples" / "chat"
 IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 # family: its special tokens, the start and the end of a text, and whether its tokenizer is a SentencePiece one
@@ -67,9 +71,10 @@ BY_HAND = {
         "Hello.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
         "«<think>\n\n</think>\n\nIt is 2<|im_end|>»",
     ],
+    # The line break before an answer is marked, though it is asked with; what follows the last end is not learned.
     "qwen2.5-trl": [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-        "«Hello.<|im_end|>»\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n«It is 2<|im_end|>»"
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant"
+        "«\nHello.<|im_end|>\n»<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant«\nIt is 2<|im_end|>»"
     ],
     "smollm2": [
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -161,8 +166,10 @@ def test_what_is_learned_is_what_was_marked_by_hand(family: str) -> None:
     assert its.convert_ids_to_tokens(chat.stops) == sorted({end, eos}, key=its.convert_tokens_to_ids)
     # What is asked is what was read before the last answer, and an answer is what was said.
     (ids, marks) = chat.learned(turns)[-1]
+    prompt = chat.prompt(turns[:-1])
+    assert prompt == ids[: len(prompt)]
     begin = len(ids) - list(reversed(marks)).index(False)
-    assert chat.prompt(turns[:-1]) == ids[:begin]
+    assert begin == len(prompt) - (family == "qwen2.5-trl")
     assert chat.answer([*ids[begin:], its.pad_token_id, its.pad_token_id]) == "It is 2"
 
 

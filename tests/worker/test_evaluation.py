@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy
 import pytest
 
 pytest.importorskip("deepspeed")
@@ -72,7 +73,8 @@ def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> Non
     with pytest.raises(ConfigError, match="is not a function"):
         _function({"path": "/nowhere/m.py", "function": "f", "source": "f = 3\n"})
     assert _numbers({"a": 1, "b": math.nan}) == {"a": 1.0}
-    for wrong in (0.5, None, {"a": "much"}, {"a": None}):
+    assert _numbers(numpy.float32(0.5), "score") == {"score": 0.5} and _numbers(math.nan, "score") == {}
+    for wrong in ("0.5", None, {"a": "much"}, {"a": None}):
         with pytest.raises(Exception, match=r"must return|could not|float"):
             _numbers(wrong)
 

@@ -21,6 +21,7 @@ __all__ = [
     "ROW_LOOK",
     "ROW_STREAM",
     "SCRIPT_SITE",
+    "TEMPLATE",
     "TRACE",
     "TRAINER",
     "TRAINER_MODULE",
@@ -40,6 +41,7 @@ CALL = "workbench.worker.call"
 UNATTENDED = "workbench.worker.unattended"
 RECIPE = "workbench.worker.standalone"
 ROW_LOOK = "workbench.worker.model.look"
+TEMPLATE = "workbench.worker.model.template"
 ROW_STREAM = "workbench.worker.data.stream"
 ANSWERS = "workbench.worker.answer.serve"
 TRACE = "workbench.worker.trace.trace"

@@ -73,6 +73,7 @@ class TrainedModel:
 
         Raises:
             RunError: A run left no model.
+            ConfigError: A run's model has no chat template, or is asked by another prompt.
         """
         from workbench.results.answers.ask import chat
 

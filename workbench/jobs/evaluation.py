@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
+from keyword import iskeyword
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, one_of
@@ -12,8 +15,8 @@ if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
 __all__ = [
-    "LOSS", "METRICS", "answered_rows", "best_metric", "check_evaluation", "evaluates", "greater_is_better",
-    "metric_function",
+    "LOSS", "METRICS", "Metric", "answered_rows", "best_metric", "check_evaluation", "check_metrics", "evaluates",
+    "function_name", "greater_is_better", "metric_function", "metric_text", "own_metrics",
 ]  # fmt: skip
 
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
@@ -21,6 +24,9 @@ LOSS = "eval_loss"
 _FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
 _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
 _LESS_IS_BETTER = (LOSS, "perplexity")
+
+Metric = str | Callable[..., object]
+"""One of `METRICS`, `path.py:function`, or a function."""
 
 
 def evaluates(job: FineTune) -> bool:
@@ -30,7 +36,7 @@ def evaluates(job: FineTune) -> bool:
 
 def answered_rows(job: FineTune) -> int:
     """Return how many evaluation rows the model answers at every evaluation; 0 where no metric judges answers."""
-    if job.metric is None and not set(job.metrics) & set(_OF_ANSWERS):
+    if not _judges(job):
         return 0
     return job.predict_rows if job.metric_rows is None else job.metric_rows
 
@@ -62,6 +68,50 @@ def metric_function(metric: str) -> tuple[str, str]:
     return path, function
 
 
+def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
+    """Return those that are functions of the user's own."""
+    return [metric for metric in metrics if metric not in METRICS]
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """Return the name under which a file can hold a function: its own, if it has one.
+
+    Example:
+        >>> function_name(len), function_name(lambda predictions, references: 0)
+        ('len', 'metric')
+    """
+    name = str(getattr(function, "__name__", ""))
+    return name if name.isidentifier() and not iskeyword(name) else "metric"
+
+
+def metric_text(metric: Metric) -> str:
+    """Return a metric as JSON holds it; a function by the file that a run makes of it."""
+    return metric if isinstance(metric, str) else "{0}-metric.py:{0}".format(function_name(metric))
+
+
+def check_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
+    """Refuse what is neither a name, nor `path.py:function`, nor a function that takes two lists."""
+    for metric in metrics:
+        if not isinstance(metric, str):
+            _check_takes_two(metric)
+        elif metric not in METRICS:
+            path, function = metric_function(metric)
+            if not (path.endswith(".py") and function.isidentifier()):
+                raise one_of("job metrics", metric, [*METRICS, "path.py:function", "a function"])
+    return tuple(metrics)
+
+
+def _check_takes_two(metric: Callable[..., object]) -> None:
+    try:
+        inspect.signature(metric).bind([], [])
+    except ValueError:  # of a builtin, which shows no signature
+        return
+    except TypeError as error:
+        raise ConfigError(
+            f"job metrics: {function_name(metric)} must take two lists, predictions and references: {error}"
+        ) from error
+
+
 def check_evaluation(job: FineTune) -> None:
     """Refuse evaluations that contradict one another, or lack what they need."""
     _check_when(job)
@@ -77,16 +127,19 @@ def _check_when(job: FineTune) -> None:
             raise ConfigError(
                 f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; drop one of them"
             )
-    if not evaluates(job) and (job.metrics or job.metric):
-        name = "metrics" if job.metrics else "metric"
-        raise ConfigError(f"{name} is measured at evaluations, and eval_strategy is 'no'; drop one of them")
+    if not evaluates(job) and job.metrics:
+        raise ConfigError("metrics is measured at evaluations, and eval_strategy is 'no'; drop one of them")
     for name in ("load_best_model_at_end", "early_stopping_patience"):
         if getattr(job, name) and job.eval_steps is None and job.eval_strategy != EvalStrategy.EPOCH:
             raise ConfigError(f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'")
 
 
+def _judges(job: FineTune) -> bool:
+    return any(metric in _OF_ANSWERS or metric not in METRICS for metric in job.metrics)
+
+
 def _check_what(job: FineTune) -> None:
-    judges = job.metric is not None or bool(set(job.metrics) & set(_OF_ANSWERS))
+    judges = _judges(job)
     if judges and not answered_rows(job):
         raise ConfigError("metrics judge answers, and predict_rows is 0; set metric_rows to how many rows to answer")
     if job.metric_rows is not None and not judges:
@@ -102,11 +155,13 @@ def _check_best(job: FineTune) -> None:
         raise ConfigError("early_stopping_threshold is for early_stopping_patience; set it, or drop the threshold")
     if job.save_total_limit is not None and job.save_steps is None and not job.load_best_model_at_end:
         raise ConfigError("save_total_limit limits checkpoints, and none is saved; set save_steps, or drop it")
-    if job.metric is None and best_metric(job) not in (measured := _measured(job)):
+    if not own_metrics(job.metrics) and best_metric(job) not in (measured := _measured(job)):
         raise one_of("metric_for_best_model", best_metric(job), measured)
 
 
 def _measured(job: FineTune) -> list[str]:
     causal = family_by_name(job.model) is not Family.ENCODER_DECODER
     names = [LOSS, *(["perplexity"] if causal else [])]
-    return list(dict.fromkeys([*names, *(figure for name in job.metrics for figure in _FIGURES.get(name, (name,)))]))
+    return list(
+        dict.fromkeys([*names, *(figure for name in job.metrics for figure in _FIGURES.get(str(name), (str(name),)))])
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from workbench.base.record import (
     Allowed,
@@ -32,7 +32,7 @@ from workbench.jobs.choices import (
     Schedule,
     Technique,
 )
-from workbench.jobs.evaluation import METRICS, metric_function
+from workbench.jobs.evaluation import METRICS, Metric, check_metrics, metric_function, metric_text, own_metrics
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
 
@@ -49,19 +49,12 @@ Share = Annotated[int | float, Field(ge=0, lt=1)]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
 _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 _Tracker = Annotated[str, Choice(TRACKERS)]
-_Metric = Annotated[str, Choice(METRICS)]
-_METRIC_FORM = "'path.py:function', a function of a Python file"
+_Metric = Annotated[Metric, PlainSerializer(metric_text)]
+_METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
 
 
 def _prompt(value: str | None) -> str | None:
     if value is not None and value not in PROMPTS and "{instruction}" not in value:
-        raise ValueError(value)
-    return value
-
-
-def _metric(value: str) -> str:
-    path, function = metric_function(value)
-    if not (path.endswith(".py") and function.isidentifier()):
         raise ValueError(value)
     return value
 
@@ -84,6 +77,14 @@ def _moved(dataset: object, move: Callable[[object], object]) -> object:
         case Mapping():
             return {name: move(value) if name in _DATASET_PATHS else value for name, value in dataset.items()}
     return move(dataset)
+
+
+def _moved_metric(metric: Metric, move: Callable[[object], object]) -> Metric:
+    match own_metrics([metric]):
+        case [str() as own]:
+            path, function = metric_function(own)
+            return f"{move(path)}:{function}"
+    return metric
 
 
 class FineTune(Record):
@@ -173,20 +174,18 @@ class FineTune(Record):
     `epoch`, or `no`, which leaves those two out as well. Default None: `steps` where `eval_steps` is set."""
     eval_steps: Steps | None = None
     """Steps between evaluations. Default None: before the first step and after the last."""
-    metrics: Annotated[Sequence[_Metric], AfterValidator(tuple), Allowed(f"a list of {', '.join(METRICS)}")] = ()
+    metrics: Annotated[Sequence[_Metric], AfterValidator(check_metrics), Allowed(_METRIC_FORMS)] = ()
     """What every evaluation measures beside the loss, and the perplexity of a causal model: of answers `exact_match`,
     `execution_match` (of queries, where the dataset has tables), `rouge` (F1 of ROUGE-1, 2 and L); of tokens `accuracy`
-    (the share that is right where those before are given) and `perplexity`."""
-    metric: Annotated[Text, AfterValidator(_metric), Allowed(_METRIC_FORM)] | None = None
-    """A function of one's own, `path.py:function`, that every evaluation calls on rank 0 with the answers and the
-    expected ones (two lists of texts), and that returns numbers by name. The file travels with the job."""
+    (the share that is right where those before are given) and `perplexity`; and functions of one's own, of the notebook
+    or as `path.py:function` (docs/techniques.md has their form)."""
     metric_rows: Rows | None = None
     """Evaluation rows that are answered at every evaluation for those. Default None: as many as `predict_rows`."""
     load_best_model_at_end: bool = False
     """Keep a checkpoint of the best evaluation, and save, predict and state the figures of the model of that step."""
     metric_for_best_model: Text | None = None
     """The figure that says which is best: `eval_loss`, `perplexity`, a metric's name such as `rougeL`, or a name that
-    `metric` returns. Default None: `eval_loss`."""
+    a function of `metrics` returns. Default None: `eval_loss`."""
     greater_is_better: bool | None = None
     """Whether a greater one is better. Default None: unless it is `perplexity` or a name that ends in `loss`."""
     early_stopping_patience: Annotated[Size, Unit("evaluations")] | None = None
@@ -257,16 +256,12 @@ class FineTune(Record):
 
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` done to every option that may be a path."""
-        metric = self.metric
-        if metric is not None:
-            path, function = metric_function(metric)
-            metric = f"{move(path)}:{function}"
         return self.replace(
             dataset=_moved(self.dataset, move),
             deepspeed=move(self.deepspeed),
             model=move(self.model),
             resume=move(self.resume),
-            metric=metric,
+            metrics=[_moved_metric(metric, move) for metric in self.metrics],
         )
 
     def global_batch(self, ranks: int) -> int:

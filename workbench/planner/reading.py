@@ -15,12 +15,12 @@ from workbench.base import entries
 from workbench.base.child import child_environment, start
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.shown import Shown
+from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.continued import on_base
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.split import chosen
 from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import row_refusal
 
 __all__ = ["Length", "RowPreview", "preview"]
 
@@ -78,8 +78,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
     job = on_base(job)
     dataset = dataset_from(job.dataset)
-    refusal = row_refusal(job)
-    with tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch, checked_rows(job) as refusal:
         folder = Path(scratch)
         if isinstance(dataset, Hub):
             dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))

@@ -21,11 +21,12 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.files import open_record, read_bytes, read_json
-from workbench.base.json_values import part, text
+from workbench.base.json_values import items, part, parts, text
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.model import Family
 from workbench.jobs.script import Script
+from workbench.rundir.make.evaluation import carried_metrics
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import hide_values, stored
@@ -119,15 +120,16 @@ def _with_workbench(
     fetched: Sequence[str] = ()
     if resolved.get("train"):
         fetched = _add_rows(files, differs, paths, resolved)
-        parts = {part: f"{part}.jsonl" for part in ("train", "eval") if resolved.get(part)}
-        job["dataset"] = {"kind": "files", **parts}
+        job["dataset"] = {
+            "kind": "files",
+            **{name: f"{name}.jsonl" for name in ("train", "eval") if resolved.get(name)},
+        }
     if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
         files |= own
         job["deepspeed"] = "deepspeed.json"
-    metric = part(part(resolved, "metric_inputs"), "metric")
-    if source := text(metric.get("source")):
-        files["metric.py"] = source.encode()
-        job["metric"] = f"metric.py:{text(metric.get('function'))}"
+    sent = parts(part(resolved, "metric_inputs").get("metrics"))
+    job["metrics"], metrics = carried_metrics([text(metric) for metric in items(job.get("metrics"))], sent)
+    files |= metrics
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
     if Path(str(job.get("model", ""))).is_absolute():
         differs.append(f"the model {job['model']} is a folder of the machine where the run was started: copy it")

@@ -1,16 +1,18 @@
 """Call a function of the notebook on a rank and leave what it returns as plain data.
 
 This file travels as the script of the run, and needs nothing of this package: `function.json` beside it says by which
-Python the function was pickled, and holds the lines that tracebacks show.
+Python the function was pickled, and holds the lines that tracebacks show. The trainer loads functions by it, too.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import linecache
 import os
 import pickle
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,8 @@ def main() -> None:
     """Do so, in the folder of the run."""
     here = Path(__file__).absolute().parent
     facts = json.loads((here / "function.json").read_text(encoding="utf-8"))
-    mine = "{}.{}".format(*sys.version_info)
-    if mine != facts["python"]:
-        sys.exit(
-            f"{facts['name']} was pickled by Python {facts['python']}, and {os.uname().nodename} has {mine}, which "
-            "cannot load it: choose pods with the notebook's Python, or send a Script"
-        )
-    for name, source in facts["sources"].items():
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     try:
-        # Written by the notebook's own process, and sent over its pinned channel.
-        function, args, kwargs = pickle.loads((here / "function.pickle").read_bytes())
+        function, args, kwargs = load(facts, (here / "function.pickle").read_bytes())
         returned = function(*args, **kwargs)
     except Exception as error:
         shown = error.__traceback__.tb_next if error.__traceback__ else None
@@ -42,6 +35,28 @@ def main() -> None:
         leave(returned, here / "returned", int(os.environ["RANK"]))
     except (TypeError, ValueError) as error:
         sys.exit(f"{facts['name']} returned what cannot come back: {error}")
+
+
+def load(facts: dict[str, Any], pickled: bytes | str) -> Any:
+    """Return what the notebook pickled, with the modules that this takes where it brings them; text is base64."""
+    mine = "{}.{}".format(*sys.version_info)
+    if mine != facts["python"]:
+        sys.exit(
+            f"{facts['name']} was pickled by Python {facts['python']}, and {os.uname().nodename} has {mine}, which "
+            "cannot load it: choose pods with the notebook's Python, or send a file"
+        )
+    for name, source in facts["sources"].items():
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in facts.get("files", {}).items():
+            (Path(folder) / name).parent.mkdir(exist_ok=True)
+            (Path(folder) / name).write_text(content, encoding="utf-8")
+        sys.path.insert(0, folder)
+        try:
+            # Written by the notebook's own process, and sent over its pinned channel.
+            return pickle.loads(base64.b64decode(pickled) if isinstance(pickled, str) else pickled)
+        finally:
+            sys.path.remove(folder)
 
 
 def leave(returned: object, folder: Path, rank: int) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from workbench.base.errors import ConfigError, one_of
 from workbench.jobs.data.lines import Fields, short
 
-__all__ = ["CHAT", "CHAT_KEYS", "Message", "answered", "chat_key", "last_of", "turns_of"]
+__all__ = ["CHAT", "CHAT_KEYS", "Message", "answered", "asked", "chat_key", "last_of", "turns_of"]
 
 Message = Mapping[str, str]
 """One turn: `role` (system, user, assistant or tool) and `content`."""
@@ -56,6 +56,19 @@ def answered(turns: Sequence[Message]) -> tuple[Message, ...]:
     """Return the turns up to the assistant's last one: what follows teaches nothing."""
     last = max((number for number, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
     return tuple(turns[: last + 1])
+
+
+def asked(messages: Sequence[Message], question: str, system: str | None) -> list[Message]:
+    """Return the turns that come before a row's last answer, those of a plain question too.
+
+    Example:
+        >>> [turn["role"] for turn in asked((), "1+1?", "Be brief.")]
+        ['system', 'user']
+    """
+    turns = list(messages) or [{"role": "user", "content": question}]
+    if turns[-1]["role"] == "assistant":
+        turns.pop()
+    return turns if system is None or turns[0]["role"] == "system" else [{"role": "system", "content": system}, *turns]
 
 
 def last_of(turns: Sequence[Message], role: str) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
 from workbench.jobs.data.messages import Message
+from workbench.jobs.refusals import no_template
 from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.answers.questions import Question, RowLike, job_options, questions_of, tables_of
-from workbench.results.answers.server import server_of
+from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.answers import Answer, judge
 from workbench.rundir.paths import RunPaths
 
@@ -40,6 +42,9 @@ def chat(run: _Run, *, before: bool = False, beside: _Run | None = None, system:
     names = _names([run, *([beside] if beside else [])]) if beside else ["after training" if before else "answered"]
     models |= {name: (each, False) for name, each in zip(names, [run, *([beside] if beside else [])], strict=True)}
     for each, _ in models.values():
+        check_model(each.paths)
+        _check_template(each.paths)
+    for each, _ in models.values():
         server_of(each.paths)
 
     def ask(name: str, turns: Sequence[Message], on_text: Callable[[str], None] | None) -> str:
@@ -48,6 +53,15 @@ def chat(run: _Run, *, before: bool = False, beside: _Run | None = None, system:
         return server_of(each.paths).answer([question], before=is_before, on_text=on_text).texts[0]
 
     return Conversation(list(models), ask, system=system)
+
+
+def _check_template(paths: RunPaths) -> None:
+    job = job_options(paths)
+    if (prompt := job.get("prompt")) not in (None, "chat"):
+        raise ConfigError(f"the run in {paths.root} asks its model by prompt {prompt!r}, not by turns; use run.predict")
+    own = read_json(paths.model / "tokenizer_config.json", within=paths.root).get("chat_template")
+    if not (job.get("chat_template") or own or (paths.model / "chat_template.jinja").is_file()):
+        raise ConfigError(f"of the run in {paths.root}, {no_template(str(job.get('model')))}")
 
 
 def compare_predictions(

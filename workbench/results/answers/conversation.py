@@ -44,7 +44,7 @@ class Conversation(ShownLive):
 
         Raises:
             ConfigError: The text is empty.
-            RunError: A model did not answer, as one without a chat template; the chat is as it was before.
+            RunError: A model did not answer; the chat is as it was before.
         """
         if not text.strip():
             raise ConfigError("text is empty; say something")

@@ -13,16 +13,17 @@ from pathlib import Path
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes, read_json
-from workbench.base.json_values import part, text
+from workbench.base.json_values import part, parts
 from workbench.base.package import zip_files
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.files import load
-from workbench.jobs.evaluation import metric_function
+from workbench.jobs.evaluation import metric_text
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.objects import RESULTS
 from workbench.results.kubeflow.options import HandoverOptions
+from workbench.rundir.make.evaluation import carried_metrics
 from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
@@ -79,19 +80,18 @@ def _finetune(
                 "name claim and folder: run.manifest(…, pvc='claim', inputs='folder')"
             )
         asked["model"] = f"{RESULTS}/{options.inputs}/model"
+    folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
     kind = job.dataset.get("kind") if isinstance(job.dataset, Mapping) else job.dataset
     if shipped.get("train") and kind != "wikisql-mini":
-        parts = ("train", "eval", *(["tables"] if part(shipped, "metric_inputs").get("tables") else []))
-        names = [f"{name}.jsonl" for name in parts if name == "tables" or shipped.get(name)]
+        of_rows = ("train", "eval", *(["tables"] if part(shipped, "metric_inputs").get("tables") else []))
+        names = [f"{name}.jsonl" for name in of_rows if name == "tables" or shipped.get(name)]
         if not options.inputs:
             inputs.update({name: _content(paths, paths.inputs / name) for name in names})
-        folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
         asked["dataset"] = {"kind": "files", **{name.partition(".")[0]: f"{folder}{name}" for name in names}}
-    if (source := text(part(part(shipped, "metric_inputs"), "metric").get("source"))) and job.metric is not None:
-        if not options.inputs:
-            inputs["metric.py"] = source.encode()
-        folder = f"{RESULTS}/{options.inputs}/" if options.inputs else ""
-        asked["metric"] = f"{folder}metric.py:{metric_function(job.metric)[1]}"
+    sent = parts(part(shipped, "metric_inputs").get("metrics"))
+    asked["metrics"], metrics = carried_metrics([metric_text(metric) for metric in job.metrics], sent, folder)
+    if not options.inputs:
+        inputs.update(metrics)
     if shipped.get("deepspeed") is not None:
         asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
     return asked

@@ -1,20 +1,21 @@
-"""What the evaluations of a job need on the pods: the user's own metric, read but not run, and tables for queries."""
+"""What the evaluations of a job need on the pods: the user's own metrics, read but not run, and tables for queries."""
 
 from __future__ import annotations
 
 import ast
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import user_path
+from workbench.base.json_values import Json, text
 from workbench.jobs.data.sources.dataset import Prepared
-from workbench.jobs.evaluation import answered_rows, evaluates, metric_function
+from workbench.jobs.evaluation import METRICS, answered_rows, evaluates, metric_function, own_metrics
 from workbench.jobs.finetune import FineTune
 
-__all__ = ["metric_inputs"]
+__all__ = ["carried_metrics", "metric_inputs"]
 
 _LARGEST = 1 << 20  # bytes of a metric's file
 
@@ -24,11 +25,28 @@ def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
     if data.hub is None and not data.eval_rows and (job.load_best_model_at_end or job.early_stopping_patience):
         raise ConfigError("the dataset has no evaluation rows to find the best model by; add some, or drop the option")
     inputs: dict[str, object] = {}
-    if job.metric is not None:
-        inputs["metric"] = _metric(job.metric)
+    if own := own_metrics(job.metrics):
+        inputs["metrics"] = [_metric(str(metric)) for metric in own]
     if "execution_match" in job.metrics:
         inputs["tables"] = _tables(data, answered_rows(job))
     return inputs if evaluates(job) else {}
+
+
+def carried_metrics(
+    metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
+) -> tuple[list[str], dict[str, bytes]]:
+    """Return a job's metrics with those of the user's own in files of a folder, and the files by name.
+
+    Example:
+        >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])
+        (['rouge', 'metric-1.py:f'], {'metric-1.py': b'f = max'})
+    """
+    own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
+    if len(own) != len(sent):
+        return list(metrics), {}
+    files = {f"metric-{number}.py": text(each.get("source")).encode() for number, each in enumerate(sent, 1)}
+    named = {m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()}
+    return [named.get(metric, metric) for metric in metrics], files
 
 
 def _metric(metric: str) -> Mapping[str, str]:

@@ -1,10 +1,11 @@
-"""A function of the notebook as a script's folder: its pickle, its source, and the program that calls it.
+"""A function of the notebook as the folder of a script that calls it, or, for evaluations, as a file that holds it.
 
 Nothing here, or anywhere on the notebook's machine, ever reads a pickle.
 """
 
 from __future__ import annotations
 
+import base64
 import builtins
 import hashlib
 import importlib
@@ -26,18 +27,28 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_bytes
 from workbench.base.files.folders import make_private
-from workbench.jobs.finetune import Job
+from workbench.jobs.evaluation import function_name, metric_text
+from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.function import Function
 from workbench.jobs.script import Script
 from workbench.pods.pod import Pod
 
-__all__ = ["RETURNED", "as_script"]
+__all__ = ["RETURNED", "as_script", "with_metric_files"]
 
 RETURNED = "returned"
 """The folder of the values that ranks return, below the script's."""
 _LARGEST = 150 << 20  # bytes of a pickle; a script's folder may hold 200 MiB
 _PYTHON = "{}.{}".format(*sys.version_info)
 _LIBRARIES = ("site-packages", "dist-packages")
+_METRIC_FILE = """\
+# The function {name} of a notebook, as it was when a run was submitted: its pickle, and what reads it.
+from {module} import load as _load
+
+{name} = _load(
+    {facts!r},
+    {pickled!r},
+)[0]
+"""
 
 
 def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Job:
@@ -45,11 +56,14 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
     match job:
         case Function():
             _check_python(job.name, pods)
+        case FineTune(metrics=metrics):
+            for metric in filter(callable, metrics):
+                _check_python(function_name(metric), pods)
+            return job
         case _:
             return job
-    pickled, sources = _pickled(job)
+    pickled, facts = _pickled(job)
     name = "".join(c for c in job.name if c.isidentifier()) or "function"
-    facts = {"name": name, "python": _PYTHON, "sources": sources}
     folder = parent / f"{name}-{hashlib.sha256(pickled).hexdigest()[:16]}"
     package, _, module = entries.CALL.rpartition(".")
     contents = {
@@ -58,7 +72,7 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
         "function.json": json.dumps(facts).encode(),
         "function.pickle": pickled,
         # Pods need not have it, and have this very version.
-        **{f"cloudpickle/{name}": text for name, text in _package("cloudpickle").items()},
+        **_cloudpickle(),
     }
     for path, content in contents.items():
         make_private((folder / path).parent)
@@ -78,15 +92,39 @@ def _check_python(name: str, pods: Iterable[Pod]) -> None:
         if version.split(".")[:2] != _PYTHON.split("."):
             raise ConfigError(
                 f"{name} would be pickled by Python {_PYTHON}, which Python {version} of {pod.name} cannot load: "
-                "choose pods with the notebook's Python, or send a Script"
+                "choose pods with the notebook's Python, or send a file"
             )
 
 
-def _package(name: str) -> Mapping[str, bytes]:
-    return {file.name: file.read_bytes() for file in files(name).iterdir() if file.name.endswith(".py")}
+def with_metric_files(job: Job, folder: Path) -> Job:
+    """Return a job that names a file, made in a folder, for each function among its metrics."""
+    match job:
+        case FineTune(metrics=metrics) if any(map(callable, metrics)):
+            named = [
+                metric if isinstance(metric, str) else _metric_file(metric, folder, n)
+                for n, metric in enumerate(metrics)
+            ]
+            return job.replace(metrics=named)
+    return job
 
 
-def _pickled(job: Function) -> tuple[bytes, Mapping[str, str]]:
+def _metric_file(function: Callable[..., object], folder: Path, number: int) -> str:
+    pickled, facts = _pickled(Function(function))
+    brought = {name: content.decode() for name, content in _cloudpickle().items()}
+    name = function_name(function)
+    content = {"name": name, "module": entries.CALL, "facts": {**facts, "files": brought}}
+    path = folder / f"{number}-{metric_text(function).rpartition(':')[0]}"
+    write_bytes(path, _METRIC_FILE.format(**content, pickled=base64.b64encode(pickled).decode()).encode())
+    return f"{path}:{name}"
+
+
+def _cloudpickle() -> Mapping[str, bytes]:
+    package = files("cloudpickle")
+    return {f"cloudpickle/{file.name}": file.read_bytes() for file in package.iterdir() if file.name.endswith(".py")}
+
+
+def _pickled(job: Function) -> tuple[bytes, Mapping[str, object]]:
+    """Return the pickle of a function with its arguments, and what whoever reads it must know."""
     if not callable(job.function):
         raise ConfigError(f"{job.function!r} is not a function")
     sources: dict[str, str] = {}
@@ -101,7 +139,7 @@ def _pickled(job: Function) -> tuple[bytes, Mapping[str, str]]:
             f"{job.name} and what it uses are {len(pickled) >> 20} MiB as a pickle, at most {_LARGEST >> 20} travel: "
             "give data by path or hub id, and load it in the function"
         )
-    return pickled, sources
+    return pickled, {"name": job.name, "python": _PYTHON, "sources": sources}
 
 
 def _dumps(value: object, sources: dict[str, str]) -> bytes:

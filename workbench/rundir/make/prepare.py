@@ -13,16 +13,17 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, user_path, write_bytes, write_json
 from workbench.base.files.disk import check_room, full_disk_named
+from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.evaluation import metric_function
+from workbench.jobs.evaluation import Metric, metric_function, own_metrics
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import model_family, model_kind
-from workbench.jobs.refusals import row_refusal
 from workbench.jobs.script import Script
 from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.folder import fresh_folder
+from workbench.rundir.make.function import with_metric_files
 from workbench.rundir.make.origin import origin_of
 from workbench.rundir.make.resume import AskPods, resume_checkpoint
 from workbench.rundir.make.script import check_args, check_outputs, zip_script
@@ -65,6 +66,8 @@ def prepare_run(
     fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
+            paths.inputs.mkdir()
+            spec = spec.replace(job=with_metric_files(spec.job, paths.inputs))
             _fill(spec, paths, environment, ask_pods, asked)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
@@ -74,7 +77,6 @@ def prepare_run(
 
 
 def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None, asked: Job) -> None:
-    paths.inputs.mkdir()
     match spec.job:
         case FineTune() as job:
             _prepare_finetune(job, spec, paths, ask_pods, chosen=_left_open(asked))
@@ -112,7 +114,8 @@ def _prepare_finetune(
     model_kind(job.model)
     world_size = spec.world_size
     deepspeed = resolve(job, gpus=spec.cluster.pods.gpus, world_size=world_size)
-    data = prepare(dataset_from(job.dataset), paths.inputs, refusal=row_refusal(job))
+    with checked_rows(job) as refusal:
+        data = prepare(dataset_from(job.dataset), paths.inputs, refusal=refusal)
     resolved: Mapping[str, object] = {
         "job": {**job.to_dict(), "env": {}},
         "train": data.train.name if data.train else None,
@@ -137,9 +140,15 @@ def _with_absolute_paths(job: Job) -> Job:
             return job.replace(path=str(user_path(job.path).absolute()))
         case FineTune(resume=str() as resume):
             job = job.replace(resume=str(user_path(resume).absolute()))
-    match job:
-        case FineTune(metric=str() as metric):
-            path, function = metric_function(metric)
-            job = job.replace(metric=f"{user_path(path).absolute()}:{function}")
+    metrics = [_with_absolute_path(metric) for metric in job.metrics]
+    job = job if metrics == [*job.metrics] else job.replace(metrics=metrics)
     folder = user_path(job.model)
     return job.replace(model=str(folder.absolute())) if is_folder(folder) else job
+
+
+def _with_absolute_path(metric: Metric) -> Metric:
+    match own_metrics([metric]):
+        case [str() as own]:
+            path, function = metric_function(own)
+            return f"{user_path(path).absolute()}:{function}"
+    return metric

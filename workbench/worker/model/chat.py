@@ -6,17 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from transformers.utils.chat_template_utils import jinja2
-
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.messages import Message
+from workbench.worker.model.template import Template
 
 __all__ = ["Chat", "Learned", "special_words"]
 
 Learned = tuple[list[int], list[bool]]
 """Tokens, and which of them the model learns to write."""
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SPECIAL = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")
 _ANSWER = "Xyzzy"  # a word that no template writes
 _PROBE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER})
@@ -37,15 +35,18 @@ class Chat:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._marks_itself = bool(_GENERATION.search(tokenizer.get_chat_template()))
+        self._template = Template(
+            tokenizer.get_chat_template(),
+            lambda turns, **options: tokenizer.apply_chat_template(turns, tokenize=False, **options),
+        )
         self._eos = tokenizer.eos_token_id
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        whole = self._text(_PROBE, False)
+        whole = self._template.text(_PROBE, False)
         tail = self._ids(whole.rpartition(_ANSWER)[2])
         self.end: int | None = next((token for token in tail if token in special), None)
         """The token that ends the assistant's turn; None where the template writes none."""
         # What stands between the question and the answer without being either, as an empty `<think>` of Qwen3.
-        self._opening = whole.removeprefix(self._text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
+        self._opening = whole.removeprefix(self._template.text(_PROBE[:1], True)).partition(_ANSWER)[0].strip()
 
     @property
     def stops(self) -> list[int]:
@@ -54,7 +55,7 @@ class Chat:
 
     def prompt(self, turns: Sequence[Message]) -> list[int]:
         """Return the tokens after which the assistant's answer to these turns begins."""
-        return self._ids(self._text(turns, True))
+        return self._ids(self._template.text(turns, True))
 
     def answer(self, ids: Sequence[int]) -> str:
         """Return what the assistant said, of the tokens that the model wrote."""
@@ -68,7 +69,7 @@ class Chat:
         One row holds all turns, unless the template writes an answer otherwise once others follow it, as Qwen3's does
         with thoughts: then every answer has a row of its own, with what the model would read when it is asked.
         """
-        if self._marks_itself:
+        if self._template.marks_itself:
             return [self._marked(turns)]
         rows: list[Learned] = []
         for number, turn in enumerate(turns):
@@ -85,13 +86,7 @@ class Chat:
 
     def _answered(self, turns: Sequence[Message]) -> tuple[list[int], int]:
         """Return the tokens up to the end of the last turn, and where that turn begins."""
-        asked, whole = self._text(turns[:-1], True), self._text(turns, False)
-        if not whole.startswith(asked):
-            header = self._text(turns[:-1], False)
-            raise ConfigError(
-                "the chat template does not begin an answer with what it asks for one with "
-                f"({asked.removeprefix(header)!r}); give one that does as chat_template="
-            )
+        asked, whole = self._template.exchange(turns)
         prompt, ids = self._ids(asked), self._ids(whole)
         # Where a token spans the border, it is one of the answer's.
         begin = next((n for n, token in enumerate(prompt) if ids[n : n + 1] != [token]), len(prompt))
@@ -101,25 +96,19 @@ class Chat:
         return ids if ids[-1] == self._eos else [*ids, self._eos], begin
 
     def _marked(self, turns: Sequence[Message]) -> Learned:
-        made = self._apply(turns, return_dict=True, return_assistant_tokens_mask=True)
+        options = {"return_dict": True, "return_assistant_tokens_mask": True}
+        made = Template.refusing(turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options))
         ids, marks = list(made["input_ids"]), [bool(mark) for mark in made["assistant_masks"]]
         if not any(marks):
             raise ConfigError("the chat template marks no token of an answer between its generation tags; mend it")
         for n, token in enumerate(ids[1:], 1):
             marks[n] = marks[n] or (marks[n - 1] and token == self.end)
         last = max(n for n, mark in enumerate(marks) if mark)
+        # Some mark what follows the end of a turn, too, as TRL's do.
+        run = next((n for n in range(last, 0, -1) if not marks[n]), 0)
+        last = max((n for n in range(run, last + 1) if ids[n] == self.end), default=last)
         ids, marks = ids[: last + 1], marks[: last + 1]
         return (ids, marks) if ids[-1] in self.stops else ([*ids, self._eos], [*marks, True])
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _text(self, turns: Sequence[Message], asks: bool) -> str:
-        return str(self._apply(turns, add_generation_prompt=asks, tokenize=False))
-
-    def _apply(self, turns: Sequence[Message], **options: Any) -> Any:
-        try:
-            return self._tokenizer.apply_chat_template(list(turns), **options)
-        except jinja2.TemplateError as error:
-            roles = ", ".join(turn["role"] for turn in turns)
-            raise ConfigError(f"the chat template refuses the turns ({roles}): {error}") from error

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import LossOn
-from workbench.jobs.data.messages import Message
+from workbench.jobs.data.messages import Message, asked
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
@@ -107,14 +107,7 @@ class Encoder:
 
     def _turns(self, example: Example) -> list[Message]:
         """Return the turns that come before an example's last answer."""
-        user = {"role": "user", "content": source_text(example.source, example.input)}
-        turns = list(example.messages) or [user]
-        if turns[-1]["role"] == "assistant":
-            turns.pop()
-        system = self.job.system
-        return (
-            turns if system is None or turns[0]["role"] == "system" else [{"role": "system", "content": system}, *turns]
-        )
+        return asked(example.messages, source_text(example.source, example.input), self.job.system)
 
     def _within(self, turns: Sequence[Message]) -> list[Message]:
         """Leave out the first exchanges of turns that are too long, then the end of what was asked last."""
@@ -128,10 +121,10 @@ class Encoder:
             rest = rest[later:]
         prompt, (*before, last) = self._chat.prompt, [*system, *rest]
 
-        def asked(content: str) -> list[Message]:
+        def ending(content: str) -> list[Message]:
             return [*before, {**last, "content": content}]
 
-        return asked(self._shortened(last["content"], lambda text: prompt(asked(text))))
+        return ending(self._shortened(last["content"], lambda text: prompt(ending(text))))
 
     def _numbered(self, number: int, make: Callable[[Example], list[Any]], example: Example) -> list[Any]:
         try:

@@ -1,4 +1,4 @@
-"""What an evaluation measures beside the loss: figures of the model's answers, and a function of the user's own."""
+"""What an evaluation measures beside the loss: figures of the model's answers, and functions of the user's own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.json_values import part, parts, text
+from workbench.base.json_values import parts, text
 from workbench.jobs.data.rows import table_from
 from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.evaluation import LOSS, answered_rows
@@ -29,7 +30,7 @@ __all__ = ["Evaluator", "note", "questions"]
 
 _MOST_NATS = 700  # e to it is near the largest number there is
 _MOST_NAMES = 50
-Metric = Callable[[list[str], list[str]], object]
+Function = Callable[[list[str], list[str]], object]
 
 
 def note(message: str) -> None:
@@ -47,7 +48,7 @@ class Evaluator:
     """Make the figures of one evaluation out of its loss and the model's answers."""
 
     def __init__(self, job: FineTune, encoder: Encoder, rows: Sequence[Example], sent: Mapping[str, object]) -> None:
-        """Take what was sent for it; rank 0 imports the user's function now, where nothing is lost by it."""
+        """Take what was sent for it; rank 0 imports the user's functions now, where nothing is lost by it."""
         self.counts_right = "accuracy" in job.metrics
         self._job, self._encoder = job, encoder
         self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
@@ -55,8 +56,9 @@ class Evaluator:
         for number, raw in enumerate(parts(sent.get("tables")), 1):
             table = table_from(raw, f"table {number}")
             self._tables[table.id] = table
-        self._metric = _function(part(sent, "metric")) if job.metric is not None and ranks.rank() == 0 else None
-        self._complained = False
+        own = parts(sent.get("metrics")) if ranks.rank() == 0 else []
+        self._own = [(text(each.get("function")), _function(each, number)) for number, each in enumerate(own)]
+        self._complained: set[str] = set()
 
     def figures(self, trainer: Any, loss: float, accuracy: float) -> dict[str, float]:
         """Return all figures by name, the same on every rank, which all must call it."""
@@ -80,27 +82,31 @@ class Evaluator:
         figures = {name: value for name, value in shares.items() if value is not None}
         if "rouge" in self._job.metrics:
             figures |= rouge(texts, expected)
-        return figures | (self._own(texts, expected, step) if self._metric is not None else {})
+        for name, function in self._own:
+            figures |= self._measured(name, function, (texts, expected), step)
+        return figures
 
     def _same_result(self, answer: Answer) -> bool | None:
         table = self._tables.get(answer.table_id or "")
         return judge(answer.source, answer.expected, answer.predicted, table=table).execution_match
 
-    def _own(self, texts: list[str], expected: list[str], step: int) -> dict[str, float]:
-        assert self._metric is not None
+    def _measured(
+        self, name: str, function: Function, rows: tuple[list[str], list[str]], step: int
+    ) -> dict[str, float]:
+        predictions, references = rows
         try:
-            return _numbers(self._metric(list(texts), list(expected)))
+            return _numbers(function(list(predictions), list(references)), name)
         except (Exception, SystemExit) as error:  # the user's code: whatever it does, the training is not lost
             traceback.print_exc(file=sys.stderr)
-            if not self._complained:
-                note(f"metric {self._job.metric} is missing at step {step}: {_raised(error)}")
-            self._complained = True
+            if name not in self._complained:
+                note(f"the metric {name} is missing at step {step}: {_raised(error)}")
+            self._complained.add(name)
             return {}
 
 
-def _function(sent: Mapping[str, object]) -> Metric:
+def _function(sent: Mapping[str, object], number: int = 0) -> Function:
     source, path, name = (text(sent.get(key)) for key in ("source", "path", "function"))
-    module = ModuleType("workbench_metric")
+    module = ModuleType(f"workbench_metric_{number}")
     module.__file__ = path
     # Its lines stand in tracebacks, though the file is not on this pod.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -112,20 +118,32 @@ def _function(sent: Mapping[str, object]) -> Metric:
         raise ConfigError(f"metric {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}") from error
     if not callable(function):
         raise ConfigError(f"metric {path}:{name} is not a function")
-    metric: Metric = function
+    metric: Function = function
     return metric
 
 
-def _numbers(returned: object) -> dict[str, float]:
+def _numbers(returned: object, name: str = "") -> dict[str, float]:
     match returned:
+        case Real():
+            return _numbers({name: returned})
         case Mapping() if len(returned) <= _MOST_NAMES:
             numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
             return {name: value for name, value in numbers.items() if math.isfinite(value)}
-    raise RunError(f"it returned {type(returned).__name__}; it must return at most {_MOST_NAMES} numbers by name")
+    raise RunError(
+        f"it returned {type(returned).__name__}; it must return a number, or at most {_MOST_NAMES} numbers by name"
+    )
 
 
 def _raised(error: BaseException) -> str:
-    lines = traceback.extract_tb(error.__traceback__)
-    mine = [line for line in lines if line.filename != __file__]
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if line.filename != __file__]
+    mine = [line for line in lines if _was_sent(line.filename)] or lines
     where = f" ({mine[-1].filename} line {mine[-1].lineno}: {mine[-1].line})" if mine else ""
     return f"{type(error).__name__}: {error}{where}"
+
+
+def _was_sent(file: str) -> bool:
+    """Whether its lines, of a cell or a metric's file, came from the notebook: those alone have no time."""
+    match linecache.cache.get(file):
+        case (_, None, *_):
+            return True
+    return False

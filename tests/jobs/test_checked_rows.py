@@ -1,0 +1,90 @@
+"""What a chat template refuses is met where a job is submitted, wherever its template is known there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from workbench.base.errors import ConfigError
+from workbench.jobs.checked_rows import checked_rows
+from workbench.jobs.data.rows import Row, row_from
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+pytestmark = pytest.mark.slow  # transformers, in children
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "chat"
+GEMMA, QWEN, TRL = ((SAMPLES / f"{name}.jinja").read_text() for name in ("gemma", "qwen2.5", "qwen2.5-trl"))
+
+
+def chat(*roles: str) -> Row:
+    return row_from({"messages": [{"role": role, "content": f"word {n}"} for n, role in enumerate(roles)]}, "here")
+
+
+def reasons(job: FineTune, rows: Sequence[Row]) -> list[str]:
+    with checked_rows(job) as refusal:
+        return [refusal(row) for row in rows]
+
+
+def test_rows_are_refused_by_file_and_line_before_a_run_is_made(tmp_path: Path) -> None:
+    system = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}
+    system["messages"].append({"role": "assistant", "content": "Hello."})
+    plain = {"messages": system["messages"][1:]}
+    for name, rows in {"train": [plain, plain, system], "eval": [plain]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"kind": "files", "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
+    job = FineTune(model="tiny-llama", dataset=files, chat_template=GEMMA)
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.jsonl, line 3 cannot be learned from: the chat template refuses the turns \(system, user\)",
+    ):
+        prepare_run(RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    # A system turn for every row is one, too.
+    rows = [row_from({"source": "1+1?", "target": "2"}, "here"), row_from({"text": "once upon a time"}, "here")]
+    assert [bool(why) for why in reasons(job.replace(system="Be brief."), rows)] == [True, False]
+    assert reasons(job, rows) == ["", ""]
+
+
+def test_the_template_is_found_in_a_folder_and_in_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [chat("user", "assistant"), chat("user", "assistant", "tool", "assistant")]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gemma"}')
+    several = [{"name": "tool_use", "template": QWEN}, {"name": "default", "template": GEMMA}]
+    config = {"bos_token": {"content": "<bos>"}, "eos_token": "<eos>", "chat_template": several}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    in_folder = reasons(FineTune(model=str(folder)), rows)
+    assert in_folder[0] == "" and "(user, assistant, tool): Conversation roles must alternate" in in_folder[1]
+
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--me--chat"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("1" * 40)
+    snapshot = cached / "snapshots" / ("1" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
+    assert reasons(FineTune(model="me/chat"), rows) == in_folder
+    assert reasons(FineTune(model="me/other"), rows) == ["", ""], "not known here: the pods refuse it"
+    # Nothing is asked where no template is in play.
+    assert reasons(FineTune(model="tiny-llama"), [row_from({"source": "a", "target": "b"}, "here")]) == [""]
+
+
+def test_templates_that_mark_answers_and_those_that_cannot_be_learned_from() -> None:
+    row = [chat("user", "assistant", "user", "assistant")]
+    assert reasons(FineTune(model="tiny-llama", chat_template=TRL), row) == [""]
+    thinks = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}<assistant><think>"
+    (why,) = reasons(FineTune(model="tiny-llama", chat_template=thinks), row)
+    assert why.startswith(
+        "cannot be learned from: the chat template does not begin an answer with what it asks for one with"
+    )
+    (why,) = reasons(FineTune(model="tiny-llama", chat_template="{% for m in messages %}{{ m.content }}"), row)
+    assert "Unexpected end of template" in why
