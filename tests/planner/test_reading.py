@@ -56,7 +56,7 @@ def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
     assert answer[0].startswith("Short") and answer[0].endswith("</s>") and answer[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twice(tmp_path: Path) -> None:
     def chat(*words: str) -> dict[str, object]:
         return {"messages": [{"role": ("user", "assistant")[n % 2], "content": w} for n, w in enumerate(words)]}
