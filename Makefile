@@ -24,9 +24,12 @@ system:
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer is here; install one, or name it: make PYTHON=…" >&2; exit 1; }
 	@PYTHON=$(PYTHON) .ci/system-packages
 
+# pip copies these to where JupyterLab looks.
+LABEXTENSION = $(shell find workbench/lab/labextension workbench/lab/jupyter_server_config.json -type f)
+
 # Each package but torch by the hash of its file. Which build of torch is right depends on the machine, so it comes by its
 # version from whichever index is set, and on GPUs the CUDA packages that it pins with it.
-$(READY): requirements.lock requirements.txt notebooks/requirements.txt pyproject.toml | system
+$(READY): requirements.lock requirements.txt notebooks/requirements.txt pyproject.toml $(LABEXTENSION) | system
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	@echo "Installing Python packages into .venv (a minute or two, once) …"
 	@sed -n '/^pip==/,/[^\\]$$/p' requirements.lock > .venv/pip.txt # Python 3.11's own looks through an index twice as long

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from workbench.benchmark.benchmark import Benchmark
     from workbench.client.cluster import Cluster
-    from workbench.client.comparison import compare
+    from workbench.client.comparison import compare, tensorboard
     from workbench.client.history import history
     from workbench.client.result import RunResult
     from workbench.client.run import Run
@@ -97,6 +97,7 @@ __all__ = [
     "read_tables",
     "resolve_deepspeed_config",
     "run_query",
+    "tensorboard",
     "train_tokenizer",
 ]
 __version__ = VERSION
@@ -143,6 +144,7 @@ _HOME = {
     "read_tables": "workbench.jobs.data.sources.convert",
     "resolve_deepspeed_config": "workbench.jobs.deepspeed.config:resolve",
     "run_query": "workbench.jobs.data.tables:execute",
+    "tensorboard": "workbench.client.comparison",
     "train_tokenizer": "workbench.worker.model.tokenizer",
 }
 """Where each name is defined; behind a colon what it is called there."""

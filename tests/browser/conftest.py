@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from jupyterserver import Server, start_server
 from poll import until
 
 from workbench.base.errors import RunError
@@ -25,10 +21,8 @@ from workbench.base.wire import ask
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARTIFACTS = REPOSITORY / "artifacts"
-START_S = 60.0
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--disable-dev-shm-usage")  # fmt: skip
-HOMES = ("HOME", "IPYTHONDIR", "XDG_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
     "docmanager-extension/plugin": {"autosave": False},
@@ -42,16 +36,11 @@ def notebook(*cells: str) -> dict[str, Any]:
     return book
 
 
-@dataclass(frozen=True, kw_only=True)
 class Lab:
     """A running JupyterLab."""
 
-    folder: Path
-    """Its root, where notebooks are put."""
-    url: str
-    """Its address, ending in a slash."""
-    token: str
-    """What lets one in."""
+    def __init__(self, server: Server):
+        self.folder, self.url, self.token = server.folder, server.url, server.token
 
     def add(self, notebook: dict[str, Any], name: str) -> str:
         """Put a notebook there and give its name."""
@@ -155,38 +144,15 @@ class Book:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab with a token, a free port, and a home of its own."""
     home = tmp_path_factory.mktemp("lab")
-    folder = home / "notebooks"
-    folder.mkdir()
-    places = {name: home / name.lower() for name in HOMES}
-    for place in places.values():
-        place.mkdir(mode=0o700)
     for plugin, settings in SETTINGS.items():
-        file = places["JUPYTER_CONFIG_DIR"] / "lab/user-settings/@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file = home / "jupyter_config_dir/lab/user-settings/@jupyterlab" / f"{plugin}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
-    token = secrets.token_hex(16)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
-    env |= {name: str(place) for name, place in places.items()} | {"JUPYTER_TOKEN": token}
-    options = ["--no-browser", "--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", f"--ServerApp.root_dir={folder}",
-               "--LabApp.expose_app_in_browser=True", "--allow-root"]  # fmt: skip
-    with (home / "lab.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=folder, start_new_session=True,
-        )  # fmt: skip
-    try:
-        url = _url(places["JUPYTER_RUNTIME_DIR"] / f"jpserver-{process.pid}.json", process, home / "lab.log")
-        yield Lab(folder=folder, url=url, token=token)
-    finally:
-        for state in folder.rglob("keeper.sock"):  # of a test that failed half way
+    with start_server(home, "jupyterlab", "--LabApp.expose_app_in_browser=True") as server:
+        yield Lab(server)
+        for state in server.folder.rglob("keeper.sock"):  # of a test that failed half way
             with contextlib.suppress(RunError):
                 ask(state, {"op": "close"})
-        process.send_signal(signal.SIGTERM)  # it ends its kernels, asking nothing
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -218,12 +184,3 @@ def open_book(browser: Any, lab: Lab, request: pytest.FixtureRequest) -> Iterato
     for number, page in enumerate(page for page in pages if not page.is_closed()):
         page.screenshot(path=str(ARTIFACTS / f"last-{request.node.name}-{number}.png"))
         page.close()
-
-
-def _url(info: Path, process: subprocess.Popen[bytes], log: Path) -> str:
-    def written() -> bool:
-        return info.exists() and info.stat().st_size > 0
-
-    until(lambda: written() or process.poll() is not None, START_S, every_s=0.1, why=log.read_text)
-    assert written(), f"JupyterLab did not start:\n{log.read_text()[-3000:]}"
-    return str(json.loads(info.read_text())["url"])

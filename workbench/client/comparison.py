@@ -18,13 +18,14 @@ from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.results.profile import compare as profiles
 from workbench.results.profile.parse import Profile
+from workbench.results.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import is_keeper_alive
+from workbench.rundir.status import is_keeper_alive, run_at
 from workbench.rundir.view import RunView
 
-__all__ = ["ComparedRun", "RunComparison", "compare"]
+__all__ = ["ComparedRun", "RunComparison", "compare", "tensorboard"]
 
 _LONGEST = 60  # letters of an option's value
 _OF_TOKENS = ("model", "prompt", "system", "loss_on", "max_source_length", "max_target_length")
@@ -121,7 +122,7 @@ def compare(
             return profiles.compare(one, other, names=(first, second))
         case str() | Path() | Run() | RunResult():
             raise ConfigError("compare takes runs in a list: compare([one, other])")
-    paths = [Path(run) if isinstance(run, str | Path) else run.path for run in one]
+    paths = _paths(one)
     if len(paths) < 2:
         raise ConfigError(f"compare takes two runs or more, and was given {len(paths)}")
     if names and len(names) != len(paths):
@@ -135,6 +136,30 @@ def compare(
     return RunComparison(
         runs=tuple(ComparedRun(name=plain(name), record=record_of(v.paths, is_alive), view=v) for name, v in runs)
     )
+
+
+def tensorboard(runs: AnyRun | Sequence[AnyRun]) -> Board:
+    """Return TensorBoard of one run or of several, each by its name, until this kernel ends.
+
+    A cell that ends with it has a button that shows the page.
+
+    Args:
+        runs: Runs in any state: directories, `Run`, `RunResult` or rows of `history`.
+
+    Raises:
+        RunError: A directory is not that of a run.
+        BackendError: TensorBoard did not start.
+    """
+    some = [runs] if isinstance(runs, str | Path | Run | RunResult | RunRecord) else runs
+    paths = [run_at(path) for path in _paths(some)]
+    if not paths:
+        raise ConfigError("tensorboard takes a run or several in a list, and was given none")
+    folders = {name: board_folder(run) for name, run in zip(_distinct([p.root for p in paths]), paths, strict=True)}
+    return show_tensorboard(folders)
+
+
+def _paths(runs: Sequence[AnyRun]) -> list[Path]:
+    return [Path(run) if isinstance(run, str | Path) else run.path for run in runs]
 
 
 def _distinct(paths: Sequence[Path]) -> list[str]:

@@ -259,16 +259,17 @@ class Run(ShownLive, TrainedModel):
                 raise
 
     def tensorboard(self) -> Board:
-        """Return TensorBoard of this run, on loopback until this kernel ends; a cell that ends with it shows the page.
+        """Return TensorBoard of this run, until this kernel ends; a cell that ends with it has a button for the page.
 
-        Event files that a script wrote into its folder are there too, once they have come back.
+        Event files that a script wrote into its folder are there too, once they have come back. `workbench.tensorboard`
+        takes several runs.
 
         Raises:
             BackendError: It did not start.
         """
         from workbench.results.tensorboard.board import board_folder, show_tensorboard
 
-        return show_tensorboard(board_folder(self.paths))
+        return show_tensorboard({self.path.name: board_folder(self.paths)})
 
     @property
     def _cluster(self) -> ClusterPaths:

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.display.kit.live import has_widgets
 from workbench.display.kit.templates import macro
-from workbench.results.tensorboard.board import Board
+from workbench.results.tensorboard.board import Board, Way
 
 __all__ = ["board_bundle", "board_html", "show_board"]
 
@@ -16,8 +16,9 @@ _LATE = "Run the cell again."
 
 
 def board_html(board: Board) -> str:
-    """Draw the line."""
-    return str(macro("board.html", "line")(board.url, board.facts))
+    """Draw the line, with a link where that leads to the Jupyter server, whoever has which port by then."""
+    link = board.url if board.route.way is Way.JUPYTER else ""
+    return str(macro("board.html", "line")(board.facts, link))
 
 
 def board_bundle(board: Board) -> dict[str, object]:

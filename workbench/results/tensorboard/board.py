@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,23 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.errors import BackendError
-from workbench.base.files import read_json
 from workbench.base.shown import ShownLive
-from workbench.results.tensorboard.server import HOST, BoardServer, is_free, serve
+from workbench.base.words import plain
+from workbench.results.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Board", "Route", "Way", "board_folder", "find_route", "show_tensorboard"]
+__all__ = [
+    "BOARD_PATH", "JUPYTER_VARIABLE", "Board", "Route", "Way", "board_folder", "find_route", "serve_folders",
+    "show_tensorboard",
+]  # fmt: skip
+
+BOARD_PATH = "workbench/tensorboard"
+"""Where a Jupyter server that has our extension passes requests on, below its base URL."""
+JUPYTER_VARIABLE = "WORKBENCH_JUPYTER"
+"""What such a server sets for its kernels: its process and its base URL."""
 
 _PORT = "%PORT%"
+_KEY = "%KEY%"
 
 
 class Way(StrEnum):
@@ -27,10 +37,10 @@ class Way(StrEnum):
     """The URL that the user or the administrator gave."""
     CLOUDERA = "Cloudera ML"
     """A port that the platform publishes under the session's own host name."""
+    JUPYTER = "the Jupyter server"
+    """Through the Jupyter server that started the kernel, by our extension: behind its login, and no port is open."""
     HUB = "JupyterHub"
     """Through the user's Jupyter server, below its prefix on the hub."""
-    PROXY = "jupyter-server-proxy"
-    """Through the Jupyter server that started the kernel."""
     VSCODE = "VS Code"
     """Straight; VS Code forwards the port itself, or says how in VSCODE_PROXY_URI."""
     DIRECT = "direct"
@@ -43,49 +53,54 @@ class Route:
 
     way: Way
     template: str
-    """The URL, with `%PORT%` for the port; a path stands for one on the notebook's own host."""
-    port: int = 0
-    """Where the server must listen for that; 0 for any port."""
+    """The URL, with `%PORT%` for the port or `%KEY%` for the server's key; a path is one on the notebook's own host."""
+    port: int | None = 0
+    """Where the server must listen for that; 0 for any port, None for its Unix socket."""
     hint: str = ""
     """What to do where the frame stays empty."""
 
-    def url(self, port: int, token: str = "") -> str:
-        """Return the URL of a server on this port whose pages are below a token."""
-        base, mark, query = self.template.replace(_PORT, str(port)).partition("?")
-        return f"{base.rstrip('/')}/{token}/{mark}{query}" if token else base + mark + query
+    def url(self, server: BoardServer) -> str:
+        """Return the URL of the pages of a server."""
+        if self.port is None:
+            return self.template.replace(_KEY, server.key)
+        base, mark, query = self.template.replace(_PORT, str(server.port)).partition("?")
+        return f"{base.rstrip('/')}/{server.token}/{mark}{query}"
 
 
 def find_route(
-    environ: Mapping[str, str],
-    *,
-    base_url: str | None,
-    has_proxy: bool,
-    free: Callable[[int], bool] = lambda _port: True,
+    environ: Mapping[str, str], *, jupyter: str | None, free: Callable[[int], bool] = lambda _port: True
 ) -> Route:
     """Decide how the browser reaches a server on this machine.
 
+    Args:
+        environ: The environment of the kernel.
+        jupyter: The base URL of the Jupyter server that started it, where that has our extension.
+        free: Whether a port could be listened on.
+
     Example:
-        >>> find_route({}, base_url="/lab/", has_proxy=True).url(6006)
-        '/lab/proxy/6006/'
+        >>> find_route({}, jupyter="/lab/").template
+        '/lab/workbench/tensorboard/%KEY%/'
     """
     if custom := environ.get("TENSORBOARD_PROXY_URL"):
         return Route(way=Way.CUSTOM, template=custom, hint="Check TENSORBOARD_PROXY_URL if the frame stays empty.")
     if environ.get("CDSW_ENGINE_ID") and environ.get("CDSW_DOMAIN"):
         return _cloudera(environ, free)
     prefix = environ.get("JUPYTERHUB_SERVICE_PREFIX")
-    if prefix:
-        hint = "" if has_proxy else "It needs jupyter-server-proxy beside the Jupyter server, which was not found here."
-        return Route(way=Way.HUB, template=_join(prefix), hint=hint)
+    if prefix and jupyter is None:
+        hint = (
+            "It needs jupyter-server-proxy beside the Jupyter server, or this package, whose extension does the same."
+        )
+        return Route(way=Way.HUB, template=f"/{prefix.strip('/')}/proxy/{_PORT}/", hint=hint)
     if code := environ.get("VSCODE_PROXY_URI"):
         return Route(way=Way.VSCODE, template=code.replace("{{port}}", _PORT).rstrip("/") + "/")
     if any(name in environ for name in ("VSCODE_PID", "VSCODE_CWD", "VSCODE_IPC_HOOK_CLI")):
         hint = f"If it stays empty, open “Forward a Port” in VS Code for port {_PORT}."
         return Route(way=Way.VSCODE, template=f"http://localhost:{_PORT}/", hint=hint)
-    if has_proxy and base_url is not None:
-        return Route(way=Way.PROXY, template=_join(base_url))
+    if jupyter is not None:
+        return Route(way=Way.JUPYTER, template=f"{jupyter.rstrip('/')}/{BOARD_PATH}/{_KEY}/", port=None)
     hint = (
         f"The frame works where browser and kernel are on one machine. Elsewhere: ssh -L {_PORT}:{HOST}:{_PORT} "
-        "to the kernel's machine, or install jupyter-server-proxy beside Jupyter, or set TENSORBOARD_PROXY_URL."
+        "to the kernel's machine, or install this package in Jupyter's environment too, or set TENSORBOARD_PROXY_URL."
     )
     return Route(way=Way.DIRECT, template=f"http://{HOST}:{_PORT}/", hint=hint)
 
@@ -96,24 +111,26 @@ class Board(ShownLive):
 
     server: BoardServer
     route: Route
+    runs: tuple[str, ...]
+    """What it calls the runs that it shows."""
 
     @property
     def url(self) -> str:
         """Where the page is."""
-        return self.route.url(self.server.port, self.server.token)
+        return self.route.url(self.server)
 
     def stop(self) -> None:
         """End the server now rather than with the kernel. Idempotent."""
         self.server.stop()
 
     def __repr__(self) -> str:
-        return " ".join(self.facts)
+        return plain(" ".join(self.facts))
 
     @property
     def facts(self) -> list[str]:
         """What is shown and where, and what to do where it stays empty."""
         hint = self.route.hint.replace(_PORT, str(self.server.port))
-        facts = [f"TensorBoard of {self.server.folder} at {self.url} ({self.route.way}); it ends with this kernel."]
+        facts = [f"TensorBoard of {', '.join(self.runs)} at {self.url} ({self.route.way}); it ends with this kernel."]
         return [*facts, hint] if hint else facts
 
 
@@ -123,19 +140,22 @@ def board_folder(paths: RunPaths) -> Path:
     return paths.root if own is not None else paths.tensorboard
 
 
-def show_tensorboard(folder: Path) -> Board:
-    """Return the TensorBoard of a folder, started now unless it runs already; returns when it answers."""
-    route = find_route(
-        os.environ,
-        base_url=_base_url(os.environ),
-        has_proxy=importlib.util.find_spec("jupyter_server_proxy") is not None,
-        free=is_free,
-    )
-    return Board(server=serve(folder, port=route.port), route=route)
+def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:
+    """Return the TensorBoard of some folders, each below its own name, started now unless it runs already."""
+    links = {name.replace("/", " "): os.path.realpath(folder) for name, folder in folders.items()}
+    digest = hashlib.sha256(json.dumps(sorted(links.items())).encode()).hexdigest()
+    shown = private_folder() / f"runs-{digest[:20]}"
+    shown.mkdir(mode=0o700, exist_ok=True)
+    for name, target in links.items():
+        if not os.path.lexists(shown / name):
+            (shown / name).symlink_to(target)
+    return serve(shown, port=port)
 
 
-def _join(prefix: str) -> str:
-    return f"/{prefix.strip('/')}/proxy/{_PORT}/" if prefix.strip("/") else f"/proxy/{_PORT}/"
+def show_tensorboard(folders: Mapping[str, Path]) -> Board:
+    """Return the TensorBoard of some folders, each below its own name; returns when it answers."""
+    route = find_route(os.environ, jupyter=_jupyter(os.environ), free=is_free)
+    return Board(server=serve_folders(folders, route.port), route=route, runs=tuple(folders))
 
 
 def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
@@ -153,12 +173,7 @@ def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
     )
 
 
-def _base_url(environ: Mapping[str, str]) -> str | None:
-    """Read where the Jupyter server that started this kernel hangs its pages; None outside Jupyter."""
-    parent = environ.get("JPY_PARENT_PID", "")
-    if not parent.isdecimal():
-        return None
-    from jupyter_core.paths import jupyter_runtime_dir
-
-    base_url = read_json(Path(jupyter_runtime_dir()) / f"jpserver-{parent}.json").get("base_url")
-    return base_url if isinstance(base_url, str) else None
+def _jupyter(environ: Mapping[str, str]) -> str | None:
+    """Return the base URL of the Jupyter server that started this kernel, if it has our extension."""
+    process, _, base_url = environ.get(JUPYTER_VARIABLE, "").partition(" ")
+    return base_url if base_url and process == environ.get("JPY_PARENT_PID") else None

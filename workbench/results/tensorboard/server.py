@@ -1,6 +1,8 @@
-"""A TensorBoard server for a folder: one per folder, bound to loopback, gone with the process that asked for it.
+"""A TensorBoard server for a folder: one per folder, gone with the process that asked for it.
 
-Its pages lie below a token that only this user can read; a nonce that it must state tells it from other listeners.
+It listens on a Unix socket in a folder of this user alone, where the Jupyter server can pass requests on to it, else on
+a loopback port. Its pages lie below a token that only this user can read; a nonce that it must state tells it from
+other listeners.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import hashlib
 import hmac
 import http.client
 import json
+import logging
 import os
 import secrets
 import signal
@@ -19,11 +22,11 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from workbench.base import entries
@@ -31,8 +34,9 @@ from workbench.base.child import start
 from workbench.base.errors import BackendError
 from workbench.base.files import read_json, write_json
 from workbench.base.process import is_alive, process_start_time
+from workbench.base.wire import connect, listen
 
-__all__ = ["HOST", "BoardServer", "find", "is_free", "serve"]
+__all__ = ["HOST", "BoardServer", "find", "find_by_key", "is_free", "private_folder", "serve"]
 
 HOST = "127.0.0.1"
 
@@ -41,6 +45,7 @@ _STOP_S = 5.0
 _LOOK_S = 0.1
 _RELOAD_S = 5
 _LARGEST_ANSWER = 1 << 16
+_LOOK_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,7 @@ class BoardServer:
     folder: str
     """The folder of event files that it shows, absolute."""
     port: int
+    """0 where it listens on its socket."""
     pid: int
     start_time: int | None
     """When it started, in clock ticks since boot; pid and start time together name it."""
@@ -66,16 +72,34 @@ class BoardServer:
         return is_alive(self.pid, self.start_time)
 
     @property
+    def key(self) -> str:
+        """What stands for the folder in names and URLs."""
+        return _key(Path(self.folder))
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens if it has no port."""
+        return _record(Path(self.folder)).with_suffix(".sock")
+
+    def is_at(self, port: int | None) -> bool:
+        """Whether it listens there, as `serve` takes it."""
+        return not self.port if port is None else bool(self.port) and port in (0, self.port)
+
+    @property
     def answers(self) -> bool:
-        """Whether it, and nobody else, answers on its port."""
-        # No proxy of the environment's stands between this machine and itself.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        """Whether it, and nobody else, answers where it should listen."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=_LOOK_LIMIT_S)
         try:
-            with opener.open(f"http://{HOST}:{self.port}/{self.token}/data/environment", timeout=5) as answer:
-                environment = json.loads(answer.read(_LARGEST_ANSWER))
+            if not self.port:
+                connection.sock = connect(self.socket, _LOOK_LIMIT_S)
+            connection.request("GET", f"/{self.token}/data/environment")
+            environment = json.loads(connection.getresponse().read(_LARGEST_ANSWER))
         except (OSError, ValueError, http.client.HTTPException):
             return False
-        return hmac.compare_digest(str(dict(environment).get("window_title")), _title(self.nonce))
+        finally:
+            connection.close()
+        title = environment.get("window_title") if isinstance(environment, dict) else None
+        return hmac.compare_digest(str(title), _title(self.nonce))
 
     def stop(self) -> None:
         """End it and return when it is gone. Idempotent."""
@@ -90,12 +114,18 @@ class BoardServer:
         _reap(self.pid)
 
 
-def serve(folder: Path, *, port: int = 0, timeout_s: float = _START_S) -> BoardServer:
-    """Return the server of a folder, started now if there is none; returns when it answers."""
+def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) -> BoardServer:
+    """Return the server of a folder, started now if there is none; returns when it answers.
+
+    Args:
+        folder: What it shows.
+        port: Where it listens on loopback; 0 for any port, None for its Unix socket.
+        timeout_s: How long it may take to answer.
+    """
     record = _record(folder)
     with _lock(record.with_suffix(".lock")):
         server = find(folder)
-        if server and port in (0, server.port) and server.answers:
+        if server and server.is_at(port) and server.answers:
             return server
         for other in ([server] if server else []) + [s for s in _all() if port and s.port == port]:
             other.stop()
@@ -105,6 +135,11 @@ def serve(folder: Path, *, port: int = 0, timeout_s: float = _START_S) -> BoardS
 def find(folder: Path) -> BoardServer | None:
     """Return the live server of a folder, or None."""
     return _read(_record(folder))
+
+
+def find_by_key(key: str) -> BoardServer | None:
+    """Return the live server of the folder that a key stands for, or None."""
+    return _read(private_folder() / f"{key}.json") if key.isalnum() else None
 
 
 def is_free(port: int) -> bool:
@@ -124,10 +159,11 @@ def is_free(port: int) -> bool:
 _children: dict[int, subprocess.Popen[bytes]] = {}
 
 
-def _start(folder: Path, port: int, record: Path, timeout_s: float) -> BoardServer:
+def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> BoardServer:
     record.unlink(missing_ok=True)
     log = record.with_suffix(".log")
-    argv = ["-m", entries.BOARD, str(folder), str(record), "--port", str(port), "--owner", str(os.getpid())]
+    argv = ["-m", entries.BOARD, str(folder), str(record), "--owner", str(os.getpid())]
+    argv += [] if port is None else ["--port", str(port)]
     with log.open("wb") as out:
         child = start(*argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     if not _children:
@@ -162,8 +198,8 @@ def _title(nonce: str) -> str:
     return f"Workbench {nonce}"
 
 
-def _records() -> Path:
-    """Return the folder of records: of this machine and user alone, for a pid means nothing elsewhere."""
+def private_folder() -> Path:
+    """Return the folder of records, sockets and links: this user's alone, and this machine's as the pids in it are."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"workbench-tensorboard-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -174,7 +210,11 @@ def _records() -> Path:
 
 
 def _record(folder: Path) -> Path:
-    return _records() / f"{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:20]}.json"
+    return private_folder() / f"{_key(folder)}.json"
+
+
+def _key(folder: Path) -> str:
+    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:20]
 
 
 def _read(record: Path) -> BoardServer | None:
@@ -186,7 +226,7 @@ def _read(record: Path) -> BoardServer | None:
 
 
 def _all() -> list[BoardServer]:
-    return [server for record in _records().glob("*.json") if (server := _read(record))]
+    return [server for record in private_folder().glob("*.json") if (server := _read(record))]
 
 
 @contextmanager
@@ -201,25 +241,42 @@ def _main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("record", type=Path)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int)
     parser.add_argument("--owner", type=int, required=True)
     args = parser.parse_args(argv)
     from tensorboard import default, program
 
     token, nonce = secrets.token_urlsafe(24), secrets.token_hex(4)
-    board = program.TensorBoard(default.get_plugins())
+    at_socket = None if args.port is not None else _socket_server(args.record.with_suffix(".sock"))
+    board = program.TensorBoard(default.get_plugins(), server_class=at_socket)
     # The fast loader is a second process, which would outlive this one when it is killed.
-    options = {"logdir": args.folder, "host": HOST, "port": args.port, "load_fast": "false"}
+    options = {"logdir": args.folder, "host": HOST, "port": args.port or 0, "load_fast": "false"}
     options |= {"reload_interval": _RELOAD_S, "reload_multifile": "true", "window_title": _title(nonce)}
     options["path_prefix"] = f"/{token}"
     board.configure(argv=["tensorboard", *(f"--{name}={value}" for name, value in options.items())])
-    port, me = urlsplit(board.launch()).port, os.getpid()
+    port, me = urlsplit(board.launch()).port or 0, os.getpid()
     record = {"folder": args.folder, "port": port, "pid": me, "start_time": process_start_time(me)}
     write_json(args.record, {**record, "owner": args.owner, "token": token, "nonce": nonce})
     # A dead parent's children get another parent; a signal at its death would be bound to its thread, not to it.
     while os.getppid() == args.owner:
         time.sleep(_LOOK_S)
     os._exit(0)  # TensorBoard's threads would hold the exit
+
+
+def _socket_server(path: Path) -> Callable[[Any, object], object]:
+    """Return what makes the server of TensorBoard's pages on a Unix socket; its own can only listen on ports."""
+    from werkzeug.serving import ThreadedWSGIServer
+
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request
+    listener = listen(path)
+
+    class Server(ThreadedWSGIServer):
+        daemon_threads = True
+
+        def get_url(self) -> str:
+            return ""
+
+    return lambda app, _flags: Server("unix://", 0, app, fd=listener.fileno())
 
 
 if __name__ == "__main__":

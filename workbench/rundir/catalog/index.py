@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
+from workbench.rundir.catalog.store import RunRecord, find_runs, record_of, stamp_of
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
@@ -76,7 +76,7 @@ class RunIndex:
 
     def _refresh(self) -> Refreshed:
         listed = dict(self._db.execute("SELECT path, stamp FROM runs"))
-        there = {str(paths.root): (paths, _stamp(paths)) for paths in find_runs(self.folder)}
+        there = {str(paths.root): (paths, stamp_of(paths)) for paths in find_runs(self.folder)}
         is_alive = cache(is_keeper_alive)
         # A run that goes on changes in files that have no stamp here: it is read every time.
         live = {path for (path,) in self._db.execute(f"SELECT path FROM runs WHERE state IN ({_LIVE})")}
@@ -210,17 +210,6 @@ def _connect(file: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _stamp(paths: RunPaths) -> str:
-    marks = []
-    for path in (paths.info, paths.state, paths.result):
-        try:
-            facts = path.stat()
-            marks.append(f"{facts.st_mtime_ns}.{facts.st_size}")
-        except OSError:
-            marks.append("")
-    return "/".join(marks)
 
 
 def _row(paths: RunPaths, stamp: str, is_alive: Callable[[Path], bool]) -> tuple[object, ...]:

@@ -15,19 +15,20 @@ from workbench.base.json_values import part
 from workbench.base.words import plain
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.output.tail import EventTail
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import id_of, is_keeper_alive, state_or_problem
 from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["RunRecord", "find_runs", "hosts_in", "record_of"]
+__all__ = ["RunRecord", "find_all", "find_runs", "hosts_in", "record_of", "stamp_of"]
 
 logger = logging.getLogger(__name__)
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15
 _RUN_FILE = RunPaths(Path()).info.name
+_CLUSTER_FILE = ClusterPaths(Path()).config.name
 # What is large and holds no run: a pod's own files, virtual environments, caches.
 _SKIPPED = frozenset({"pods", "node_modules", "site-packages", "__pycache__"})
 
@@ -57,6 +58,11 @@ class RunRecord(ResultRecord):
 
 def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
     """Return the run directories at or below a folder, in no order."""
+    return (paths for paths in find_all(folder, depth) if isinstance(paths, RunPaths))
+
+
+def find_all(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths | ClusterPaths]:
+    """Return the directories of runs and clusters at or below a folder, in no order; none that lies in a run's own."""
     pending = [(str(folder), 0)]
     while pending:
         place, level = pending.pop()
@@ -65,10 +71,26 @@ def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
                 inside = list(entries)
         except OSError:
             continue
-        if any(entry.name == _RUN_FILE for entry in inside):
+        names = {entry.name for entry in inside}
+        if _RUN_FILE in names:
             yield RunPaths(Path(place))
-        elif level < depth:
+            continue
+        if _CLUSTER_FILE in names:
+            yield ClusterPaths(Path(place))
+        if level < depth:
             pending += [(entry.path, level + 1) for entry in inside if _is_worth_it(entry)]
+
+
+def stamp_of(paths: RunPaths) -> str:
+    """Return what differs once a run's record may: when its three files were written, and how large they are."""
+    marks = []
+    for path in (paths.info, paths.state, paths.result):
+        try:
+            facts = path.stat()
+            marks.append(f"{facts.st_mtime_ns}.{facts.st_size}")
+        except OSError:
+            marks.append("")
+    return "/".join(marks)
 
 
 def _is_worth_it(entry: os.DirEntry[str]) -> bool:

@@ -1,0 +1,160 @@
+"""What a real Jupyter server with our extension answers, to whom, and how TensorBoard is reached through it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from jupyterserver import Server, start_server
+from poll import until
+from writtenrun import WrittenRun, write_run
+
+from workbench.base.process import is_alive
+from workbench.results.tensorboard.board import BOARD_PATH, Way, _jupyter, find_route
+from workbench.results.tensorboard.server import BoardServer
+from workbench.rundir.events import Event
+from workbench.rundir.figures.scalars import ScalarWriter
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with start_server(tmp_path_factory.mktemp("with"), "jupyter_server") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def written(server: Server) -> WrittenRun:
+    run = write_run(server.folder)
+    run.end(steps=3)
+    writer = ScalarWriter(run.paths.tensorboard)
+    for step in range(3):
+        writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 2.0 - step}))
+    writer.close()
+    return run
+
+
+def client_of(server: Server, *, token: bool = True) -> Any:
+    headers = {"Authorization": f"token {server.token}"} if token else {}
+    return httpx.Client(base_url=server.url, headers=headers, timeout=120.0, trust_env=False)
+
+
+def path_of(written: WrittenRun) -> str:
+    return f"cluster/runs/{written.paths.root.name}"
+
+
+def kernel_environment(server: Server) -> dict[str, str]:
+    """The environment of a kernel that this server starts."""
+    with client_of(server) as client:
+        kernel = client.post("api/kernels", json={}).json()["id"]
+        try:
+            found: list[dict[str, str]] = []
+
+            def started() -> bool:
+                for process in Path("/proc").glob("[0-9]*"):
+                    try:
+                        if f"kernel-{kernel}".encode() in (process / "cmdline").read_bytes():
+                            pairs = (process / "environ").read_bytes().decode().split("\0")
+                            found.append(dict(pair.split("=", 1) for pair in pairs if pair))
+                    except OSError:
+                        continue
+                return bool(found)
+
+            until(started, 120)
+            return found[0]
+        finally:
+            client.delete(f"api/kernels/{kernel}")
+
+
+def test_runs_are_listed_and_drawn_for_who_is_logged_in(server: Server, written: WrittenRun) -> None:
+    with client_of(server) as client:
+        answer = client.get("workbench/api/runs", params={"folder": "", "limit": 10}).json()
+        assert [(row["path"], row["state"]) for row in answer["runs"]] == [(path_of(written), "succeeded")]
+        page = client.get("workbench/api/page", params={"run": path_of(written)}).json()
+        assert page["html"].startswith("<!doctype html>")
+        missing = client.get("workbench/api/page", params={"run": "../../etc"})
+        assert (missing.status_code, "not a folder below" in missing.json()["message"]) == (409, True)
+        gone = client.post("workbench/api/stop", json={"run": "cluster"})
+        assert (gone.status_code, "not a run directory" in gone.json()["message"]) == (409, True)
+        assert client.post("workbench/api/tensorboard", json={"runs": []}).status_code == 400
+        assert client.get(f"{BOARD_PATH}/{'0' * 20}/").status_code == 404
+
+
+def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, written: WrittenRun) -> None:
+    with client_of(server) as client, client_of(server, token=False) as stranger:
+        path = client.post("workbench/api/tensorboard", json={"runs": [path_of(written)]}).json()["path"]
+        record = next(server.homes["XDG_RUNTIME_DIR"].glob("workbench-tensorboard-*/*.json"))
+        board = BoardServer(**json.loads(record.read_text()))
+        assert (board.port, board.owner) == (0, server.pid)
+        assert board.is_alive
+        assert board.pid not in listening_processes()
+        assert record.parent.stat().st_mode & 0o077 == 0
+
+        assert "<tf-app" in client.get(path).text or "tensorboard" in client.get(path).text.lower()
+        runs = f"{path}data/plugin/scalars/tags"
+        until(lambda: client.get(runs).json(), 120, every_s=0.5)
+        (tags,) = client.get(runs).json().values()
+        assert "train/loss" in tags
+        assert list(client.get(runs).json()) == [written.paths.root.name], "a run is called by its name"
+        asked = {"requests": json.dumps([{"plugin": "scalars", "tag": "train/loss"}])}
+        series = client.post(f"{path}data/plugin/timeseries/timeSeries", data=asked)
+        assert written.paths.root.name in series.text
+
+        # Neither pages, nor what lists and starts them, for who has no token; nor with a login's cookie from elsewhere.
+        for method, where in [("GET", path), ("GET", runs), ("POST", f"{path}data/plugin/timeseries/timeSeries"),
+                              ("GET", "workbench/api/runs"), ("GET", "workbench/api/page?run=x"),
+                              ("POST", "workbench/api/stop"), ("POST", "workbench/api/tensorboard"),
+                              ("DELETE", "workbench/api/tensorboard?key=x")]:  # fmt: skip
+            refused = stranger.request(method, where)
+            assert refused.status_code in (302, 403), (method, where)
+            assert "train/loss" not in refused.text
+        logged_in = httpx.Client(base_url=server.url, timeout=120.0, trust_env=False)
+        with logged_in:
+            assert logged_in.get(f"?token={server.token}").status_code in (200, 302)
+            assert logged_in.get("workbench/api/runs").status_code == 200, "its cookie is a login"
+            assert logged_in.post("workbench/api/stop", json={"run": path_of(written)}).status_code == 403
+
+        client.delete("workbench/api/tensorboard", params={"key": board.key})
+        until(lambda: not is_alive(board.pid, board.start_time), 120)
+        assert client.get(path).status_code == 404
+
+
+def test_a_kernel_takes_the_way_through_its_server_only_where_that_has_the_extension(
+    server: Server, tmp_path: Path
+) -> None:
+    environ = kernel_environment(server)
+    route = find_route(environ, jupyter=_jupyter(environ))
+    assert (route.way, route.port) == (Way.JUPYTER, None)
+    assert route.template == f"/{BOARD_PATH}/%KEY%/"
+    without = '{"workbench.lab": false, "jupyter_server_proxy": false}'
+    with start_server(tmp_path, "jupyter_server", f"--ServerApp.jpserver_extensions={without}") as plain:
+        environ = kernel_environment(plain)
+        route = find_route(environ, jupyter=_jupyter(environ))
+        assert (route.way, route.port) == (Way.DIRECT, 0)
+        with client_of(plain) as client:
+            assert client.get("workbench/api/runs").status_code == 404
+
+
+def listening_processes() -> set[int]:
+    """The processes that listen on a port."""
+    inodes = {
+        words[9]
+        for name in ("tcp", "tcp6")
+        for words in (line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:])
+        if words[3] == "0A"
+    }
+    pids = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if target.startswith("socket:[") and target[8:-1] in inodes:
+            pids.add(int(link.parts[2]))
+    return pids

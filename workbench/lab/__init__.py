@@ -1,0 +1,24 @@
+"""Our part of JupyterLab: a sidebar of the runs in a folder, and TensorBoard behind the Jupyter server's own login."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from workbench.results.tensorboard.board import JUPYTER_VARIABLE
+
+if TYPE_CHECKING:
+    from jupyter_server.serverapp import ServerApp
+
+__all__: list[str] = []
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": __name__}]
+
+
+def _load_jupyter_server_extension(app: ServerApp) -> None:
+    from workbench.lab.handlers import routes
+
+    app.web_app.add_handlers(".*$", routes(app.base_url, app.root_dir))
+    os.environ[JUPYTER_VARIABLE] = f"{os.getpid()} {app.base_url}"  # kernels learn by it that they can go through us

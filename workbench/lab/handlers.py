@@ -1,0 +1,146 @@
+"""What the Jupyter server answers below `workbench/`, to whoever is logged in; the work is done off its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import url_path_join
+from jupyter_server_proxy.handlers import ProxyHandler
+from tornado import web
+
+from workbench.base.errors import WorkbenchError
+from workbench.base.wire import short_path
+from workbench.base.words import plain
+from workbench.client.home import RunHome
+from workbench.client.run import Run
+from workbench.lab.listing import Listing
+from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
+from workbench.results.tensorboard.server import find_by_key
+
+__all__ = ["routes"]
+
+_MOST = 2000  # rows at once
+_READER = ThreadPoolExecutor(1, "workbench-reader")  # one look at a time, however many windows are open
+_ACTOR = ThreadPoolExecutor(4, "workbench-actor")
+
+
+def routes(base_url: str, root: str) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
+    """Return the routes, for a server whose contents are below a root."""
+    api: dict[str, object] = {"listing": Listing(Path(root))}
+    boards: dict[str, object] = {"update_last_activity": False}  # its page asks anew all day
+    return [
+        (url_path_join(base_url, "workbench/api/runs"), RunsHandler, api),
+        (url_path_join(base_url, "workbench/api/page"), PageHandler, api),
+        (url_path_join(base_url, "workbench/api/stop"), StopHandler, api),
+        (url_path_join(base_url, "workbench/api/tensorboard"), BoardsHandler, api),
+        (url_path_join(base_url, BOARD_PATH, "([0-9a-f]{20})/(.*)"), BoardHandler, boards),
+    ]
+
+
+class _Handler(APIHandler):
+    def initialize(self, listing: Listing) -> None:
+        self.listing = listing
+
+    async def answer(self, pool: ThreadPoolExecutor, work: Callable[..., object], *arguments: object) -> None:
+        """Do the work in a thread and answer with what it returns, or with the words of what went wrong."""
+        try:
+            answer = await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+        except (WorkbenchError, OSError) as error:
+            self.set_status(409)
+            answer = {"message": plain(str(error))}
+        self.finish(json.dumps(answer))
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object that was sent."""
+        match self.get_json_body():
+            case dict() as sent:
+                return sent
+        raise web.HTTPError(400, "not a JSON object")
+
+
+class RunsHandler(_Handler):
+    """Lists runs and clusters."""
+
+    @web.authenticated
+    async def get(self) -> None:
+        """List what is below `folder`, the newest `limit` runs."""
+        limit = self.get_query_argument("limit", "50")
+        most = min(int(limit), _MOST) if limit.isdecimal() else 50
+        await self.answer(_READER, self.listing.look, self.get_query_argument("folder", ""), most)
+
+
+class PageHandler(_Handler):
+    """Draws a run."""
+
+    @web.authenticated
+    async def get(self) -> None:
+        """Draw the run at `run`, a path below the server's root."""
+        await self.answer(_READER, self.listing.page, self.get_query_argument("run"))
+
+
+class StopHandler(_Handler):
+    """Stops a run."""
+
+    @web.authenticated
+    async def post(self) -> None:
+        """Ask the keeper of a run to end it after the step in progress."""
+        await self.answer(_ACTOR, self._stop, str(self.body().get("run")))
+
+    def _stop(self, name: str) -> dict[str, str]:
+        paths = self.listing.run(name)
+        Run(paths.root, RunHome.of(paths)).stop()
+        return {"message": "asked to stop after the step in progress"}
+
+
+class BoardsHandler(_Handler):
+    """Starts and ends TensorBoard."""
+
+    @web.authenticated
+    async def post(self) -> None:
+        """Start TensorBoard of `runs`, unless it runs, and answer with the key that is in its URL."""
+        match self.body():
+            case {"runs": [_, *_] as names}:
+                await self.answer(_ACTOR, self._start, [str(name) for name in names])
+            case _:
+                raise web.HTTPError(400, "runs must be a list of paths")
+
+    def _start(self, names: list[str]) -> dict[str, str]:
+        runs = [self.listing.run(name) for name in names]
+        server = serve_folders({run.root.name: board_folder(run) for run in runs})
+        return {"path": f"{BOARD_PATH}/{server.key}/"}
+
+    @web.authenticated
+    async def delete(self) -> None:
+        """End the TensorBoard of a key, where this server has started it: its last tab was closed."""
+        await self.answer(_ACTOR, self._end, self.get_query_argument("key"))
+
+    def _end(self, key: str) -> dict[str, str]:
+        server = find_by_key(key)
+        if server and server.owner == os.getpid():
+            server.stop()
+        return {}
+
+
+class BoardHandler(ProxyHandler):  # type: ignore[misc]
+    """Passes requests of a browser that is logged in on to a TensorBoard that listens on a Unix socket of this user."""
+
+    async def http_get(self, key: str, path: str) -> None:
+        """Pass a request on."""
+        server = await asyncio.get_running_loop().run_in_executor(_ACTOR, find_by_key, key)
+        if server is None or server.port:
+            raise web.HTTPError(404, "TensorBoard has ended: run its cell again, or open it in the sidebar again")
+        self.proxy_base = f"{BOARD_PATH}/{key}"
+        with short_path(server.socket) as self.unix_socket:
+            await self.proxy("localhost", 80, f"{server.token}/{path}")
+
+    async def post(self, key: str, path: str) -> None:
+        """Pass a question on that is too long for a URL; none of them changes anything."""
+        await self.http_get(key, path)

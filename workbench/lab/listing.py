@@ -1,0 +1,151 @@
+"""What the sidebar lists: runs and clusters below a folder, as plain data; one that has ended is read once.
+
+A run directory is data only: nothing here starts anything or follows a name in it, and one that cannot be read is a row
+that says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import RunError
+from workbench.base.words import count, counted, duration, gib, number, plain
+from workbench.display.kit.doc import to_page
+from workbench.display.run.facts import facts_of
+from workbench.display.run.page import run_view_doc
+from workbench.rundir.catalog.store import RunRecord, find_all, record_of, stamp_of
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.queue import cluster_of
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status, is_keeper_alive, run_at
+from workbench.rundir.view import RunView
+
+__all__ = ["Listing"]
+
+logger = logging.getLogger(__name__)
+_VIEWS = 64  # of runs whose events are kept in memory
+Row = dict[str, Any]
+
+
+class Listing:
+    """The runs and clusters below the root of a Jupyter server. For one thread at a time."""
+
+    def __init__(self, root: Path):
+        self.root = root.resolve()
+        self._ended: dict[Path, tuple[str, Row]] = {}
+        self._views: dict[Path, RunView] = {}
+
+    def look(self, folder: str, limit: int) -> Row:
+        """List what is below a folder, the newest `limit` runs of it, and how long that took."""
+        began = time.monotonic()
+        is_alive = cache(is_keeper_alive)  # clusters have many runs
+        runs, clusters = [], []
+        for paths in find_all(self._place(folder)):
+            if isinstance(paths, ClusterPaths):
+                clusters.append(self._cluster(paths))
+            else:
+                runs.append(self._run(paths, is_alive))
+        runs.sort(key=lambda row: (not row["live"], -row["submitted_s"], row["path"]))
+        shown = [{**row, **self._so_far(row)} if row["live"] else row for row in runs[:limit]]
+        live = sum(bool(row["live"]) for row in runs)
+        return {
+            "runs": shown, "clusters": clusters, "total": len(runs), "live": live, "took_s": time.monotonic() - began
+        }  # fmt: skip
+
+    def page(self, name: str) -> Row:
+        """Draw a run as the page that its tab shows."""
+        began = time.monotonic()
+        view = self._view(self.run(name).root)
+        title = f"Run {plain(view.id)}"
+        html = to_page(run_view_doc(view), title)
+        live = not view.state.is_terminal
+        return {"title": title, "state": view.state, "live": live, "html": html, "took_s": time.monotonic() - began}
+
+    def run(self, name: str) -> RunPaths:
+        """Return the run of a row, by its path; a RunError where there is none below the root."""
+        return run_at(self._place(name))
+
+    def _place(self, name: str) -> Path:
+        try:
+            path = (self.root / name.strip("/")).resolve()
+        except (OSError, ValueError, RuntimeError):  # a NUL in it, or a circle of links
+            path = Path()
+        if not path.is_relative_to(self.root):
+            raise RunError(f"not a folder below {self.root}: {plain(name)}")
+        return path
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+    def _run(self, paths: RunPaths, is_alive: Callable[[Path], bool]) -> Row:
+        stamp, (seen, row) = stamp_of(paths), self._ended.get(paths.root, ("", {}))
+        if not row or seen != stamp:
+            record = record_of(paths, is_alive)
+            row = self._row(record)
+            if not record.is_live:
+                self._ended[paths.root] = (stamp, row)
+        return row
+
+    def _row(self, record: RunRecord) -> Row:
+        peak = max(record.peak_memory_gib.values(), default=None)
+        return {
+            "path": self._name(record.path),
+            "cluster": self._name(cluster_of(RunPaths(record.path))),
+            "id": plain(record.id),
+            "what": plain(record.trained),
+            "state": record.state,
+            "live": record.is_live,
+            "message": plain(record.message),
+            "submitted_s": record.submitted_s or 0.0,
+            "share": None,
+            "bar": " · ".join(_came_to(record)),
+            "memory": f"{gib(peak)} at most" if peak is not None else "",
+        }
+
+    def _so_far(self, row: Row) -> Row:
+        if row["state"] == RunState.QUEUED:
+            return {}
+        try:
+            view = self._view(self.root / row["path"])
+            facts = facts_of(view)
+        except Exception:  # the border of one run: whatever its files hold, the others are shown
+            logger.exception("reading %s", row["path"])
+            return {}
+        now = max((size for host in view.memory.values() if (size := host.gib.last) is not None), default=None)
+        memory = f"{gib(now)} now" if now is not None else ""
+        return {"message": facts.hint or facts.message, "share": facts.share, "bar": facts.bar, "memory": memory}
+
+    def _view(self, path: Path) -> RunView:
+        view = self._views.pop(path, None)
+        if view is None:
+            view = RunView(path)
+        else:
+            view.refresh()
+        self._views[path] = view
+        if len(self._views) > _VIEWS:
+            del self._views[next(iter(self._views))]
+        return view
+
+    def _cluster(self, paths: ClusterPaths) -> Row:
+        status = cluster_status(paths.root)
+        pods = len(status.pods) if status.alive else 0
+        return {
+            "path": self._name(paths.root), "phase": plain(status.phase), "message": plain(status.message),
+            "pods": counted(pods, "pod") if pods else "", "live": status.alive,
+        }  # fmt: skip
+
+
+def _came_to(record: RunRecord) -> Iterator[str]:
+    if record.steps:
+        yield f"{count(record.steps)} steps"
+    if record.duration_s is not None:
+        yield duration(record.duration_s)
+    if record.eval_loss is not None:
+        yield f"evaluation loss {number(record.eval_loss)}"
+    elif record.train_loss is not None:
+        yield f"training loss {number(record.train_loss)}"
