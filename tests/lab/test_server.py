@@ -132,8 +132,11 @@ def test_a_kernel_takes_the_way_through_its_server_only_where_that_has_the_exten
     route = find_route(environ, jupyter=_jupyter(environ))
     assert (route.way, route.port) == (Way.JUPYTER, None)
     assert route.template == f"/{BOARD_PATH}/%KEY%/"
-    without = '{"workbench.lab": false, "jupyter_server_proxy": false}'
-    with start_server(tmp_path, "jupyter_server", f"--ServerApp.jpserver_extensions={without}") as plain:
+    config = tmp_path / "jupyter_config_dir" / "jupyter_server_config.json"
+    config.parent.mkdir(mode=0o700)
+    without = {"workbench.lab": False, "jupyter_server_proxy": False}
+    config.write_text(json.dumps({"ServerApp": {"jpserver_extensions": without}}))
+    with start_server(tmp_path, "jupyter_server") as plain:
         environ = kernel_environment(plain)
         route = find_route(environ, jupyter=_jupyter(environ))
         assert (route.way, route.port) == (Way.DIRECT, 0)

@@ -118,7 +118,8 @@ class Listing:
             return {}
         now = max((size for host in view.memory.values() if (size := host.gib.last) is not None), default=None)
         memory = f"{gib(now)} now" if now is not None else ""
-        return {"message": facts.hint or facts.message, "share": facts.share, "bar": facts.bar, "memory": memory}
+        share = facts.share if facts.progress.max_steps else None
+        return {"message": facts.hint or facts.message, "share": share, "bar": facts.bar, "memory": memory}
 
     def _view(self, path: Path) -> RunView:
         view = self._views.pop(path, None)

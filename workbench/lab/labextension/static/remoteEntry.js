@@ -137,6 +137,7 @@
       bar.setAttribute("aria-label", `Progress of run ${now.id}`);
       write(facts, [now.bar, now.memory].filter(Boolean).join(" · "));
       write(message, now.state === "succeeded" || now.message === now.bar ? "" : now.message);
+      message.title = now.message;
       buttons.update(now.live);
     };
     return item;
@@ -193,7 +194,7 @@
         for (const row of answer.runs) if (live.get(row.path) && !row.live) notify(row);
         live = new Map(answer.runs.map(row => [row.path, row.live]));
         folder = asked;
-        write(place, `${answer.total} below ${folder || "the first folder"}, ${answer.live} live`);
+        write(place, `${answer.total} ${answer.total === 1 ? "run" : "runs"}${folder && ` below ${folder}`}, ${answer.live} live`);
         fit(list, grouped(answer), () => clusterElement(tools), (child, group) => child.update(group));
         notice.rest(answer.total ? "" : "No runs yet. Those that a notebook starts appear here.");
         more.hidden = answer.runs.length >= answer.total;
