@@ -17,7 +17,7 @@ from workbench.results.tensorboard.board import serve_folders
 @pytest.fixture
 def written(tmp_path: Path) -> WrittenRun:
     run = write_run(tmp_path / "notebooks" / "runs")
-    run.state("running", "training on 3 pods")
+    run.state("running", "training on 3 pods", hint="no step for 20 s")
     for step in (1, 2, 30):
         run.step(step)
     run.event("memory", rank=0, rss_gib=0.5)
@@ -37,7 +37,7 @@ def test_a_live_run_is_listed_with_its_progress_and_its_cluster(written: Written
     answer = listing.look("", 50)
     (row,), (cluster,) = answer["runs"], answer["clusters"]
     assert (row["path"], row["cluster"]) == (name_of(written), "runs/cluster")
-    assert (row["state"], row["live"], row["share"], row["message"]) == ("running", True, 0.3, "training on 3 pods")
+    assert (row["state"], row["live"], row["share"], row["message"]) == ("running", True, 0.3, "no step for 20 s")
     assert "30 of 100 steps" in row["bar"]
     assert (cluster["path"], cluster["phase"], cluster["pods"]) == ("runs/cluster", "ready", "3 pods")
     written.step(50)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
@@ -19,11 +18,11 @@ from tornado import web
 from workbench.base.errors import WorkbenchError
 from workbench.base.wire import short_path
 from workbench.base.words import plain
-from workbench.client.home import RunHome
-from workbench.client.run import Run
-from workbench.lab.listing import Listing
-from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
+from workbench.results.tensorboard.board import BOARD_PATH
 from workbench.results.tensorboard.server import find_by_key
+
+if TYPE_CHECKING:
+    from workbench.lab.listing import Listing
 
 __all__ = ["routes"]
 
@@ -34,7 +33,7 @@ _ACTOR = ThreadPoolExecutor(4, "workbench-actor")
 
 def routes(base_url: str, root: str) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
     """Return the routes, for a server whose contents are below a root."""
-    api: dict[str, object] = {"listing": Listing(Path(root))}
+    api: dict[str, object] = {"root": root}
     boards: dict[str, object] = {"update_last_activity": False}  # its page asks anew all day
     return [
         (url_path_join(base_url, "workbench/api/runs"), RunsHandler, api),
@@ -46,13 +45,13 @@ def routes(base_url: str, root: str) -> list[tuple[str, type[web.RequestHandler]
 
 
 class _Handler(APIHandler):
-    def initialize(self, listing: Listing) -> None:
-        self.listing = listing
+    def initialize(self, root: str) -> None:
+        self.root = root
 
-    async def answer(self, pool: ThreadPoolExecutor, work: Callable[..., object], *arguments: object) -> None:
+    async def answer(self, pool: ThreadPoolExecutor, work: Callable[[Listing], object]) -> None:
         """Do the work in a thread and answer with what it returns, or with the words of what went wrong."""
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+            answer = await asyncio.get_running_loop().run_in_executor(pool, lambda: work(_listing(self.root)))
         except (WorkbenchError, OSError) as error:
             self.set_status(409)
             answer = {"message": plain(str(error))}
@@ -66,15 +65,22 @@ class _Handler(APIHandler):
         raise web.HTTPError(400, "not a JSON object")
 
 
+@cache
+def _listing(root: str) -> Listing:
+    from workbench.lab.listing import Listing  # at the first question: a server that is asked none starts as before
+
+    return Listing(Path(root))
+
+
 class RunsHandler(_Handler):
     """Lists runs and clusters."""
 
     @web.authenticated
     async def get(self) -> None:
         """List what is below `folder`, the newest `limit` runs."""
-        limit = self.get_query_argument("limit", "50")
+        folder, limit = self.get_query_argument("folder", ""), self.get_query_argument("limit", "50")
         most = min(int(limit), _MOST) if limit.isdecimal() else 50
-        await self.answer(_READER, self.listing.look, self.get_query_argument("folder", ""), most)
+        await self.answer(_READER, lambda listing: listing.look(folder, most))
 
 
 class PageHandler(_Handler):
@@ -83,7 +89,8 @@ class PageHandler(_Handler):
     @web.authenticated
     async def get(self) -> None:
         """Draw the run at `run`, a path below the server's root."""
-        await self.answer(_READER, self.listing.page, self.get_query_argument("run"))
+        run = self.get_query_argument("run")
+        await self.answer(_READER, lambda listing: listing.page(run))
 
 
 class StopHandler(_Handler):
@@ -92,12 +99,8 @@ class StopHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
         """Ask the keeper of a run to end it after the step in progress."""
-        await self.answer(_ACTOR, self._stop, str(self.body().get("run")))
-
-    def _stop(self, name: str) -> dict[str, str]:
-        paths = self.listing.run(name)
-        Run(paths.root, RunHome.of(paths)).stop()
-        return {"message": "asked to stop after the step in progress"}
+        run = str(self.body().get("run"))
+        await self.answer(_ACTOR, lambda listing: listing.stop(run))
 
 
 class BoardsHandler(_Handler):
@@ -105,28 +108,18 @@ class BoardsHandler(_Handler):
 
     @web.authenticated
     async def post(self) -> None:
-        """Start TensorBoard of `runs`, unless it runs, and answer with the key that is in its URL."""
+        """Start TensorBoard of `runs`, unless it runs, and answer with the path of its page."""
         match self.body():
-            case {"runs": [_, *_] as names}:
-                await self.answer(_ACTOR, self._start, [str(name) for name in names])
+            case {"runs": [_, *_] as runs}:
+                await self.answer(_ACTOR, lambda listing: listing.open_board([str(run) for run in runs]))
             case _:
                 raise web.HTTPError(400, "runs must be a list of paths")
-
-    def _start(self, names: list[str]) -> dict[str, str]:
-        runs = [self.listing.run(name) for name in names]
-        server = serve_folders({run.root.name: board_folder(run) for run in runs})
-        return {"path": f"{BOARD_PATH}/{server.key}/"}
 
     @web.authenticated
     async def delete(self) -> None:
         """End the TensorBoard of a key, where this server has started it: its last tab was closed."""
-        await self.answer(_ACTOR, self._end, self.get_query_argument("key"))
-
-    def _end(self, key: str) -> dict[str, str]:
-        server = find_by_key(key)
-        if server and server.owner == os.getpid():
-            server.stop()
-        return {}
+        key = self.get_query_argument("key")
+        await self.answer(_ACTOR, lambda listing: listing.close_board(key))
 
 
 class BoardHandler(ProxyHandler):  # type: ignore[misc]

@@ -1,23 +1,28 @@
 """What the sidebar lists: runs and clusters below a folder, as plain data; one that has ended is read once.
 
-A run directory is data only: nothing here starts anything or follows a name in it, and one that cannot be read is a row
-that says so.
+A run directory is data only: to list or draw it starts nothing and follows no name in it, and one that cannot be read
+is a row that says so.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
 from workbench.base.words import count, counted, duration, gib, number, plain
+from workbench.client.home import RunHome
+from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
 from workbench.display.run.facts import facts_of
 from workbench.display.run.page import run_view_doc
+from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
+from workbench.results.tensorboard.server import find_by_key
 from workbench.rundir.catalog.store import RunRecord, find_all, record_of, stamp_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import cluster_of
@@ -33,7 +38,7 @@ Row = dict[str, Any]
 
 
 class Listing:
-    """The runs and clusters below the root of a Jupyter server. For one thread at a time."""
+    """The runs and clusters below the root of a Jupyter server. `look` and `page` are for one thread at a time."""
 
     def __init__(self, root: Path):
         self.root = root.resolve()
@@ -41,8 +46,8 @@ class Listing:
         self._views: dict[Path, RunView] = {}
 
     def look(self, folder: str, limit: int) -> Row:
-        """List what is below a folder, the newest `limit` runs of it, and how long that took."""
-        began = time.monotonic()
+        """List what is below a folder, the newest `limit` runs of it, and what that cost."""
+        began = time.thread_time()
         is_alive = cache(is_keeper_alive)  # clusters have many runs
         runs, clusters = [], []
         for paths in find_all(self._place(folder)):
@@ -50,21 +55,40 @@ class Listing:
                 clusters.append(self._cluster(paths))
             else:
                 runs.append(self._run(paths, is_alive))
-        runs.sort(key=lambda row: (not row["live"], -row["submitted_s"], row["path"]))
+        runs.sort(key=lambda r: (not r["live"], r["state"] == RunState.QUEUED, -r["submitted_s"], r["path"]))
         shown = [{**row, **self._so_far(row)} if row["live"] else row for row in runs[:limit]]
         live = sum(bool(row["live"]) for row in runs)
         return {
-            "runs": shown, "clusters": clusters, "total": len(runs), "live": live, "took_s": time.monotonic() - began
+            "runs": shown, "clusters": clusters, "total": len(runs), "live": live, "took_s": time.thread_time() - began
         }  # fmt: skip
 
     def page(self, name: str) -> Row:
         """Draw a run as the page that its tab shows."""
-        began = time.monotonic()
+        began = time.thread_time()
         view = self._view(self.run(name).root)
         title = f"Run {plain(view.id)}"
         html = to_page(run_view_doc(view), title)
         live = not view.state.is_terminal
-        return {"title": title, "state": view.state, "live": live, "html": html, "took_s": time.monotonic() - began}
+        return {"title": title, "state": view.state, "live": live, "html": html, "took_s": time.thread_time() - began}
+
+    def stop(self, name: str) -> Row:
+        """Ask the keeper of a run to end it after the step in progress."""
+        paths = self.run(name)
+        Run(paths.root, RunHome.of(paths)).stop()
+        return {"message": "asked to stop after the step in progress"}
+
+    def open_board(self, names: Sequence[str]) -> Row:
+        """Start TensorBoard of runs, unless it runs, and return the path of its page."""
+        runs = [self.run(name) for name in names]
+        server = serve_folders({run.root.name: board_folder(run) for run in runs})
+        return {"path": f"{BOARD_PATH}/{server.key}/"}
+
+    def close_board(self, key: str) -> Row:
+        """End the TensorBoard of a key, where this process has started it."""
+        server = find_by_key(key)
+        if server and server.owner == os.getpid():
+            server.stop()
+        return {}
 
     def run(self, name: str) -> RunPaths:
         """Return the run of a row, by its path; a RunError where there is none below the root."""
@@ -119,7 +143,9 @@ class Listing:
         now = max((size for host in view.memory.values() if (size := host.gib.last) is not None), default=None)
         memory = f"{gib(now)} now" if now is not None else ""
         share = facts.share if facts.progress.max_steps else None
-        return {"message": facts.hint or facts.message, "share": share, "bar": facts.bar, "memory": memory}
+        # What a run that trains says of itself is in the bar.
+        message = facts.hint if view.state is RunState.RUNNING else facts.hint or facts.message
+        return {"message": message, "share": share, "bar": facts.bar, "memory": memory}
 
     def _view(self, path: Path) -> RunView:
         view = self._views.pop(path, None)

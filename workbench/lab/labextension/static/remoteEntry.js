@@ -8,7 +8,8 @@
   const ICON = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24"><path class="jp-icon3"
     fill="#616161" d="M3 3h2v16h16v2H3zm4 10 4-4 3 3 5-6 1.500 1.300-6.400 7.700-3.100-3.100L8.400 14.400z"/></svg>`;
   const LEAST_MS = 2500;
-  const SHARE = 10; // the server is asked again after so many times what an answer took
+  const MOST_MS = 15000;
+  const SHARE = 10; // the server is asked again after so many times what an answer cost it
   const SURE_MS = 6000;
   const SAID_MS = 15000;
   const MORE = 50;
@@ -57,7 +58,7 @@
     });
   }
 
-  // Do the work again and again while it is wanted; it returns the seconds that the server took.
+  // Do the work again and again while it is wanted; it returns the seconds that it cost the server.
   function repeat(wanted, work) {
     let timer, busy = false, again = false, over = false;
     async function round() {
@@ -67,7 +68,7 @@
       let pause = LEAST_MS;
       do {
         again = false;
-        if (!over && wanted()) pause = Math.max(LEAST_MS, SHARE * 1000 * ((await work()) || 0));
+        if (!over && wanted()) pause = Math.min(MOST_MS, Math.max(LEAST_MS, SHARE * 1000 * ((await work()) || 0)));
       } while (again);
       busy = false;
       if (!over) timer = setTimeout(round, pause);
@@ -194,7 +195,8 @@
         for (const row of answer.runs) if (live.get(row.path) && !row.live) notify(row);
         live = new Map(answer.runs.map(row => [row.path, row.live]));
         folder = asked;
-        write(place, `${answer.total} ${answer.total === 1 ? "run" : "runs"}${folder && ` below ${folder}`}, ${answer.live} live`);
+        const runs = `${answer.total} ${answer.total === 1 ? "run" : "runs"}`;
+        write(place, `${runs}${folder && ` below ${folder}`}, ${answer.live} live`);
         fit(list, grouped(answer), () => clusterElement(tools), (child, group) => child.update(group));
         notice.rest(answer.total ? "" : "No runs yet. Those that a notebook starts appear here.");
         more.hidden = answer.runs.length >= answer.total;
