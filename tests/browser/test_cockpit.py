@@ -95,12 +95,14 @@ for step in range(50):
     writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 50.0 - step}))
 writer.close()
 """
-    show = "board = show_tensorboard(Path('board'))\nprint(board.server.pid, board.server.start_time)\nboard"
+    show = "board = show_tensorboard({'tiny': Path('board')})\nprint(board.server.pid, board.server.start_time)\nboard"
     book = open_book(lab.add(notebook(write, show, show), "board.ipynb"))
     book.run(0)
     book.run(1)
     pid, start_time = (int(word) for word in book.see(1, "it ends with this kernel").split()[:2])
     assert book.output(1).locator("iframe").count() == 0
+    link = str(book.output(1).get_by_role("link", name="Open TensorBoard in a tab").get_attribute("href"))
+    assert link.startswith("/workbench/tensorboard/"), "it comes through this very server"
     book.output(1).get_by_role("button", name="Show it here").click()
     frame = book.output(1).frame_locator("iframe:visible")
     frame.get_by_text("train", exact=False).first.wait_for(timeout=60_000)
