@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import html
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ FAILED = RunResult(
 def test_text_and_html_state_the_same(result: RunResult) -> None:
     text, page = str(result), html.unescape(result._repr_html_())
     for line in text.splitlines():
-        for piece in line.split("  "):
+        for piece in re.split("  |: ", line):
             assert piece.strip() in page
 
 

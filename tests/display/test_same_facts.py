@@ -10,9 +10,9 @@ import pytest
 from writtenrun import T0, WrittenRun
 
 from workbench.display.cluster.view import ClusterView, cluster_doc
+from workbench.display.failure.fault import fault_card
 from workbench.display.kit.doc import to_html, to_text
 from workbench.display.run.facts import RunFacts, facts_of
-from workbench.display.run.fault import fault_card
 from workbench.display.run.page import run_text, run_view_doc
 from workbench.jobs.finetune import FineTune
 from workbench.pods.pod import Phase, Pod

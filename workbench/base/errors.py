@@ -6,7 +6,11 @@ A training run that failed is no exception but a value (`RunResult`), until `Run
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+from workbench.base.shown import as_error
 
 __all__ = [
     "BackendError",
@@ -20,14 +24,20 @@ __all__ = [
     "WorkbenchError",
     "one_of",
     "shortened",
+    "suggests",
 ]
 
-
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _SHOWN = 200  # letters of a value in a message
+_NEAR = 0.7  # of difflib: a guess that is less near is none
 
 
 class WorkbenchError(Exception):
     """Be the parent of every error of this package."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for it, where the error ends a cell
+        return as_error(self)
 
 
 class ConfigError(WorkbenchError, ValueError):
@@ -89,13 +99,35 @@ def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
     """Make the error for a value outside a closed set, naming the nearest allowed one.
 
     Example:
-        >>> print(one_of("technique", "zero-1", ["single", "zero1"]))
-        technique 'zero-1' is not known: did you mean 'zero1'? Allowed: single, zero1
+        >>> print(one_of("technique", "Zero-1", ["single", "zero1"]))
+        technique 'Zero-1' is not known: did you mean 'zero1'? Allowed: single, zero1
+        >>> print(one_of("sql.agg", "MEDIAN", ["", "MAX", "MIN"]))
+        sql.agg 'MEDIAN' is not known. Allowed: MAX, MIN
     """
-    names = [str(name) for name in allowed]
-    near = difflib.get_close_matches(str(got)[:_SHOWN], names, n=1)
-    hint = f" did you mean '{near[0]}'?" if near else ""
-    return ConfigError(f"{what} {shortened(got)} is not known:{hint} Allowed: {', '.join(names)}")
+    names = {str(name).casefold(): str(name) for name in allowed if str(name)}
+    near = difflib.get_close_matches(str(got)[:_SHOWN].casefold().strip("[('\")]"), names, n=1, cutoff=_NEAR)
+    hint = f": did you mean '{names[near[0]]}'?" if near else "."
+    return ConfigError(f"{what} {shortened(got)} is not known{hint} Allowed: {', '.join(names.values())}")
+
+
+def suggests(what: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Have a function refuse an option that it does not have with the name of the nearest one, as records do."""
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        import inspect  # the agent, which must start fast, imports this module
+
+        names = inspect.signature(function).parameters
+
+        @functools.wraps(function)
+        def checked(*args: _P.args, **options: _P.kwargs) -> _T:
+            for name in options:
+                if name not in names:
+                    raise one_of(f"{what} option", name, [each for each in names if each != "self"])
+            return function(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def shortened(value: object) -> str:

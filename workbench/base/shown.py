@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, singledispatch
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from workbench.base.table import Grid
 
 __all__ = [
-    "Shown", "ShownLive", "as_bundle", "as_grid", "as_html", "as_live", "as_markdown", "as_page", "as_text", "follow",
-    "load_views",
+    "Shown", "ShownLive", "as_bundle", "as_error", "as_grid", "as_html", "as_live", "as_markdown", "as_page", "as_text",
+    "follow", "load_views",
 ]  # fmt: skip
 T = TypeVar("T")
 
@@ -61,6 +62,12 @@ def as_bundle(record: object) -> dict[str, object]:
 def as_live(record: object, **options: bool) -> None:
     """Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
     _view(as_live, record, _no_view)(record, **options)
+
+
+@singledispatch
+def as_error(error: BaseException) -> list[str]:
+    """Return the lines by which a notebook shows an error that ended a cell."""
+    return _view(as_error, error, lambda it: traceback.format_exception(it))(error)
 
 
 @singledispatch

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError, RunError, suggests
 from workbench.base.shown import Shown, follow
 from workbench.benchmark.finished_rows import FinishedRows
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow, forecast_memory, forecast_time
@@ -50,6 +50,7 @@ class Benchmark(Shown):
         table = grid.run(cluster)
     """
 
+    @suggests("Benchmark")
     def __init__(
         self,
         jobs: Sequence[Job],
@@ -137,6 +138,7 @@ class Benchmark(Shown):
             folder=self.path,
         )
 
+    @suggests("Benchmark.run")
     def run(self, cluster: Cluster, *, force: bool = False, side_by_side: bool = False) -> BenchmarkResult:
         """Run what is not finished yet; blocks until the last row has ended.
 

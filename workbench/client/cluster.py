@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError, RunError, suggests
 from workbench.base.files import read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
@@ -46,6 +46,7 @@ class Cluster(ShownLive, Submission):
             result = cluster.submit(FineTune(technique="zero1", max_steps=50)).wait()
     """
 
+    @suggests("Cluster")
     def __init__(
         self,
         backend: PodBackend,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from workbench.base.errors import DiskFull, RunError
+from workbench.base.errors import DiskFull, RunError, suggests
 from workbench.base.files import write_json
 from workbench.base.wire import ask
 from workbench.client.run import Run
@@ -43,6 +43,7 @@ class Submission:
     @abstractmethod
     def _check_ready(self) -> None: ...
 
+    @suggests("submit")
     def submit(self, job: Job | Function, *, pods: int | None = None, path: str | Path | None = None) -> Run:
         """Check a job, prepare its data, and hand it to the keeper. Returns before the run starts.
 

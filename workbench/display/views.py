@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from workbench.base import shown
+from workbench.base.errors import WorkbenchError
 from workbench.base.table import Grid, text_table
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
@@ -24,6 +25,8 @@ from workbench.display.benchmark.report import plots_html, report_html, report_m
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.display.cluster.panel import cluster_bundle, show_cluster
 from workbench.display.cluster.view import cluster_doc, look_at
+from workbench.display.failure.error import error_lines
+from workbench.display.failure.fault import FaultCard, fault_doc
 from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.follow import follow_run, follow_start
 from workbench.display.kit.table import html_table
@@ -40,7 +43,6 @@ from workbench.display.records.profile import comparison_doc, profile_doc
 from workbench.display.records.result import result_doc
 from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
-from workbench.display.run.fault import FaultCard, fault_doc
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import run_bundle, show_run
 from workbench.planner.plan import PlanTable
@@ -105,6 +107,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Board: board_html,
         Grid: html_table,
     },
+    shown.as_error: {WorkbenchError: error_lines},
     shown.as_grid: {History: history_grid, Predictions: predictions_grid},
     shown.as_page: {Card: card_html, Report: report_html},
     shown.as_markdown: {Report: report_markdown},

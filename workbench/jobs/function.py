@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from workbench.base.errors import suggests
+
 __all__ = ["Function"]
 
 
@@ -39,3 +41,6 @@ class Function:
     def name(self) -> str:
         """The function's own name."""
         return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+
+Function.__init__ = suggests("Function")(Function.__init__)  # type: ignore[method-assign]

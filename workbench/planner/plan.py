@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, suggests
 from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher, Technique
@@ -19,12 +19,16 @@ from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_trace, trace_step
 
-__all__ = ["Fit", "Limits", "PlanRow", "PlanTable", "fit_of", "machine_memory_gib", "plan", "predict", "row_of"]
+__all__ = [
+    "MARGIN", "Fit", "Limits", "PlanRow", "PlanTable", "as_planned", "fit_of", "machine_memory_gib", "most_rows",
+    "plan", "predict", "row_of",
+]  # fmt: skip
 
 GIB = 2**30
 Limits = tuple[float | None, float | None]
 """GiB of one GPU and of a pod's own memory; None where it is not known."""
-_TIGHT = 0.9  # share of the memory there is: what is predicted may be a tenth off
+MARGIN = 0.9
+"""Share of the memory there is: what is predicted may be a tenth off."""
 _MOST_ROWS = 1 << 16
 # From the least that goes over the network for a step to the most, then what waits for the host: facts measured with
 # 3 ranks and gloo in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2, ZeRO-3 and FSDP
@@ -129,6 +133,7 @@ class _Hardware(Record):
     memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
 
 
+@suggests("plan")
 def plan(
     job: FineTune,
     *,
@@ -162,7 +167,7 @@ def plan(
     refused: dict[str, PlanRow] = {}
     for name in techniques or list(Technique):
         try:
-            planned = _as_planned(job, name)
+            planned = as_planned(job, name)
         except ConfigError as error:
             refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
         else:
@@ -194,7 +199,8 @@ def predict(
     return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
 
 
-def _as_planned(job: FineTune, technique: str) -> FineTune:
+def as_planned(job: FineTune, technique: str) -> FineTune:
+    """Return the job under a technique; what is of its own technique alone is left out."""
     own = technique == job.technique
     return job.replace(
         technique=technique,
@@ -227,7 +233,7 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
     shares = [need / limit for need, limit in needs if need is not None and limit is not None]
     if not shares:
         return Fit.UNKNOWN
-    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > _TIGHT else Fit.FITS
+    return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > MARGIN else Fit.FITS
 
 
 def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
@@ -241,7 +247,7 @@ def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow
         host=need.host.times(setting.on_pod),
         gpus_on_pod=setting.on_pod if setting.gpu else 0,
         ranks=setting.ranks,
-        micro_batch=None if fit is Fit.UNKNOWN else _most_rows(setting, trace, limits),
+        micro_batch=None if fit is Fit.UNKNOWN else most_rows(setting, trace, limits),
     )
 
 
@@ -250,7 +256,7 @@ def _fit(setting: Setting, need: Need, limits: Limits) -> Fit:
     return fit_of((gpu_gib, limits[0]), (need.host.total * setting.on_pod / GIB, limits[1]))
 
 
-def _most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
+def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     """Search the largest micro-batch that fits, tight or not; what is needed only grows with the rows."""
     low, high = 0, _MOST_ROWS
     while low < high:

@@ -16,18 +16,42 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workbench.base.errors import WorkbenchError
+from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import write_json
+from workbench.jobs.choices import Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, Job
-from workbench.planner.plan import GIB, Fit, Limits, PlanRow, fit_of, machine_memory_gib, row_of
+from workbench.planner.plan import (
+    GIB,
+    MARGIN,
+    Fit,
+    Limits,
+    PlanRow,
+    as_planned,
+    fit_of,
+    machine_memory_gib,
+    most_rows,
+    row_of,
+)
 from workbench.planner.setting import Setting, request_of, setting_from, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, trace_of, trace_step
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["FIX", "begin_prediction", "inquiry_of", "judge", "main", "pod_memory_gib", "prediction_of"]
+__all__ = [
+    "FIX",
+    "LARGEST",
+    "MARGIN",
+    "begin_prediction",
+    "inquiry_of",
+    "judge",
+    "main",
+    "pod_memory_gib",
+    "prediction_of",
+]
 
+LARGEST = "largest_micro_batch"
+"""The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
 FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
 
 
@@ -50,6 +74,7 @@ def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[
     request = request_of(job, model_config(job.model), [setting.arithmetic], gpu=setting.gpu, lengths=None)
     return {
         "setting": asdict(setting),
+        "others": _others(job, setting, pods=pods, gpus=spec.gpus),
         "rows": job.per_device_train_batch_size,
         "request": request,
         "memory_gib": pod_memory_gib(spec, pods, local=local),
@@ -80,8 +105,28 @@ def prediction_of(
         "host_gib": row.host_gib,
         "parts_gib": {name: size / GIB for name, size in asdict(memory).items()},
         "disk_gib": disk_gib,
+        LARGEST: _largest(inquiry, trace, (gpu_gib, pod_gib)),
         "warning": "; ".join(warnings),
     }
+
+
+def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
+    """Return the settings of other techniques that take the same ranks and whose step is the one that is traced."""
+    others: dict[str, Any] = {}
+    for technique in Technique:
+        with contextlib.suppress(ConfigError):
+            other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus)
+            if technique != job.technique and (other.arithmetic, other.ranks) == (setting.arithmetic, setting.ranks):
+                others[technique.value] = asdict(other)
+    return others
+
+
+def _largest(inquiry: Mapping[str, Any], trace: Trace, limits: Limits) -> dict[str, int]:
+    settings = [setting_from(raw) for raw in (inquiry["setting"], *inquiry.get("others", {}).values())]
+    if limits[0 if settings[0].gpu else 1] is None:
+        return {}
+    gpu_gib, pod_gib = (None if limit is None else limit * MARGIN for limit in limits)
+    return {setting.technique.value: most_rows(setting, trace, (gpu_gib, pod_gib)) for setting in settings}
 
 
 def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import child_environment, start
-from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.errors import ConfigError, WorkbenchError, suggests
 from workbench.base.shown import Shown
 from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.continued import on_base
@@ -63,6 +63,7 @@ class RowPreview(Shown):
         return f"RowPreview({self.train_rows} rows to train on, {self.eval_rows} to evaluate on, {self.job.model})"
 
 
+@suggests("preview")
 def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     """Read a job's dataset as its run would, and show what the model will see; nothing is started or kept.
 

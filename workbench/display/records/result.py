@@ -6,16 +6,22 @@ from collections.abc import Mapping
 
 from workbench.base.words import count, counted, duration, gib, number, percent, scaled, size
 from workbench.client.result import RunResult
-from workbench.display.kit.doc import Code, Doc, Facts
+from workbench.display.failure.fault import card_of, fault_doc
+from workbench.display.kit.doc import Doc, Facts
 
-__all__ = ["result_doc"]
+__all__ = ["facts_of_result", "result_doc"]
 
 
 def result_doc(result: RunResult) -> Doc:
-    """State the facts of a run, the failing rank's own words beneath."""
-    message = f": {result.message}" if result.message else ""
-    facts = Facts([(name, text) for name, text in _pairs(result) if text], f"Run {result.state}{message}", width=100)
-    return Doc(blocks=[facts, Code(str(result.error))] if result.error else [facts], state=result.state)
+    """State the facts of a run; of one that failed the card comes first, as in its panel."""
+    card = list(fault_doc(card_of(result)).blocks) if result.error else []
+    return Doc(blocks=[*card, facts_of_result(result)], state=result.state)
+
+
+def facts_of_result(result: RunResult) -> Facts:
+    """State the facts alone."""
+    message = f": {result.message}" if result.message and not result.error else ""
+    return Facts([(name, text) for name, text in _pairs(result) if text], f"Run {result.state}{message}", width=100)
 
 
 def _pairs(result: RunResult) -> list[tuple[str, str]]:

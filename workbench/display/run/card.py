@@ -25,7 +25,7 @@ from workbench.display.kit.doc import (
 from workbench.display.kit.templates import Markup, render
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.profile import profile_doc
-from workbench.display.records.result import result_doc
+from workbench.display.records.result import facts_of_result, result_doc
 from workbench.display.run.page import run_view_doc
 from workbench.results.recipe import Recipe
 
@@ -51,7 +51,7 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
     versions = [Facts(sorted(card.result.versions.items()), "Versions")] if card.result.versions else []
     sections: dict[str, list[Block]] = {
         "What happened": [*run_view_doc(card.view).blocks] if card.view else [],
-        "Facts": [*result_doc(card.result).blocks, *versions],
+        "Facts": [*([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks), *versions],
         "Answers": _answers(card),
         "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
         "How it was started": _started(card),

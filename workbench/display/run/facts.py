@@ -10,7 +10,7 @@ from workbench.base import json_values
 from workbench.base.files import read_json
 from workbench.base.json_values import text, whole
 from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
-from workbench.display.run.fault import FaultCard, fault_card
+from workbench.display.failure.fault import FaultCard, fault_card
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script

@@ -9,13 +9,13 @@ from workbench.base.table import facts as fact_table
 from workbench.base.table import text_table
 from workbench.base.words import plain
 from workbench.client.run import Run
+from workbench.display.failure.fault import fault_text
 from workbench.display.kit.doc import Doc, Note, Raw
 from workbench.display.kit.logs import FoldedLine, fold, folded_text, ranks_word
 from workbench.display.kit.plots import CURVE_TITLES, curves_svg, memory_svg
 from workbench.display.kit.style import framed
 from workbench.display.kit.templates import Markup, macro
 from workbench.display.run.facts import RunFacts, facts_of
-from workbench.display.run.fault import fault_text
 from workbench.rundir.view import RunView
 
 __all__ = ["log_html", "memory_html", "part_html", "run_doc", "run_text", "run_view_doc"]

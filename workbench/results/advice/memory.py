@@ -1,21 +1,28 @@
-"""How a job can be made to need less memory, named with its own figures. Pure."""
+"""How a job can be made to need less memory, in figures that the planner says fit. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from workbench.base.json_values import number, part
+from workbench.base.json_values import number, part, whole
 from workbench.jobs.finetune import FineTune
+from workbench.planner.prediction import LARGEST, MARGIN
 
-__all__ = ["evidence", "fit_gpu", "fit_host"]
+__all__ = ["MORE_MEMORY", "OF_SCRIPTS", "evidence", "fit_gpu", "fit_host"]
 
-_LADDER = ("zero1", "zero2", "zero3", "zero3-offload")  # each needs less memory than the one before
-_SHARDS = {
+MORE_MEMORY = "PodSpec(memory_gib=…) with more than the pods have now"
+OF_SCRIPTS = (
+    "smaller batches, with more gradient accumulation where the rows of a step are to stay",
+    "fewer ranks on a pod, or more pods: each rank has a copy of what the script loads",
+)
+_LADDER = {
     "zero1": "shards the optimizer's state over the ranks",
     "zero2": "shards the gradients too",
     "zero3": "shards gradients and parameters too",
     "zero3-offload": "keeps optimizer and parameters in the pods' own memory",
 }
+"""Each needs less memory than the one before, where there are ranks to shard over."""
 
 
 def evidence(prediction: Mapping[str, object]) -> str:
@@ -34,54 +41,69 @@ def evidence(prediction: Mapping[str, object]) -> str:
     return f"{total:.2f} GiB {where} ({', '.join(f'{size:.2f} {name}' for size, name in largest)})"
 
 
-def fit_gpu(job: FineTune | None) -> list[str]:
-    """Name what lowers the memory a GPU needs, the cheapest first; the global batch stays what it is.
+def fit_gpu(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
+    """Name what lets the job fit on its GPUs, the cheapest first; the global batch stays what it is.
 
     Example:
-        >>> fit_gpu(FineTune(technique="zero1", per_device_train_batch_size=8))[0][:64]
-        'per_device_train_batch_size=4 with gradient_accumulation_steps=2'
+        >>> fits = {"largest_micro_batch": {"ddp": 3, "zero3": 8}}
+        >>> for fix in fit_gpu(FineTune(technique="ddp", per_device_train_batch_size=8), fits)[:2]: print(fix)
+        per_device_train_batch_size=2, gradient_accumulation_steps=4: the same global batch, and by the planner it fits
+        technique="zero3" shards gradients and parameters too: by the planner the job fits as it is
     """
-    job = job or FineTune()
-    fixes = _smaller_batch(job)
-    if better := _leaner(job.technique):
-        fixes.append(f'technique="{better}" {_SHARDS[better]}')
+    if job is None:
+        return list(OF_SCRIPTS)
+    fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
     if not job.gradient_checkpointing:
         fixes.append("gradient_checkpointing=True: about a third more time for far fewer activations")
     return [*fixes, *_shorter(job)]
 
 
-def fit_host(job: FineTune | None) -> list[str]:
-    """Name what lowers the memory a pod needs, or gives it more."""
-    more = "PodSpec(memory_gib=…) with more than the pods have now"
+def fit_host(job: FineTune | None, prediction: Mapping[str, object]) -> list[str]:
+    """Name what lets the job fit in a pod's own memory, or gives it more."""
     if job is None:
-        return [more, "fewer ranks a pod: each has a copy of what the script loads"]
-    fixes = [more]
-    if job.technique == "zero3-offload":
-        fixes.append('technique="zero3" keeps the optimizer out of the pods\' memory, where GPUs have room')
-    elif (better := _leaner(job.technique)) not in ("", "zero3-offload"):
-        fixes.append(f'technique="{better}" {_SHARDS[better]}')
-    return [*fixes, *_smaller_batch(job), *_shorter(job)]
+        return [MORE_MEMORY, *OF_SCRIPTS]
+    fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
+    largest, needed = _largest(prediction).get(job.technique), number(prediction.get("host_gib"))
+    if needed is None or largest is None or largest >= job.per_device_train_batch_size:
+        return [MORE_MEMORY, *fixes, *_shorter(job)]
+    enough = math.ceil(2 * needed / MARGIN) / 2
+    return [*fixes, f"PodSpec(memory_gib={enough:g}): by the planner enough for the job as it is", *_shorter(job)]
 
 
-def _leaner(technique: str) -> str:
-    if technique == "fsdp":
-        return "zero3-offload"
-    after = _LADDER.index(technique) + 1 if technique in _LADDER else 0
-    return next(iter(_LADDER[after:]), "")
+def _largest(prediction: Mapping[str, object]) -> dict[str, int]:
+    """Return by technique the largest micro-batch that the planner says fits with room to spare."""
+    sizes = {name: whole(size) for name, size in part(prediction, LARGEST).items()}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
-def _smaller_batch(job: FineTune) -> list[str]:
-    micro, steps = job.per_device_train_batch_size, job.gradient_accumulation_steps
-    if micro < 2:
-        return []
-    if micro % 2:
+def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
+    """Name the first technique under which the planner says that the job fits; none where nobody could say."""
+    largest, micro = _largest(prediction), job.per_device_train_batch_size
+    others = {name: size for name, size in largest.items() if name in _LADDER and name != job.technique}
+    if better := next((name for name in _LADDER if others.get(name, 0) >= micro), ""):
+        return [f'technique="{better}" {_LADDER[better]}: by the planner the job fits as it is']
+    if largest.get(job.technique) == 0 and (better := next((name for name in _LADDER if others.get(name)), "")):
         return [
-            f"a smaller micro-batch than per_device_train_batch_size={micro}, with more gradient_accumulation_steps"
+            f'technique="{better}", {_batch(job, others[better])}: the same global batch, and by the planner it fits'
         ]
-    return [
-        f"per_device_train_batch_size={micro // 2} with gradient_accumulation_steps={steps * 2}: "
-        "the same global batch in half the activations"
-    ]
+    return []
+
+
+def _smaller_batch(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
+    micro = job.per_device_train_batch_size
+    fits = _largest(prediction).get(job.technique, micro)
+    if fits == 0 or micro < 2:
+        return []
+    if fits < micro:
+        return [f"{_batch(job, fits)}: the same global batch, and by the planner it fits"]
+    return [f"{_batch(job, micro // 2)}: the same global batch with fewer activations"]
+
+
+def _batch(job: FineTune, most: int) -> str:
+    """Return the options of the largest micro-batch up to `most` that leaves the global batch as it is."""
+    rows = job.per_device_train_batch_size * job.gradient_accumulation_steps
+    micro = next(size for size in range(min(most, rows), 0, -1) if rows % size == 0)
+    return f"per_device_train_batch_size={micro}, gradient_accumulation_steps={rows // micro}"
 
 
 def _shorter(job: FineTune) -> list[str]:

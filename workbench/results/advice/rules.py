@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.script import Script
-from workbench.results.advice.memory import evidence, fit_gpu, fit_host
+from workbench.results.advice.memory import MORE_MEMORY, OF_SCRIPTS, evidence, fit_gpu, fit_host
 from workbench.rundir.result import RunFault
 
 __all__ = ["Advice", "advise"]
@@ -34,9 +35,11 @@ class _Rule:
     words: str
     """Regular expression over kind, message and traceback, letter case aside."""
     title: str
-    fixes: Sequence[str] | Callable[[FineTune | None], Sequence[str]]
+    fixes: Sequence[str] | Callable[[FineTune | None, Mapping[str, object]], Sequence[str]]
     kinds: tuple[str, ...] = ()
     """Kinds of fault it is for; none: all."""
+    script: Sequence[str] = ()
+    """The fixes where the job is a script, which has no model, technique or batch size that we know; none: the same."""
 
 
 def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> Advice:
@@ -53,12 +56,13 @@ def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, obj
     for text in filter(None, texts):
         for rule in _RULES:
             if (not rule.kinds or fault.kind in rule.kinds) and re.search(rule.words, text, re.IGNORECASE):
+                rule = replace(rule, fixes=rule.script) if rule.script and isinstance(job, Script) else rule
                 return _advice(rule, words, tuned, prediction or {})
     return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
 
 
 def _advice(rule: _Rule, words: str, job: FineTune | None, prediction: Mapping[str, object]) -> Advice:
-    fixes = rule.fixes(job) if callable(rule.fixes) else rule.fixes
+    fixes = rule.fixes(job, prediction) if callable(rule.fixes) else rule.fixes
     memory = {name: _first(patterns, words) for name, patterns in _MEMORY.items()} if "memory" in rule.title else {}
     if rule.title.startswith("Out of"):
         memory["predicted"] = evidence(prediction)
@@ -78,16 +82,21 @@ def _first(patterns: Sequence[str], text: str) -> str:
     return next((match[1] for match in matches if match), "")
 
 
-def _slower(job: FineTune | None) -> Sequence[str]:
+_HIGHEST_RATE = 1e-3  # of those that `choose` chooses; above it there is no point in going down by tenths
+
+
+def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
     now = job.learning_rate if job else None
-    rate = f"learning_rate={now / 10:g} instead of {now:g}" if now else "a tenth of it"
-    fixes = [f"a lower learning rate: {rate}"]
+    lower = now / 10 if now and now <= _HIGHEST_RATE else None
+    if job and now and lower is None:
+        lower = choose(job.replace(learning_rate=None), gpus=0, looks=False).learning_rate
+    fixes = [f"a lower learning rate: {f'learning_rate={lower:g} instead of {now:g}' if lower else 'a tenth of it'}"]
     if job is None or job.precision != "fp32":
         fixes.append('precision="fp32", to see whether the number format is to blame')
     return [*fixes, "look for rows whose target is empty, or far longer than the others"]
 
 
-def _wider(job: FineTune | None) -> Sequence[str]:
+def _wider(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
     return [
         'precision="bf16": it has the range of fp32',
         *([f"a lower learning rate than {job.learning_rate:g}"] if job and job.learning_rate else []),
@@ -105,11 +114,13 @@ _HUB = (
     'for a gated or private model give a token: env={"HF_TOKEN": os.environ["HF_TOKEN"]}',
     "where pods have no way to the hub, download the model first and give its folder as `model`",
 )
+_COMPILER = "the pods need ninja and a compiler (gcc; nvcc for GPU ops) in their image"
+_STALE = "a stale lock of an earlier build blocks it: cluster.doctor() finds it"
 _RULES: tuple[_Rule, ...] = (
     _Rule(r"cuda out of memory|outofmemoryerror|hip out of memory|cublas_status_alloc_failed",
-          "Out of GPU memory", fit_gpu),
+          "Out of GPU memory", fit_gpu, script=OF_SCRIPTS),
     _Rule(r"out of memory|memoryerror|cannot allocate memory|can't allocate memory|unable to allocate|std::bad_alloc",
-          "Out of memory on the pod", fit_host),
+          "Out of memory on the pod", fit_host, script=(MORE_MEMORY, *OF_SCRIPTS)),
     _Rule(r"sigbus|/dev/shm|shared memory", "Shared memory is too small", (
         "give the pod a larger /dev/shm (an emptyDir of medium Memory on Kubernetes, --shm-size for containers)",
         "cluster.doctor() shows how large it is on every pod")),
@@ -138,24 +149,27 @@ _RULES: tuple[_Rule, ...] = (
         "a module of your own must lie beside the script: its folder travels, other folders do not")),
     _Rule(r"gated repo|401 client error|403 client error|is not a valid model identifier|is not a local folder"
           r"|couldn't connect to|can't load (the )?(tokenizer|model|config)|localentrynotfound|hfvalidationerror",
-          "The model could not be loaded", _HUB),
+          "The model could not be loaded", _HUB, script=(*_HUB[:2], (
+        "where pods have no way to the hub, load the model from a folder beside the script"))),
     _Rule(r"no space left|errno 28|disk quota|the disk of .* is full", "The disk is full", (
         "cluster.doctor() shows the free disk of every pod",
         "a smaller model or fewer checkpoints; old folders in runs/ can go",)),
     _Rule(r"error building extension|ninja|nvcc|cuda_home", "A compiled op of DeepSpeed could not be built", (
-        "the pods need ninja and a compiler (gcc; nvcc for GPU ops) in their image",
-        "zero3-offload builds cpu_adam; technique=\"zero3\" needs no compiler",
-        "a stale lock of an earlier build blocks it: cluster.doctor() finds it")),
+        _COMPILER,
+        "zero3-offload builds cpu_adam; technique=\"zero3\" needs no compiler", _STALE), script=(_COMPILER, _STALE)),
     _Rule(r"technique .* was asked for", "Another technique ran than was asked for", (
         "the DeepSpeed JSON of the job overrules the technique: drop `deepspeed`, or make its stage agree",)),
     _Rule(r"train_batch_size is not equal|batch.*micro_batch", "The batch sizes of the DeepSpeed JSON disagree", (
-        'put "auto" for all three batch sizes in the JSON; the job\'s own figures then hold',)),
+        'put "auto" for all three batch sizes in the JSON; the job\'s own figures then hold',), script=(
+        "train_batch_size is micro-batch x gradient accumulation x ranks: leave one of the three out",)),
     _Rule(r"index out of range in self|device-side assert|srcselectdimsize", "A token beyond the vocabulary", (
         "tokenizer and model do not belong together: load both from the same place",
         "where tokens were added, the embeddings must grow: model.resize_token_embeddings(len(tokenizer))")),
     _Rule(r"size mismatch|shapes? .{0,40}(invalid|mismatch|cannot be multiplied)|error\(s\) in loading state_dict",
           "Shapes do not fit", (
-        "the checkpoint belongs to another model or size: check `model`",)),
+        "the checkpoint belongs to another model or size: check `model`",), script=(
+        "the traceback names the line: print the shapes of what it multiplies or loads, just before it",
+        "a checkpoint of another size does it too, and so does a last batch that is smaller: drop_last=True")),
     _Rule(r"host key|permission denied \(publickey|no banner|ssh:|ssh_", "A pod could not be reached over SSH", (
         "cluster.doctor() tries every pod and shows ssh's own words",
         "start another cluster: keys and pods of this one are of no further use")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json
 from workbench.base.shown import Shown
 from workbench.base.words import plain
 from workbench.display.kit.doc import Doc, Raw
@@ -12,9 +14,11 @@ from workbench.display.kit.logs import clean
 from workbench.display.kit.templates import macro
 from workbench.jobs.finetune import Job
 from workbench.results.advice.rules import Advice, advise
-from workbench.rundir.result import RunFault
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import ResultRecord, RunFault
+from workbench.rundir.spec import RunSpec
 
-__all__ = ["FaultCard", "fault_card", "fault_doc", "fault_text"]
+__all__ = ["FaultCard", "card_of", "fault_card", "fault_doc", "fault_text"]
 
 _SHOWN_LINES = 30
 
@@ -63,6 +67,17 @@ class FaultCard(Shown):
 def fault_card(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> FaultCard:
     """Make the card of a fault."""
     return FaultCard(fault=fault, advice=advise(fault, job, prediction))
+
+
+def card_of(result: ResultRecord) -> FaultCard:
+    """Make the card of a run that failed; what it was asked is read from its directory, where that is there."""
+    assert result.error is not None
+    paths = RunPaths(result.path)
+    try:
+        job = RunSpec.load(paths.spec, of_run=True).job
+    except WorkbenchError:
+        job = None
+    return fault_card(result.error, job, read_json(paths.prediction))
 
 
 def fault_doc(card: FaultCard) -> Doc:
