@@ -18,6 +18,7 @@ from workbench.base.process import (
     ancestors,
     descendants,
     end_all,
+    family_memory,
     find,
     is_alive,
     live_descendants,
@@ -121,3 +122,38 @@ def test_memory_has_a_peak(sleeper: subprocess.Popen[bytes]) -> None:
     now, peak = memory(sleeper.pid)
     assert 1 << 20 < now <= peak < 1 << 30
     assert memory(2**22 + 1) == (0, 0)
+
+
+FORKS = r"""
+import os, sys
+held = bytearray(os.urandom(1)) * (192 << 20)  # every page is written, none is the kernel's page of zeros
+read, write = os.pipe()
+if os.fork() == 0:
+    if sys.argv[1] == "writes":
+        held[:: 4096] = b"x" * len(held[:: 4096])
+    os.write(1, b"%d\n" % os.getpid())
+    os.close(write)
+    os.read(read, 1)
+else:
+    os.write(1, b"%d\n" % os.getpid())
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("does", "times"), [("nothing", 1), ("writes", 2)])
+def test_pages_that_a_fork_shares_with_its_parent_count_once(does: str, times: int) -> None:
+    command = [sys.executable, "-c", FORKS, does]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None and parent.stdin is not None
+        pids = [int(parent.stdout.readline()) for _ in range(2)]
+        sizes = {pid: memory(pid)[0] for pid in pids}
+        together = family_memory(sizes)
+        parent.stdin.close()
+    assert min(sizes.values()) > 192 << 20
+    assert times * (192 << 20) < together < (times + 0.3) * (192 << 20)
+
+
+def test_one_process_and_those_that_are_gone_have_what_they_had() -> None:
+    assert family_memory({}) == 0
+    assert family_memory({os.getpid(): 5}) == 5
+    assert family_memory({2**22 + 1: 7, 2**22 + 2: 9}) == 16  # nobody can say what they share

@@ -31,6 +31,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "end_all",
+    "family_memory",
     "find",
     "is_alive",
     "live_descendants",
@@ -235,6 +236,25 @@ def memory(pid: int) -> tuple[int, int]:
         at = status.find(b"VmHWM:")
         peak = int(status[at:].split(None, 2)[1]) * 1024 if at >= 0 else now
     return now, max(now, peak)
+
+
+def family_memory(sizes: Mapping[int, int]) -> int:
+    """Return the resident bytes of several processes, by pid, together; pages that they share count once.
+
+    A fork shares all its pages with its parent until one of them writes: their sum would be twice what they take.
+    """
+    if len(sizes) < 2:
+        return sum(sizes.values())
+    shares = {pid: _share(pid) for pid in sizes}
+    return max(*sizes.values(), sum(size if (share := shares[pid]) is None else share for pid, size in sizes.items()))
+
+
+def _share(pid: int) -> int | None:
+    """Return a process's pages, each divided by how many processes have it (PSS); None where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+        return int(text[text.index(b"\nPss:") :].split(None, 2)[1]) * 1024
+    return None
 
 
 def activity(pid: int) -> tuple[float, bool]:

@@ -36,7 +36,8 @@ class EventKind(StrEnum):
     FIRST_STEP = "first_step"
     """A rank did its first optimizer step."""
     STEP = "step"
-    """Optimizer steps so far: step, max_steps, epoch, loss, grad_norm, learning_rate, samples_per_s."""
+    """Optimizer steps so far: step, max_steps, epoch, loss, grad_norm, learning_rate; samples_per_s since the event
+    before, and train_samples_per_s of all steps so far."""
     EVAL = "eval"
     """An evaluation: step, eval_loss, perplexity, metrics (an object of numbers)."""
     MEMORY = "memory"

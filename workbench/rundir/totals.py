@@ -110,6 +110,18 @@ class RunTotals:
                 self._traffic[rank] = event
         return None
 
+    @property
+    def samples_per_s(self) -> float | None:
+        """The run's throughput, the one figure of it that is shown: rows a second over all training steps so far.
+
+        Of a script that only logs a rate of its own it is the last one.
+        """
+        ended, step = number(self._end.get("train_samples_per_s")), self.last_step
+        if ended is not None or step is None:
+            return ended
+        so_far = step.number("train_samples_per_s")
+        return step.number("samples_per_s") if so_far is None else so_far
+
     def progress(self, state: RunState, message: str) -> Progress:
         """Return how far the run is by now."""
         step = self.last_step or Event(time_s=0.0, rank=None, kind=EventKind.STEP)
@@ -121,7 +133,7 @@ class RunTotals:
             epoch=step.number("epoch"),
             loss=step.number("loss"),
             eval_loss=self.eval_loss,
-            samples_per_s=step.number("samples_per_s"),
+            samples_per_s=self.samples_per_s,
             eta_s=None if state.is_terminal else self._eta_s(),
         )
 
@@ -130,8 +142,6 @@ class RunTotals:
         facts: dict[str, object] = {name: self.start[name] for name in _START_FIELDS if name in self.start}
         if self.last_step is not None:
             facts |= {"steps": self.last_step.whole("step"), "epochs": self.last_step.number("epoch")}
-            if not self.start:  # a script, whose last word on it is all that there is
-                facts["train_samples_per_s"] = self.last_step.number("samples_per_s")
         if self._first_step_s is not None and started_s is not None:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
         facts |= {
@@ -144,6 +154,7 @@ class RunTotals:
                 else {}
             ),
             **{name: value for name, value in self._end.items() if name in _END_FIELDS},
+            "train_samples_per_s": self.samples_per_s,
         }
         loss = number(facts.get("eval_loss"))
         facts["metrics"] = numbers_of(facts.get("metrics")) or None

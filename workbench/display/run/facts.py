@@ -170,7 +170,7 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
         pairs.append(("samples/s", number(progress.samples_per_s), progress.samples_per_s))
     else:
         pairs += [
-            ("samples/s, all steps", number(result.train_samples_per_s), result.train_samples_per_s),
+            ("samples/s", number(result.train_samples_per_s), result.train_samples_per_s),
             ("exact match", percent(result.exact_match), result.exact_match),
             ("time to first step", duration(result.time_to_first_step_s), result.time_to_first_step_s),
         ]

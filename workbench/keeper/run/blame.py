@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from workbench.base.errors import RemoteError
+from workbench.jobs.finetune import Job
+from workbench.jobs.script import Script
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
 from workbench.rundir.outcome import fold_failures
 from workbench.rundir.result import RunFault
 
-__all__ = ["fault_of", "lost_pod", "stopped_by_others"]
+__all__ = ["fault_of", "in_users_files", "lost_pod", "stopped_by_others"]
 
 
 def fault_of(context: RunContext, error: RemoteError) -> RunFault:
@@ -23,6 +27,23 @@ def fault_of(context: RunContext, error: RemoteError) -> RunFault:
         case _:
             kind = type(error).__name__
     return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")
+
+
+def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | None:
+    """Return a fault whose traceback names a script's files where its user has them, not the copies on the pods.
+
+    Example:
+        >>> fault = RunFault(traceback='File "/pod-0/runs/r1/script/lib/data.py", line 3')
+        >>> in_users_files("r1", Script("/home/me/train.py"), fault).traceback
+        'File "/home/me/lib/data.py", line 3'
+    """
+    match job:
+        case Script() if fault is not None:
+            script = Path(job.path)
+            # With `${NAME}` in its arguments a script is run by its bare name.
+            copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
+            return replace(fault, traceback=re.sub(copy, lambda _: f"{script.parent}/", fault.traceback))
+    return fault
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:

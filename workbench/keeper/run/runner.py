@@ -18,6 +18,7 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
 from workbench.keeper.link.transfers import TransferProgress
 from workbench.keeper.run.attempt import Attempt
+from workbench.keeper.run.blame import in_users_files
 from workbench.keeper.run.outputs import Brought
 from workbench.keeper.run.prediction import PredictionInquiry
 from workbench.keeper.run.returns import bring_back, clear, output_facts
@@ -124,6 +125,7 @@ class Runner:
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
+        fault = in_users_files(self._context.run_id, self._context.spec.job, fault)
         with TransferProgress(self.links, self._journal.hint, "bringing results back") as progress:
             self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault, progress)

@@ -136,9 +136,10 @@ class SSHPods(Place):
     _working: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     def __init__(self, hosts: Sequence[object] = (), *, hostfile: str | Path = "", **options: object) -> None:
-        if bool(hosts) == bool(hostfile):
+        if bool(hosts) == bool(hostfile) and options.keys() <= self._fields().keys():  # else that is what is wrong
             raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
-        options["hosts"] = hosts or from_hostfile(Path(hostfile).expanduser().absolute())
+        if hosts or hostfile:
+            options["hosts"] = hosts or from_hostfile(Path(hostfile).expanduser().absolute())
         super().__init__(**options)
 
     def __repr__(self) -> str:

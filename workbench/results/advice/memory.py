@@ -64,10 +64,12 @@ def fit_host(job: FineTune | None, prediction: Mapping[str, object]) -> list[str
         return [MORE_MEMORY, *OF_SCRIPTS]
     fixes = [*_smaller_batch(job, prediction), *_leaner(job, prediction)]
     largest, needed = _largest(prediction).get(job.technique), number(prediction.get("host_gib"))
-    if needed is None or largest is None or largest >= job.per_device_train_batch_size:
+    if largest is None or largest >= job.per_device_train_batch_size:
         return [MORE_MEMORY, *fixes, *_shorter(job)]
-    enough = math.ceil(2 * needed / MARGIN) / 2
-    return [*fixes, f"PodSpec(memory_gib={enough:g}): by the planner enough for the job as it is", *_shorter(job)]
+    if needed is not None:
+        enough = math.ceil(2 * needed / MARGIN) / 2
+        fixes.append(f"PodSpec(memory_gib={enough:g}): by the planner enough for the job as it is")
+    return [*fixes, *_shorter(job)]
 
 
 def _largest(prediction: Mapping[str, object]) -> dict[str, int]:

@@ -114,6 +114,7 @@ _HUB = (
     'for a gated or private model give a token: env={"HF_TOKEN": os.environ["HF_TOKEN"]}',
     "where pods have no way to the hub, download the model first and give its folder as `model`",
 )
+_SCRIPT_RATE = ("a lower learning rate: a tenth of it", "fp32, to see whether the number format is to blame")
 _COMPILER = "the pods need ninja and a compiler (gcc; nvcc for GPU ops) in their image"
 _STALE = "a stale lock of an earlier build blocks it: cluster.doctor() finds it"
 _RULES: tuple[_Rule, ...] = (
@@ -134,8 +135,10 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(r"killed by sig(term|int|hup)", "Stopped by a signal from outside", (
         "somebody or the scheduler ended the process: see what the place says of the pod with `cluster`",
         "submit it again; nothing in the job is known to be wrong")),
-    _Rule(r"(loss|gradient norm|grad_norm) is (nan|-?inf)", "The loss is no longer a number", _slower),
-    _Rule(r"loss scale already at minimum|overflow encountered", "Numbers left the range of fp16", _wider),
+    _Rule(r"(loss|gradient norm|grad_norm) is (nan|-?inf)", "The loss is no longer a number", _slower,
+          script=_SCRIPT_RATE),
+    _Rule(r"loss scale already at minimum|overflow encountered", "Numbers left the range of fp16", _wider,
+          script=("bf16, which has the range of fp32", *_SCRIPT_RATE[:1])),
     _Rule(r"eaddrinuse|address already in use", "A port was taken", (
         "submit it again: another port is chosen each time",
         "a script must take its port from MASTER_PORT, not name one of its own")),

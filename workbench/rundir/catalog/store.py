@@ -145,6 +145,4 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
 
 
 def _so_far(paths: RunPaths) -> dict[str, object]:
-    totals = RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read())
-    step = totals.last_step
-    return {**totals.facts(None), "train_samples_per_s": step.number("samples_per_s") if step else None}
+    return RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(None)

@@ -24,6 +24,6 @@ class Progress:
     """Training loss at the last step."""
     eval_loss: float | None = None
     samples_per_s: float | None = None
-    """Rows a second, all ranks together."""
+    """Rows a second over all training steps so far, all ranks together."""
     eta_s: float | None = None
     """Seconds until the last step, at the pace so far."""

@@ -11,7 +11,7 @@ from workbench.rundir.events import Event, EventKind
 
 __all__ = ["ScalarWriter", "scalars_of"]
 
-_NO_CURVES = frozenset(("step", "max_steps", "epoch", "profiled"))
+_NO_CURVES = frozenset(("step", "max_steps", "epoch", "profiled", "train_samples_per_s"))
 
 
 def scalars_of(event: Event) -> Mapping[str, float]:

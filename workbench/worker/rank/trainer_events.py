@@ -15,7 +15,6 @@ from typing import Any
 
 __all__ = ["install"]
 
-_OF_LOG = {"train_samples_per_second": "train_samples_per_s", "train_runtime": "train_runtime_s"}
 _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total"))
@@ -59,6 +58,7 @@ def _add(module: Any) -> None:
 
         def __init__(self) -> None:
             self._since = (0, time.monotonic())
+            self._trained = [0, 0.0]
 
         @_quiet
         def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -73,18 +73,33 @@ def _add(module: Any) -> None:
         def on_log(self, args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
             logs = dict(logs or {})
             if "train_runtime" in logs:
-                ends = {name: logs[key] for key, name in _OF_LOG.items() if key in logs}
+                # The Trainer's own sums count evaluations as training.
+                mean = {"train_samples_per_s": self._rate(args, *self._trained)} if self._trained[0] else {}
+                seconds = logs["train_runtime"]
                 emit(
-                    "end", steps=state.global_step, epochs=logs.get("epoch"), train_loss=logs.get("train_loss"), **ends
+                    "end",
+                    steps=state.global_step,
+                    epochs=logs.get("epoch"),
+                    train_loss=logs.get("train_loss"),
+                    train_runtime_s=seconds,
+                    **mean,
                 )
             elif "loss" in logs:
                 before, at = self._since
                 self._since = (state.global_step, time.monotonic())
-                rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-                rate = rows * (state.global_step - before) / max(self._since[1] - at, 1e-9)
-                log(state.global_step, max_steps=state.max_steps, samples_per_s=round(rate, 3), **logs)
+                steps, seconds = state.global_step - before, self._since[1] - at
+                self._trained = [self._trained[0] + steps, self._trained[1] + seconds]
+                rates = {
+                    "samples_per_s": self._rate(args, steps, seconds),
+                    "train_samples_per_s": self._rate(args, *self._trained),
+                }
+                log(state.global_step, max_steps=state.max_steps, **rates, **logs)
             elif evaluated := [name for name in logs if name.startswith("eval_") and not name.endswith(_TIMES)]:
                 log(state.global_step, **{name: logs[name] for name in evaluated})
+
+        def _rate(self, args: Any, steps: int, seconds: float) -> float:
+            rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            return float(round(rows * steps / max(seconds, 1e-9), 3))
 
     module.DEFAULT_CALLBACKS.append(ProgressEvents)
 

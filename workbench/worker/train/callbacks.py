@@ -131,6 +131,7 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             grad_norm=logs.get("grad_norm"),
             learning_rate=self._learning_rate,
             samples_per_s=rate,
+            train_samples_per_s=round(self.clock.samples_per_s, 3),
             **({"profiled": True} if state.global_step == self.profile_step else {}),
         )
 

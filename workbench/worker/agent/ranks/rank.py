@@ -14,6 +14,7 @@ from workbench.base.process import (
     activity,
     descendants,
     die_with_parent,
+    family_memory,
     look_up,
     memory,
     offer_to_oom_killer,
@@ -128,7 +129,7 @@ class Rank:
     def sample(self, members: set[int]) -> None:
         """Measure the resident memory of its processes, and what CPU time they have taken."""
         sizes = {pid: memory(pid) for pid in members}
-        self.rss_bytes = sum(now for now, _ in sizes.values())
+        self.rss_bytes = family_memory({pid: now for pid, (now, _) in sizes.items()})
         self.cpu_s = max(self.cpu_s, sum(activity(pid)[0] for pid in members))
         self.halted = self.process is not None and activity(self.process.pid)[1]
         own_peak = sizes.get(self.process.pid, (0, 0))[1] if self.process else 0
