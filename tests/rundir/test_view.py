@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -10,8 +11,14 @@ import pytest
 from writtenrun import T0, WrittenRun
 
 from workbench.base.errors import RunError
+from workbench.client.result import RunResult
 from workbench.client.run import Run
+from workbench.display.kit.line import progress_text
+from workbench.display.run.facts import facts_of
+from workbench.rundir.catalog.store import record_of
+from workbench.rundir.events import read_events
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 
 
@@ -149,3 +156,27 @@ def test_a_hundred_thousand_events_take_a_second_and_a_look_at_no_news_takes_not
     print(f"100,000 events: {took_s:.2f} s of CPU; a look at no news: {1000 * idle_s:.2f} ms", file=sys.stderr)
     assert took_s < 5  # a fifth of that on an idle machine
     assert idle_s < 0.01
+
+
+def test_throughput_is_one_figure_whoever_shows_it(written: WrittenRun) -> None:
+    def shown() -> list[str]:
+        view = RunView(written.paths.root)
+        figures = dict(facts_of(view).figures)
+        record = record_of(written.paths)
+        assert view.progress.samples_per_s is not None and record.train_samples_per_s is not None
+        line = re.search(r"([\d.]+) samples/s", progress_text(Run.load(written.paths.root).progress))
+        assert line is not None
+        return [figures["samples/s"], line[1], f"{view.progress.samples_per_s:g}", f"{record.train_samples_per_s:g}"]
+
+    written.state("running", "training")
+    written.event("start", model="tiny-t5", world_size=3, global_batch_size=24, max_steps=100)
+    written.step(1)  # of the version before, which had no mean
+    assert set(shown()) == {"120"}
+    written.step(2, train_samples_per_s=44.5)
+    assert set(shown()) == {"44.5"}
+    written.event("end", steps=2, train_samples_per_s=45.5)
+    totals = RunTotals.of(read_events(written.paths.events))
+    written.end(**totals.facts(None))
+    result = RunResult.load(written.paths.root)
+    assert {*shown(), f"{result.train_samples_per_s:g}"} == {"45.5"}
+    assert "samples per second 45.5" in " ".join(str(result).split())

@@ -67,4 +67,4 @@ def _whole(error: WorkbenchError) -> list[str]:
 def _shell() -> Any:
     from IPython.core.getipython import get_ipython
 
-    return get_ipython()  # type: ignore[no-untyped-call]
+    return get_ipython()

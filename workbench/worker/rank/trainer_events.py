@@ -58,7 +58,7 @@ def _add(module: Any) -> None:
 
         def __init__(self) -> None:
             self._since = (0, time.monotonic())
-            self._trained = [0, 0.0]
+            self._trained = (0, 0.0)
 
         @_quiet
         def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
@@ -88,7 +88,7 @@ def _add(module: Any) -> None:
                 before, at = self._since
                 self._since = (state.global_step, time.monotonic())
                 steps, seconds = state.global_step - before, self._since[1] - at
-                self._trained = [self._trained[0] + steps, self._trained[1] + seconds]
+                self._trained = (self._trained[0] + steps, self._trained[1] + seconds)
                 rates = {
                     "samples_per_s": self._rate(args, steps, seconds),
                     "train_samples_per_s": self._rate(args, *self._trained),
