@@ -239,7 +239,7 @@ def memory(pid: int) -> tuple[int, int]:
 
 
 def family_memory(sizes: Mapping[int, int]) -> int:
-    """Return the resident bytes of several processes, by pid, together; what a fork and its parent share counts once."""
+    """Return the resident bytes of several processes, by pid; what a fork and its parent share counts once."""
     if len(sizes) < 2:
         return sum(sizes.values())
     shares = {pid: _share(pid) for pid in sizes}
