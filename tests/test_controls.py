@@ -11,7 +11,7 @@ from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script, compare
 from workbench.base.errors import RunError
-from workbench.display.run.buttons import Buttons
+from workbench.display.run.buttons import RunButtons
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
@@ -54,10 +54,10 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     assert sorted(stacks) == [0, 1]
     assert all("trainer.py" in text and "_train" in text for text in stacks.values()), stacks
 
-    buttons = Buttons(run)
-    buttons._stacks.click()
-    until(lambda: "trainer.py" in buttons.extra.value)
-    buttons._stop.click()
+    buttons = RunButtons(run)
+    buttons.hear({"click": "stacks"})
+    until(lambda: "trainer.py" in buttons.widget.extra)
+    buttons.hear({"click": "stop"})
     until(lambda: run.state.is_terminal or "stopping after a checkpoint" in run.message)
     run.stop()
     result = run.wait(120, progress=False)

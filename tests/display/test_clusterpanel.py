@@ -2,30 +2,30 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.cluster import Cluster
-from workbench.display.cluster.panel import ClusterPanel
+from workbench.display.cluster import panel as panels
+from workbench.display.cluster.panel import ClusterPanel, follow_start
 from workbench.display.cluster.view import look_at
-from workbench.display.kit.follow import follow_start
+from workbench.display.kit.doc import to_text
 from workbench.pods.local.pods import LocalPods
 
 
 def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> None:
     written.keeper("starting")
-    cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
-    settled: list[str] = []
-    panel = ClusterPanel(cluster, ended=lambda: settled.append(cluster.phase)).start()
-    assert "Cluster starting" in panel._table.value
+    panel = ClusterPanel(Cluster(LocalPods(), count=3, path=written.cluster.root))
+    assert "Cluster starting" in to_text(panel.look())
     written.keeper("ready")
-    until(lambda: "Cluster ready" in panel._table.value)
-    assert not panel.stop.widget.disabled
+    text = to_text(panel.look())
+    assert "Cluster ready" in text and text.count("Running") == 3
+    assert not panel.over and not panel.bar().widget.buttons[0]["disabled"]
     written.keeper("closed", alive=False)
-    until(lambda: bool(settled))
-    assert settled == ["closed"]
-    assert "Cluster closed" in panel._table.value
-    assert panel.stop.widget.disabled
+    text = to_text(panel.look())
+    assert "Cluster closed" in text and text.count("stopped") == 3 and "Running" not in text
+    assert panel.over and panel.bar().widget.buttons[0]["disabled"]
 
 
 def test_memory_is_that_of_the_run_in_progress(written: WrittenRun) -> None:
@@ -41,27 +41,45 @@ def test_memory_is_that_of_the_run_in_progress(written: WrittenRun) -> None:
     assert look_at(cluster).memory == {}
 
 
-def test_stopping_asks_once_and_says_what_went_wrong(written: WrittenRun) -> None:
-    panel = ClusterPanel(Cluster(LocalPods(), count=3, path=written.cluster.root))
-    panel._cluster.close = refuse  # type: ignore[method-assign]
-    panel.stop.click()
-    assert panel._note.value == ""
-    panel.stop.click()
-    until(lambda: "it will not end &lt;b&gt;" in panel._note.value)
-    assert panel.in_use
+def test_stopping_asks_and_says_what_went_wrong(written: WrittenRun) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
+    cluster.close = refuse  # type: ignore[method-assign]
+    bar = ClusterPanel(cluster).bar()
+    assert bar.widget.buttons[0]["sure"].startswith("Really stop?")
+    bar.hear({"click": "stop"})
+    until(lambda: "it will not end <b>" in bar.note)
+    assert bar.in_use
 
 
 def refuse() -> None:
     raise OSError("it will not end <b>")
 
 
-def test_a_start_that_takes_long_says_what_it_waits_for(capsys: object) -> None:
-    class Starting:
-        message = "1 of 3 workers reported: pod-0 at 127.0.0.2:2222; waiting for pod-1, pod-2"
+def test_a_start_that_takes_long_says_what_it_waits_for(
+    written: WrittenRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
+    written.keeper("starting")
+    with follow_start(cluster) as draw:
+        draw()
+        assert capsys.readouterr().out == ""
+        began = time.monotonic()
+        monkeypatch.setattr(panels.time, "monotonic", lambda: began + 60)
+        draw()
+    assert capsys.readouterr().out == "starting: 3 pods are ready\n"
 
-    with follow_start(Starting()) as draw:
+
+def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
+    written: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
+    shown: list[str] = []
+    monkeypatch.setattr("workbench.display.kit.line.is_notebook", lambda _stream: True)
+    monkeypatch.setattr("workbench.display.kit.line.Screen.show", lambda _, data: shown.append(data["text/plain"]))
+    monkeypatch.setattr(panels, "_PATIENCE_S", -1.0)
+    written.keeper("starting")
+    with follow_start(cluster) as draw:
         draw()
-        assert capsys.readouterr().out == ""  # type: ignore[attr-defined]
-        time.sleep(2.2)
-        draw()
-    assert capsys.readouterr().out == f"starting: {Starting.message}\n"  # type: ignore[attr-defined]
+        written.keeper("ready")
+    assert "pod-1" in shown[0] and "Cluster starting" in shown[0]
+    assert "3 pods are ready, 0." in shown[-1] and "pod-1" not in shown[-1]

@@ -16,6 +16,7 @@ import pytest
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
 from workbench.display.cluster.panel import ClusterPanel
+from workbench.display.kit.live import Picture
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
@@ -106,9 +107,10 @@ def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(world: 
     world.ended(first).raise_for_status()
     world.until(lambda: "Its pods stop at" in str(cluster))
     ends_s = cluster_status(cluster.path).idle_end_s
-    panel = ClusterPanel(cluster).start()
+    picture = Picture(ClusterPanel(cluster))
+    picture.start()
     world.until(lambda: (cluster_status(cluster.path).idle_end_s or 0) > (ends_s or time.time()) + 5, 60)
-    panel.close()  # as a kernel's death does
+    picture.close()  # as a kernel's death does
     world.until(lambda: cluster.phase == "closed", 60)
     assert "without a run or a word" in cluster.message
     with cluster:

@@ -23,12 +23,12 @@ from workbench.display.benchmark.forecast import forecast_doc
 from workbench.display.benchmark.live import BenchmarkLive
 from workbench.display.benchmark.report import plots_html, report_html, report_markdown
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
-from workbench.display.cluster.panel import cluster_bundle, show_cluster
+from workbench.display.cluster.panel import follow_start, show_cluster
 from workbench.display.cluster.view import cluster_doc, look_at
 from workbench.display.failure.error import error_lines
 from workbench.display.failure.fault import FaultCard, fault_doc
 from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_text
-from workbench.display.kit.follow import follow_run, follow_start
+from workbench.display.kit.follow import follow_run
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_bundle, board_html, show_board
@@ -44,7 +44,7 @@ from workbench.display.records.result import result_doc
 from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc
-from workbench.display.run.panel import run_bundle, show_run
+from workbench.display.run.panel import show_run
 from workbench.planner.plan import PlanTable
 from workbench.planner.reading import RowPreview
 from workbench.pods.doctor.examination import Diagnosis
@@ -111,7 +111,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_grid: {History: history_grid, Predictions: predictions_grid},
     shown.as_page: {Card: card_html, Report: report_html},
     shown.as_markdown: {Report: report_markdown},
-    shown.as_bundle: {Board: board_bundle, Cluster: cluster_bundle, Run: run_bundle},
+    shown.as_bundle: {Board: board_bundle},
     shown.as_live: {Board: show_board, Conversation: show_conversation, Cluster: show_cluster, Run: show_run},
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
 }

@@ -1,116 +1,123 @@
-"""The live panel of a cluster: its pods and their memory, and a stop that asks once. The button calls `close`."""
+"""What the picture of a cluster shows at each look: its pods and their memory; its button calls `close`."""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import keep_from_idling
 from workbench.display.cluster.view import cluster_doc, look_at
-from workbench.display.kit.buttons import AskOnce, act_in_thread
-from workbench.display.kit.doc import Note, blocks_html, to_fragment
-from workbench.display.kit.live import Live, has_widgets
-from workbench.display.kit.style import framed, styled
+from workbench.display.kit.buttons import Button, ButtonBar
+from workbench.display.kit.doc import Doc, to_bundle
+from workbench.display.kit.line import ProgressLine, Screen
+from workbench.display.kit.live import show_live
+from workbench.rundir.figures.progress import Progress
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
-__all__ = ["ClusterPanel", "cluster_bundle", "show_cluster"]
+__all__ = ["ClusterPanel", "follow_start", "show_cluster"]
 
-logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 _WORD_S = 60.0  # between two words to the keeper; sooner where it does not wait long for one
 _ENDED = ("closed", "failed", "lost")
-
-
-def cluster_bundle(cluster: Cluster) -> dict[str, object]:
-    """Return a cluster as a display bundle: text and HTML always, the panel where there are widgets and it lives."""
-    return _LIVE.bundle(cluster, _maker(cluster))
+_PATIENCE_S = 1.0  # a start that is over by then needs no words
+_DRAW_S = 0.25
 
 
 def show_cluster(cluster: Cluster) -> None:
-    """Display a cluster; its panel turns into plain HTML when the cluster has ended."""
-    _LIVE.show(cluster, _maker(cluster))
-
-
-_LIVE = Live(lambda cluster: cluster_doc(look_at(cluster)))
-
-
-def _maker(cluster: Cluster) -> Callable[[], ClusterPanel] | None:
-    if not has_widgets() or cluster.phase in _ENDED:
-        return None
-    return lambda: ClusterPanel(cluster, ended=lambda: _LIVE.settle(cluster))
+    """Display a cluster, and keep it up to date until it has ended."""
+    show_live(cluster.path, lambda: ClusterPanel(cluster))
 
 
 class ClusterPanel:
-    """The widgets of one cluster; a thread keeps them up to date until the cluster has ended."""
+    """The look of one cluster, time and again; each look counts as use of it."""
 
-    def __init__(self, cluster: Cluster, ended: Callable[[], None] = lambda: None):
-        import ipywidgets as w
-
-        self._cluster, self._ended = cluster, ended
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
         self._views: dict[Path, RunView] = {}
-        self._thread: threading.Thread | None = None
-        self.over = False
-        self._closing = threading.Event()
-        self._table, self._note = w.HTML(), w.HTML()
-        self._sheet = w.HTML(styled(""), layout=w.Layout(margin="0", height="0"))
-        self.stop = AskOnce(
-            "Stop the cluster", "Really stop? A run in progress ends", self._close, icon="power-off",
-            layout=w.Layout(width="auto"), tooltip="Ends the run in progress, then the pods; files stay",
-        )  # fmt: skip
-        self.widget = w.VBox([self._sheet, self._table, w.HBox([self.stop.widget, self._note])])
-        self.draw()
-
-    def start(self) -> ClusterPanel:
-        """Begin to follow the cluster; return this panel."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="cluster-panel", daemon=True)
-            self._thread.start()
-        return self
+        self._bar: ButtonBar | None = None
+        self._phase = ""
+        self._spoke_s = float("-inf")
 
     @property
-    def in_use(self) -> bool:
-        """Whether there is something to read that plain HTML would take away."""
-        return bool(self._note.value)
+    def name(self) -> str:
+        """What it is, for people who cannot see it."""
+        return f"cluster {self._cluster.path.name}"
 
-    def close(self) -> None:
-        """Stop following; what is drawn stays."""
-        self._closing.set()
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come."""
+        return self._phase in _ENDED
 
-    def draw(self) -> None:
-        """Draw how it is now."""
+    @property
+    def clickable(self) -> bool:
+        """Whether its button still does something."""
+        return not self.over
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two looks at least."""
+        return min(_TICK_S, self._word_s)
+
+    @property
+    def _word_s(self) -> float:
+        return min(_WORD_S, (self._cluster.spec.idle_timeout_s or _WORD_S) / 4)
+
+    def bar(self) -> ButtonBar:
+        """Return its button."""
+        if self._bar is None:
+            self._bar = ButtonBar("button of the cluster", {"stop": self._cluster.close})
+            self._draw_bar()
+        return self._bar
+
+    def unfold(self, title: str, is_open: bool) -> None:
+        """Do nothing: there is nothing to unfold."""
+
+    def still(self) -> None:
+        """Return nothing: the table stands everywhere."""
+
+    def look(self, *, at_once: bool = False) -> Doc:  # noqa: ARG002  # nothing here could wait
+        """Look, and state it."""
         view = look_at(self._cluster, self._views)
-        drawn = to_fragment(cluster_doc(view))
-        if self._table.value != drawn:
-            self._table.value = drawn
-        ended = view.phase in _ENDED
-        self.stop.widget.disabled = ended or view.phase == "closing"
-        self.stop.calm()
-        self.over = ended
+        self._phase = view.phase
+        if self._bar is not None:
+            self._draw_bar()
+        if not self.over and time.monotonic() - self._spoke_s >= self._word_s:
+            self._spoke_s = time.monotonic()
+            keep_from_idling(ClusterPaths(self._cluster.path))
+        return cluster_doc(view)
 
-    def _loop(self) -> None:
-        word_s, spoke_s = min(_WORD_S, (self._cluster.spec.idle_timeout_s or _WORD_S) / 4), 0.0
-        while not self.over and not self._closing.wait(min(_TICK_S, word_s)):
-            try:
-                self.draw()
-                if time.monotonic() - spoke_s >= word_s:
-                    spoke_s = time.monotonic()
-                    keep_from_idling(ClusterPaths(self._cluster.path))
-            except Exception:  # thread boundary: one failed drawing must not end the panel
-                logger.exception("drawing the panel of %s", self._cluster.path)
-        if self.over:
-            self._ended()
+    def _draw_bar(self) -> None:
+        assert self._bar is not None
+        stop = Button(
+            name="stop", text="Stop the cluster", sure="Really stop? A run in progress ends",
+            tip="Ends the run in progress, then the pods; files stay", disabled=self.over or self._phase == "closing",
+        )  # fmt: skip
+        self._bar.draw([stop])
 
-    def _close(self) -> None:
-        act_in_thread(self._close_cluster, self._show, "cluster-stop")
 
-    def _close_cluster(self) -> None:
-        self._cluster.close()
-        self._note.value = ""
+@contextmanager
+def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
+    """Draw the pods as they come once a start takes long; in a terminal what it waits for. What is left is a line."""
+    begun, drawn_at = time.monotonic(), float("-inf")
+    screen = Screen()
 
-    def _show(self, words: str) -> None:
-        self._note.value = framed(blocks_html([Note(words, "hint")]))
+    def draw() -> None:
+        nonlocal drawn_at
+        now = time.monotonic()
+        if now - begun <= _PATIENCE_S or now - drawn_at < _DRAW_S:
+            return
+        drawn_at = now
+        if screen.is_notebook:
+            screen.show(to_bundle(cluster_doc(look_at(cluster))))
+        else:
+            line.update(Progress(state=RunState.STARTING, message=cluster.message))
+
+    with ProgressLine() as line:
+        yield draw
+    if screen.is_notebook and drawn_at > begun:
+        screen.show({"text/plain": f"{cluster.message}, {time.monotonic() - begun:.1f} s after the start"})

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from workbench.client.cluster import Cluster
 from workbench.client.compose.composition import FIELDS, Composition, FormField
 from workbench.client.compose.preview import PAGES, Page, Preview, count_memory, preview_of
-from workbench.display.kit.buttons import AskOnce, act_in_thread
+from workbench.display.kit.buttons import VIEW, Button, ButtonBar, act_in_thread, heard_at_once
 from workbench.display.kit.doc import Code, Doc, Note, blocks_html, to_html, to_text
-from workbench.display.kit.live import WIDGET, heard_at_once
+from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.templates import render
+from workbench.display.run.panel import show_run
 
 if TYPE_CHECKING:
     from workbench.client.run import Run
@@ -95,15 +97,20 @@ class Form:
         ]
         return Doc(blocks=[Code(text, title) for title, text in (*chosen, *self.preview.parts)])
 
-    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        bundle: dict[str, Any] = {"text/plain": str(self), "text/html": self._repr_html_()}
-        try:
-            import ipywidgets  # noqa: F401
-        except ImportError:
-            return bundle
-        heard_at_once(self.widget)
-        view = self.widget._repr_mimebundle_() or {}
-        return {**bundle, **{mime: data for mime, data in view.items() if mime == WIDGET}}
+    def _ipython_display_(self) -> None:
+        """Display what is chosen, and above it the form that chooses it where somebody can use it."""
+        name = uuid.uuid4().hex
+        if has_widgets():
+            heard_at_once(self.widget)
+            view = self.widget._repr_mimebundle_() or {}
+            put({"text/plain": "(the form: it needs the kernel)", VIEW: view[VIEW]}, f"{name}-form", update=False)
+        put(self._bundle(), name, update=False)
+        if self._view is not None:
+            self._view.stand(reserve(), lambda: put(self._bundle(), name))
+
+    def _bundle(self) -> dict[str, object]:
+        page = f'<div class="wb-picture wb-composed">{self._repr_html_()}</div>'
+        return {"text/plain": str(self), "text/html": page}
 
 
 class _FormView:
@@ -114,23 +121,22 @@ class _FormView:
         self._inputs = {f.name: _input(f, form.composition[f.name]) for fields in FIELDS.values() for f in fields}
         self._problems = {name: w.HTML(layout=w.Layout(display="none", margin="0 0 4px 9em")) for name in self._inputs}
         self._problems[""] = w.HTML(layout=w.Layout(display="none"))
-        self._batch, self._status, self._memory = w.HTML(), w.HTML(), w.HTML()
+        self._batch, self._memory = w.HTML(), w.HTML()
         self._counting = threading.Lock()
         self._pages = {title: w.HTML() for title in PAGES}
-        hidden = {"display": "none", "width": "auto"}
-        self._button = w.Button(description="Start", button_style="primary", icon="play")
-        self._close_button = AskOnce(
-            "Stop the pods", "Stop, really?", self._on_stop, icon="stop", layout=w.Layout(**hidden)
-        )
-        self._stop = self._close_button.widget
-        self._again = w.Button(description="Show the form", icon="edit", layout=w.Layout(**hidden))
-        self._panel, self._fields = w.Output(), w.HBox(layout=w.Layout(flex_flow="row wrap"))
+        self._bar = ButtonBar("buttons of the form", {"start": self._start, "again": self._unfold, "stop": self._close})
+        self._fields = w.HBox(layout=w.Layout(flex_flow="row wrap"))
+        self._is_busy = False
+        self._place = ""
+        self._draw_again: Callable[[], None] = lambda: None
         self.root = self._laid_out()
         for widget in self._inputs.values():
             widget.observe(self._on_choice, names="value")
-        self._button.on_click(lambda _button: self._on_start())
-        self._again.on_click(lambda _button: self._fold(False))
         self._draw(form.preview)
+
+    def stand(self, place: str, draw_again: Callable[[], None]) -> None:
+        """Note where the run is to be shown, and what draws again what stands there for a reader without a kernel."""
+        self._place, self._draw_again = place, draw_again
 
     def _laid_out(self) -> Any:
         import ipywidgets as w
@@ -144,13 +150,12 @@ class _FormView:
         right = [self._problems[""], self._batch, self._memory, tabs]
         right_half = w.VBox(right, layout=w.Layout(**{**half, "flex": "2 1 380px"}))
         self._fields.children = [w.VBox(column, layout=w.Layout(**half)), right_half]
-        row = w.Layout(flex_flow="row wrap", align_items="center")
-        buttons = w.HBox([self._button, self._again, self._stop, self._status], layout=row)
-        root = w.VBox([w.HTML(str(render("compose.html"))), self._fields, buttons, self._panel])
+        root = w.VBox([w.HTML(str(render("compose.html"))), self._fields, self._bar.widget])
         return root.add_class("workbench-compose").add_class("wb")
 
     def _on_choice(self, _change: object) -> None:
         self._draw(self._form.choose(Composition(**{name: widget.value for name, widget in self._inputs.items()})))
+        self._draw_again()
 
     def _draw(self, preview: Preview) -> None:
         for name, widget in self._problems.items():
@@ -163,9 +168,9 @@ class _FormView:
             page = preview.pages.get(title, Page())
             note = "A click marks it all, to copy into a cell." if title == PAGES[0] else page.note
             widget.value = _drawn(Code(page.text), Note(note))
-        self._button.disabled = bool(preview.problems)
+        self._draw_buttons()
         if preview.memory and not preview.is_counted and self._counting.acquire(blocking=False):
-            self._in_thread(self._count, "count")
+            act_in_thread(self._count, lambda words: self._bar.say(words, bad=True), "workbench-compose-count")
 
     def _draw_memory(self, preview: Preview) -> None:
         self._memory.value = _drawn(Note(preview.memory, "plain"))
@@ -181,55 +186,60 @@ class _FormView:
         finally:
             self._counting.release()
 
-    def _on_start(self) -> None:
-        self._button.disabled = True
-        self._lock(True)
-        self._in_thread(self._start, "start")
+    def _draw_buttons(self) -> None:
+        form, folded = self._form, self._fields.layout.display == "none"
+        buttons = [
+            Button(
+                name="start", text="Start", urgent=True, tip="Starts the pods and the run",
+                disabled=bool(form.preview.problems) or self._is_busy, hidden=folded,
+            ),
+            Button(name="again", text="Show the form", tip="Choose again", hidden=not folded),
+            Button(
+                name="stop", text="Stop the pods", sure="Stop, really?", tip="Ends the run in progress, then the pods",
+                hidden=form.cluster is None or form.run is None or form.cluster.phase in ("closed", "failed"),
+            ),
+        ]  # fmt: skip
+        self._bar.draw(buttons)
 
     def _start(self) -> None:
+        self._lock(True)
         done = threading.Event()
-        self._in_thread(lambda: self._show_progress(done), "progress")
+        progress = threading.Thread(target=self._show_progress, args=(done,), name="workbench-compose-progress")
+        progress.start()
         try:
             run = self._form.start()
         finally:
             done.set()
+            progress.join()
             self._lock(False)
-            self._button.disabled = bool(self._form.preview.problems)
-        self._show_status("")
-        self._panel.outputs = ({"output_type": "display_data", "data": run._repr_mimebundle_(), "metadata": {}},)
-        self._stop.layout.display = ""
+        self._bar.say("")
         self._fold(True)
+        show_run(run, place=self._place)
 
     def _show_progress(self, done: threading.Event) -> None:
         while not done.wait(_MESSAGE_S):
             cluster = self._form.cluster
-            self._show_status((cluster.message if cluster else "") or "starting")
+            self._bar.say((cluster.message if cluster else "") or "starting")
 
-    def _on_stop(self) -> None:
+    def _close(self) -> None:
         if (cluster := self._form.cluster) is not None:
-            self._in_thread(lambda: self._close(cluster), "close")
+            started = time.monotonic()
+            cluster.close()
+            self._bar.say(f"The pods are gone ({time.monotonic() - started:.1f} s); the run directory stays.")
+            self._draw_buttons()
 
-    def _close(self, cluster: Cluster) -> None:
-        started = time.monotonic()
-        cluster.close()
-        self._stop.layout.display = "none"
-        seconds = time.monotonic() - started
-        self._show_status(f"The pods are gone ({seconds:.1f} s); the run directory stays.")
-
-    def _in_thread(self, work: Callable[[], None], name: str) -> None:
-        act_in_thread(work, lambda words: self._show_status(words, "bad"), f"workbench-compose-{name}")
+    def _unfold(self) -> None:
+        self._fold(False)
 
     def _fold(self, folded: bool) -> None:
         self._fields.layout.display = "none" if folded else ""
-        self._button.layout.display = "none" if folded else ""
-        self._again.layout.display = "" if folded else "none"
+        self._draw_buttons()
 
     def _lock(self, locked: bool) -> None:
+        self._is_busy = locked
         for widget in self._inputs.values():
             widget.disabled = locked
-
-    def _show_status(self, text: str, kind: str = "plain") -> None:
-        self._status.value = _drawn(Note(text, kind))
+        self._draw_buttons()
 
 
 def _input(field: FormField, value: object) -> Any:

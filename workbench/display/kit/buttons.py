@@ -1,19 +1,24 @@
-"""What buttons do: ask once before they act, and act in a thread of their own, so that the notebook goes on."""
+"""Buttons beside a picture, one widget for all of them; what a click asks for is done in a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import WorkbenchError
 
-__all__ = ["AskOnce", "act_in_thread"]
+if TYPE_CHECKING:
+    from workbench.display.kit.live import Picture
+
+__all__ = ["VIEW", "Button", "ButtonBar", "act_in_thread", "heard_at_once"]
 
 logger = logging.getLogger(__name__)
-_SURE_S = 6.0
+VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: str) -> None:
@@ -31,31 +36,95 @@ def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: 
     threading.Thread(target=carry_out, name=name, daemon=True).start()
 
 
-class AskOnce:
-    """A button that asks once before it acts: the second click within some seconds is the one that counts."""
+def heard_at_once(widget: Any) -> Any:
+    """Let clicks on a widget and those inside it be heard while a cell runs, a waiting one above all; return it."""
+    comm: Any = getattr(widget, "comm", None)
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda _data, asked: asked
+    for child in getattr(widget, "children", ()):
+        heard_at_once(child)
+    return widget
 
-    def __init__(self, text: str, sure: str, act: Callable[[], None], **options: Any):
-        import ipywidgets as w
 
-        self.widget = w.Button(description=text, **options)
-        self.sure = sure
-        """What stands on it after the first click."""
-        self._text, self._act = text, act
-        self._style = str(options.get("button_style", ""))
-        self._asked_at: float | None = None
-        self.widget.on_click(lambda _: self.click())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Button:
+    """How a button looks now."""
 
-    def click(self) -> None:
-        """Do what a click does."""
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
-            self.widget.description, self.widget.button_style = self.sure, "danger"
-        else:
-            self.calm(now=True)
-            self._act()
+    name: str
+    text: str
+    tip: str
+    sure: str = ""
+    """What it asks before it acts: the second click within some seconds is the one that counts. Empty: it asks not."""
+    disabled: bool = False
+    hidden: bool = False
+    urgent: bool = False
+    """Whether it is what the user should look at."""
 
-    def calm(self, *, now: bool = False) -> None:
-        """Take the question back when it has stood for long, or now."""
-        if self._asked_at is not None and (now or time.monotonic() - self._asked_at > _SURE_S):
-            self._asked_at = None
-            self.widget.description, self.widget.button_style = self._text, self._style
+
+class ButtonBar:
+    """A row of buttons with room for a word on them, and for what they bring up."""
+
+    def __init__(self, label: str, actions: Mapping[str, Callable[[], object]]):
+        self.note = ""
+        """What went wrong, or what is being done."""
+        self._actions = actions
+        self._picture: Picture | None = None
+        self.widget = _bar_class()(label=label)
+        heard_at_once(self.widget)
+        self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether it shows something that was asked for, or that went wrong."""
+        return bool(self.note or self.widget.extra)
+
+    def bundle(self, picture: Picture) -> dict[str, object]:
+        """Return it as a notebook takes it, for the picture that it stands beside."""
+        self._picture = picture
+        self.widget.picture = picture.id
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return {"text/plain": f"({self.widget.label}: they need the kernel)", VIEW: view}
+
+    def draw(self, buttons: Sequence[Button]) -> None:
+        """Make the buttons look like that."""
+        self.widget.buttons = [asdict(button) for button in buttons]
+
+    def beat(self, count: int) -> None:
+        """Tell pages how often the picture was drawn: one that was loaded anew asks for it."""
+        self.widget.beat = count
+
+    def say(self, words: str, *, bad: bool = False) -> None:
+        """Put a word beside the buttons; empty takes it away."""
+        self.note = words
+        self.widget.note = {"text": words, "kind": "wb-hint" if bad else "wb-quiet"}
+
+    def bring_up(self, page: str) -> None:
+        """Show some HTML of our own below the buttons, until the user closes it."""
+        self.widget.extra = page
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Do what the page asks for."""
+        if act := self._actions.get(str(message.get("click"))):
+            act_in_thread(act, lambda words: self.say(words, bad=True), "button")
+        elif message.get("close"):
+            self.bring_up("")
+        elif self._picture is not None and (answer := self._picture.answer(message)):
+            self.widget.send(dict(answer))
+
+
+@cache
+def _bar_class() -> Any:
+    """Make the class of the widget, whose library is loaded only where there is somebody to click."""
+    import anywidget
+    import traitlets as t
+
+    class Bar(anywidget.AnyWidget):
+        _esm = files("workbench.display").joinpath("templates/buttons.js").read_text(encoding="utf-8")
+        label = t.Unicode().tag(sync=True)
+        buttons: Any = t.List().tag(sync=True)
+        note = t.Dict().tag(sync=True)
+        extra = t.Unicode().tag(sync=True)
+        picture = t.Unicode().tag(sync=True)
+        beat = t.Int().tag(sync=True)
+
+    return Bar

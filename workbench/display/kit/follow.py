@@ -1,4 +1,4 @@
-"""Draw how far a run, or the start of a cluster, is while someone waits for it."""
+"""Draw how far a run is while someone waits for it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Protocol
 
 from workbench.display.kit.line import ProgressLine
 from workbench.rundir.figures.progress import Progress
-from workbench.rundir.state import RunState
 
-__all__ = ["follow_run", "follow_start"]
+__all__ = ["follow_run"]
 
 # Working out the progress reads all events: it may take this part of the waiter's time, no more.
 _SHARE = 0.05
 _LEAST_S = 0.25
-_PATIENCE_S = 2.0  # a start that is over by then needs no words
 
 
 class _Followed(Protocol):
@@ -39,21 +37,3 @@ def follow_run(run: _Followed) -> Iterator[Callable[[], None]]:
     with ProgressLine() as line:
         yield draw
         line.update(run.progress)
-
-
-class _Started(Protocol):
-    @property
-    def message(self) -> str: ...
-
-
-@contextmanager
-def follow_start(cluster: _Started) -> Iterator[Callable[[], None]]:
-    """Draw what the start of a cluster waits for, once it takes long."""
-    begun = time.monotonic()
-
-    def draw() -> None:
-        if time.monotonic() - begun > _PATIENCE_S:
-            line.update(Progress(state=RunState.STARTING, message=cluster.message))
-
-    with ProgressLine() as line:
-        yield draw

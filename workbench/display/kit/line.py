@@ -52,7 +52,7 @@ class Screen:
         self.is_live = self.is_notebook or self._stream.isatty()
         self._display: Any = None
 
-    def show(self, bundle: Mapping[str, str]) -> None:
+    def show(self, bundle: Mapping[str, object]) -> None:
         """Draw into a notebook, in place of what was drawn before."""
         # Not as text with \r, where each drawing is a further output of the cell: nbclient's `coalesce_streams` joins
         # those when the cell ends but keeps the old indices of the displays behind them, and their next update is an

@@ -1,4 +1,4 @@
-"""Display live records: widgets, replaced by HTML in the end as a saved notebook cannot show them again; else text."""
+"""Pictures of what goes on: ordinary displays, drawn again in place, so that a saved notebook has the last one."""
 
 from __future__ import annotations
 
@@ -6,31 +6,38 @@ import importlib.util
 import logging
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from workbench.display.kit.doc import Doc, to_bundle
+from workbench.display.kit.doc import Doc, Note, to_bundle
 from workbench.display.kit.line import is_notebook
+from workbench.display.kit.templates import Markup
 
-__all__ = ["WIDGET", "Live", "LivePanel", "has_widgets", "heard_at_once"]
+if TYPE_CHECKING:
+    from workbench.display.kit.buttons import ButtonBar
+
+__all__ = ["NOTHING", "Picture", "Watched", "has_widgets", "put", "reserve", "show_live"]
 
 logger = logging.getLogger(__name__)
-WIDGET = "application/vnd.jupyter.widget-view+json"
+NOTHING: Mapping[str, object] = {"text/plain": "", "text/html": ""}
+_PARTS = ("buttons", "main", "image")  # in the order of the outputs
+_SHARE = 0.03  # of a core for drawing
+_MOST_S = 2.0
+_STILL_S = 30.0  # between two images while it goes on: each is drawn for whoever cannot see the rest
 
 
-class InFolder(Protocol):
-    """A record that has a directory of its own."""
+class Watched(Protocol):
+    """What a picture is of."""
 
     @property
-    def path(self) -> Path: ...
-
-
-class LivePanel(Protocol):
-    """Widgets that keep themselves up to date in a thread of their own."""
-
-    widget: Any
+    def name(self) -> str:
+        """What it is, for people who cannot see it."""
+        ...
 
     @property
     def over(self) -> bool:
@@ -38,78 +45,210 @@ class LivePanel(Protocol):
         ...
 
     @property
-    def in_use(self) -> bool:
-        """Whether the user has something open in it that plain HTML would take away."""
+    def clickable(self) -> bool:
+        """Whether its buttons still do something."""
         ...
 
-    def start(self) -> object:
-        """Begin to follow, unless that is done already."""
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two looks at least."""
+        ...
+
+    def look(self, *, at_once: bool) -> Doc:
+        """Read what is new and state it; `at_once` is what could wait too."""
+        ...
+
+    def still(self) -> bytes | None:
+        """Draw its plot as PNG for places that strip style and SVG; empty before there is one, None if never."""
+        ...
+
+    def bar(self) -> ButtonBar:
+        """Return its buttons, the same at each call."""
+        ...
+
+    def unfold(self, title: str, is_open: bool) -> None:
+        """Note what the user folded or unfolded in it."""
         ...
 
 
 def has_widgets() -> bool:
-    """Whether this process is a notebook's kernel and can make widgets."""
-    return is_notebook(sys.stdout) and importlib.util.find_spec("ipywidgets") is not None
+    """Whether somebody can click on what this cell shows.
+
+    A program that executes a notebook does not name the cell, as front ends do: it would save widgets that nobody can
+    use, and whose drawing comes from a network.
+    """
+    if not is_notebook(sys.stdout) or importlib.util.find_spec("anywidget") is None:
+        return False
+    from IPython.core.getipython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    return kernel is not None and "cellId" in kernel.get_parent().get("metadata", {})
 
 
-def heard_at_once(widget: Any) -> Any:
-    """Let clicks on a widget and those inside it be heard while a cell runs, a waiting one above all; return it."""
-    comm = getattr(widget, "comm", None)
-    if comm is not None and hasattr(comm, "_reply_subshell_for"):
-        comm._reply_subshell_for = lambda _data, asked: asked
-    for child in getattr(widget, "children", ()):
-        heard_at_once(child)
-    return widget
+def put(bundle: Mapping[str, object], name: str, *, update: bool = True) -> None:
+    """Display a bundle under a name, or replace what is displayed under it."""
+    from IPython.display import display
+
+    display(bundle, raw=True, display_id=name, update=update)  # type: ignore[no-untyped-call]
 
 
-class Live:
-    """The panels of one kind of record: one for each directory, however often it is displayed."""
+@dataclass(slots=True)
+class _Output:
+    """What is displayed under one name, in however many cells."""
 
-    def __init__(self, doc: Callable[[Any], Doc]):
-        self._doc = doc
-        self._panels: dict[Path, LivePanel] = {}
-        self._displays: dict[Path, list[str]] = {}
-        self._lock = threading.Lock()
+    name: str
+    sent: object = None
+    """What it shows, as far as a front end listened."""
+    kept: object = None
+    """What was sent at the end of a cell: a program that executes a notebook hears nothing between two cells."""
 
-    def bundle(self, record: InFolder, make: Callable[[], LivePanel] | None) -> dict[str, object]:
-        """Return a display bundle: text and HTML always, and the panel where one is wanted."""
-        path, bundle = record.path, to_bundle(self._doc(record))
-        if make is not None:
-            with self._lock:
-                panel = self._panels.get(path) or make()
-                self._panels[path] = panel
-            heard_at_once(panel.widget)
-            panel.start()
-            bundle[WIDGET] = {"version_major": 2, "version_minor": 0, "model_id": panel.widget.model_id}
-        return bundle
+    def show(self, what: object, bundle: Callable[[], Mapping[str, object]], *, keep: bool) -> bool:
+        if what == self.sent and (not keep or what == self.kept):
+            return False
+        put(bundle(), self.name)
+        self.sent, self.kept = what, what if keep else self.kept
+        return True
 
-    def show(self, record: InFolder, make: Callable[[], LivePanel] | None, *, keep: bool = False) -> None:
-        """Display a record."""
-        from IPython.display import display
+    def begin(self, what: object, bundle: Mapping[str, object], *, reserved: bool) -> None:
+        put(bundle, self.name, update=reserved)
+        self.sent, self.kept = what, None if reserved else what
 
-        name = uuid.uuid4().hex
-        bundle = self.bundle(record, make)
-        if WIDGET in bundle and not keep:
-            with self._lock:
-                self._displays.setdefault(record.path, []).append(name)
-        display(bundle, raw=True, display_id=name)  # type: ignore[no-untyped-call]
 
-    def settle(self, record: InFolder) -> None:
-        """Replace the displays of a record that has ended by plain HTML, unless the user has something open there."""
-        from IPython.display import display
+class Picture:
+    """One record as all cells show it; a thread draws it again until the record is over."""
 
-        path = record.path
+    def __init__(self, watched: Watched, place: str = ""):
+        self.watched = watched
+        self.id = place or uuid.uuid4().hex
+        self._buttons, self._main, self._image = (_Output(f"{self.id}-{part}") for part in _PARTS)
+        self._has_bar = self._keeps_bar = False
+        self._still: tuple[bytes | None, float] = (None, float("-inf"))
+        self._beat = 0
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last of it has been sent where nobody misses it."""
+        return self.watched.over and self._main.sent == self._main.kept is not None
+
+    def show(self, *, clicks: bool, keep_bar: bool = False, reserved: bool = False) -> None:
+        """Display it in this cell, or in the place that was `reserved`, with its buttons where somebody `clicks`."""
         with self._lock:
-            panel, names = self._panels.get(path), list(self._displays.get(path, ()))
-            if panel is None:
+            if clicks and (keep_bar or self.watched.clickable):
+                self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
+                self._buttons.begin("bar", self.watched.bar().bundle(self), reserved=reserved)
+            doc, image = self.watched.look(at_once=True), self._draw_still()
+            self._main.begin(self._essence(doc), self._bundle(doc), reserved=reserved)
+            if image is not None:
+                self._image.begin(image, self._image_bundle(image), reserved=reserved)
+        self.start()
+
+    def start(self) -> None:
+        """Begin to follow, unless that is done already."""
+        if self._thread is None and not self.watched.over:
+            self._thread = threading.Thread(target=self._loop, name=f"picture of {self.watched.name}", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop following; what is drawn stays. Idempotent."""
+        self._closing.set()
+
+    def refresh(self, *, keep: bool = False, at_once: bool = False) -> None:
+        """Draw what is new; at the end of a cell see to it that its notebook `keeps` it."""
+        with self._lock:
+            doc = self.watched.look(at_once=at_once)
+            if self._main.show(self._essence(doc), lambda: self._bundle(doc), keep=keep) and self._has_bar:
+                self.watched.bar().beat(self._beat)
+            if self.watched.over or time.monotonic() - self._still[1] > _STILL_S:
+                self._draw_still()
+            if (image := self._still[0]) is not None:
+                self._image.show(image, lambda: self._image_bundle(image), keep=keep)
+            if self._has_bar and not (self._keeps_bar or self.watched.clickable or self.watched.bar().in_use):
+                self._buttons.show("", lambda: NOTHING, keep=keep)
+
+    def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Do what the page asks for: `redraw` from one that was loaded anew, or what was folded or unfolded."""
+        with self._lock:
+            if fold := message.get("fold"):
+                self.watched.unfold(str(fold), bool(message.get("open")))
+                self.refresh()
+            if message.get("redraw"):
+                return {"html": self._bundle(self.watched.look(at_once=False))["text/html"]}
+        return None
+
+    def _bundle(self, doc: Doc) -> dict[str, object]:
+        if not self.watched.over:
+            doc = replace(doc, blocks=[*doc.blocks, Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")])
+        self._beat += 1
+        bundle = to_bundle(doc)
+        frame = Markup('<div class="wb-picture" data-wb="{}" data-beat="{}">{}</div>')
+        return {**bundle, "text/html": str(frame.format(self.id, self._beat, Markup(bundle["text/html"])))}
+
+    def _essence(self, doc: Doc) -> tuple[object, ...]:
+        return (doc, self.watched.over)
+
+    def _image_bundle(self, png: bytes) -> Mapping[str, object]:
+        words = {"text/plain": f"(plot of {self.watched.name})"}
+        return {**words, "image/png": b64encode(png).decode()} if png else NOTHING
+
+    def _draw_still(self) -> bytes | None:
+        self._still = (self.watched.still(), time.monotonic())
+        return self._still[0]
+
+    def _loop(self) -> None:
+        while not self._closing.is_set():
+            began = time.thread_time()
+            try:
+                self.refresh()
+            except Exception:  # thread boundary: one failed drawing must not end the picture
+                logger.exception("drawing the picture of %s", self.watched.name)
+            if self.watched.over:
                 return
-            if panel.over:
-                del self._panels[path]
-                self._displays.pop(path, None)
-        if panel.in_use:
-            return
+            self._closing.wait(max(self.watched.tick_s, min(_MOST_S, (time.thread_time() - began) / _SHARE)))
+
+
+_PICTURES: dict[Path, Picture] = {}
+
+
+def reserve() -> str:
+    """Display nothing where a picture is to come, from whichever thread, and return the place."""
+    place = uuid.uuid4().hex
+    for part in _PARTS:
+        put(NOTHING, f"{place}-{part}", update=False)
+    return place
+
+
+def show_live(path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = "") -> None:
+    """Display the record of a directory, which has one picture however often it is displayed.
+
+    Args:
+        path: The directory.
+        make: Makes what is to be looked at.
+        keep_bar: Whether its buttons stay after the end.
+        place: Where it was reserved that it be shown, by a cell in which somebody clicked; else it is this cell.
+    """
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    if not is_notebook(sys.stdout):
+        display(to_bundle(make().look(at_once=True)), raw=True)  # type: ignore[no-untyped-call]
+        return
+    picture = _PICTURES.get(path)
+    if picture is None or picture.watched.over:
+        picture = _PICTURES[path] = Picture(make(), place)
+    picture.show(clicks=bool(place) or has_widgets(), keep_bar=keep_bar, reserved=bool(place))
+    if (shell := get_ipython()) is not None:
+        shell.events.register("post_run_cell", _keep_all)
+
+
+def _keep_all(*_: object) -> None:
+    """Draw every picture once more, in the thread that executes cells and for the cell that ends."""
+    for path, picture in list(_PICTURES.items()):
         try:
-            for name in names:
-                display(to_bundle(self._doc(record)), raw=True, display_id=name, update=True)  # type: ignore[no-untyped-call]
-        except Exception:  # thread boundary: the widgets stay as they are
-            logger.exception("settling the display of %s", path)
+            picture.refresh(keep=True)
+        except Exception:  # thread boundary: between our code and the user's cell
+            logger.exception("drawing the picture of %s", path)
+        if picture.is_done:
+            del _PICTURES[path]

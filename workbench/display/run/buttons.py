@@ -1,108 +1,88 @@
-"""The buttons below a run's panel; each calls a method of the `Run` in a thread, so that the notebook goes on."""
+"""The buttons beside a run's picture; each calls a method of the `Run`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.base.shown import as_html
-from workbench.display.kit.buttons import AskOnce, act_in_thread
+from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Code, Fold, Note, blocks_html
 from workbench.display.kit.logs import clean, ranks_word
-from workbench.display.kit.style import framed
+from workbench.display.kit.style import styled
 from workbench.display.run.facts import RunFacts
 
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
-__all__ = ["Buttons", "stacks_html"]
+__all__ = ["RunButtons", "stacks_html"]
 
 _STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
 
 
-class Buttons:
-    """The row of buttons of a run, and the room below for what they bring up."""
+class RunButtons(ButtonBar):
+    """The buttons of a run."""
 
     def __init__(self, run: Run):
-        import ipywidgets as w
-
+        super().__init__(
+            "buttons of the run",
+            {"stop": self._stop, "kill": self._kill, "stacks": self._show_stacks, "board": self._show_board},
+        )
         self._run = run
-        wide = {"layout": w.Layout(width="auto")}
-        self._stop = w.Button(icon="pause", **wide)
-        self._kill = AskOnce(
-            "Kill", "", lambda: self._do("killing the run", run.cancel), icon="stop", tooltip="Ends all ranks at once",
-            **wide,
-        )  # fmt: skip
-        self._asked = ""
-        self._word(None)
-        self._stacks = w.Button(
-            description="Stacks", icon="bars", tooltip="Where every rank is now: why is it stuck?", **wide
-        )
-        self._board = w.Button(
-            description="TensorBoard", icon="line-chart", tooltip="Opens TensorBoard of this run here", **wide
-        )
-        self._note = w.HTML(layout=w.Layout(margin="0 0 0 8px"))
-        self._ended = False
-        self.extra = w.HTML(layout=w.Layout(width="auto"))
-        self._stop.on_click(lambda _: self._do(self._asked, run.stop))
-        self._stacks.on_click(lambda _: self._do("", self._show_stacks))
-        self._board.on_click(lambda _: self._do("", self._show_board))
-        row = w.Layout(display="flex", flex_flow="row wrap", align_items="center")
-        live = [self._stop, self._kill.widget, self._stacks, self._board, self._note]
-        self.widget = w.Box(live, layout=row)
-
-    @property
-    def showing(self) -> bool:
-        """Whether a button has brought something up that is still to be seen."""
-        return bool(self.extra.value)
+        self._ended, self._asked = False, ""
 
     def update(self, facts: RunFacts) -> None:
         """Enable what makes sense now; offer the stacks where no step came for a while."""
         ended = facts.state.is_terminal
-        self._word(facts.stop_grace_s)
         if ended and not self._ended:
             self._ended = True
-            self._say("")  # what was asked for has come to its end
-        for button in (self._stop, self._kill.widget, self._stacks):
-            if button.disabled != ended:
-                button.disabled = ended
+            self.say("")  # what was asked for has come to its end
         stuck = facts.hint.startswith(_STUCK) and not ended
-        text = "No step for a while: see where every rank is" if stuck else "Stacks"
-        if self._stacks.description != text:
-            self._stacks.description, self._stacks.button_style = text, "warning" if stuck else ""
-        self._kill.calm()
+        self._asked, stop, kill = _wording(facts.stop_grace_s)
+        stacks = Button(
+            name="stacks", text="No step for a while: see where every rank is" if stuck else "Stacks", urgent=stuck,
+            tip="Where every rank is now: why is it stuck?",
+        )  # fmt: skip
+        live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
+        self.draw([*live, Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")])
 
-    def _word(self, stop_grace_s: float | None) -> None:
-        """Say on the buttons what they do: to a trainer, or to a script, whose ranks have so long to end."""
-        if stop_grace_s is None:
-            words = "Stop after a checkpoint", "asked to stop after a checkpoint", "Really kill? Nothing is saved"
-            tip = "Ends training after the step in progress; the model is saved and brought back"
-        else:
-            words = "Ask to stop", "asked every rank to stop", "Really kill? Only what it wrote by now comes back"
-            tip = (
-                f"Asks every rank by a signal, and kills those that have not ended {stop_grace_s:g} s later; what they "
-                "wrote comes back"
-            )
-        if self._stop.description != words[0]:
-            self._stop.description, self._asked, self._kill.sure = words
-            self._stop.tooltip = tip
+    def _stop(self) -> None:
+        self.say(self._asked)
+        self._run.stop()
 
-    def _do(self, text: str, action: Callable[[], object]) -> None:
-        self._say(text)
-        act_in_thread(action, lambda words: self._say(words, bad=True), "panel-button")
+    def _kill(self) -> None:
+        self.say("killing the run")
+        self._run.cancel()
 
     def _show_stacks(self) -> None:
-        self._say("asking every rank …")
-        self.extra.value = framed(stacks_html(self._run.stacks()))
-        self._say("")
+        self.say("asking every rank …")
+        self.bring_up(styled(stacks_html(self._run.stacks())))
+        self.say("")
 
     def _show_board(self) -> None:
-        self._say("starting TensorBoard …")
-        self.extra.value = framed(as_html(self._run.tensorboard()))
-        self._say("")
+        self.say("starting TensorBoard …")
+        self.bring_up(styled(as_html(self._run.tensorboard())))
+        self.say("")
 
-    def _say(self, text: str, *, bad: bool = False) -> None:
-        self._note.value = framed(blocks_html([Note(text, "hint" if bad else "quiet")])) if text else ""
+
+def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
+    """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
+    asked, text = "asked to stop after a checkpoint", "Stop after a checkpoint"
+    tip = "Ends training after the step in progress; the model is saved and brought back"
+    sure = "Really kill? Nothing is saved"
+    if stop_grace_s is not None:
+        asked, text, sure = (
+            "asked every rank to stop",
+            "Ask to stop",
+            "Really kill? Only what it wrote by now comes back",
+        )
+        tip = (
+            f"Asks every rank by a signal, and kills those that have not ended {stop_grace_s:g} s later; what they "
+            "wrote comes back"
+        )
+    kill = Button(name="kill", text="Kill", sure=sure, tip="Ends all ranks at once")
+    return asked, Button(name="stop", text=text, tip=tip), kill
 
 
 def stacks_html(stacks: Mapping[int, str]) -> str:

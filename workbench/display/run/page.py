@@ -1,8 +1,8 @@
-"""A run as text and as HTML without widgets: the same facts, curves and logs. The live panel is of the same pieces."""
+"""A run as text and as HTML: the same facts, curves and logs, for a picture that goes on and for one that stays."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 from workbench.base.errors import RunError
 from workbench.base.table import facts as fact_table
@@ -11,19 +11,21 @@ from workbench.base.words import plain
 from workbench.client.run import Run
 from workbench.display.failure.fault import fault_text
 from workbench.display.kit.doc import Doc, Note, Raw
-from workbench.display.kit.logs import FoldedLine, fold, folded_text, ranks_word
+from workbench.display.kit.logs import fold, folded_text, ranks_word
 from workbench.display.kit.plots import CURVE_TITLES, curves_svg, memory_svg
 from workbench.display.kit.style import framed
 from workbench.display.kit.templates import Markup, macro
 from workbench.display.run.facts import RunFacts, facts_of
 from workbench.rundir.view import RunView
 
-__all__ = ["log_html", "memory_html", "part_html", "run_doc", "run_text", "run_view_doc"]
+__all__ = ["RunPage", "run_doc", "run_text", "run_view_doc"]
 
 _BAR = 30
 _TEXT_LINES = 10
 _PAGE_LINES = 60
+_FOLDED_LINES = 120  # of each rank
 _RANKS = 8
+Drawing = Callable[[], str]
 
 
 def run_doc(run: Run) -> Doc:
@@ -36,59 +38,90 @@ def run_doc(run: Run) -> Doc:
 
 def run_view_doc(view: RunView) -> Doc:
     """State a run as it was at its last look."""
-    return Doc(blocks=[Raw(html=framed(_page(view), view.state), text=run_text(view))], state=view.state)
+    return RunPage(view).doc()
 
 
 def run_text(view: RunView) -> str:
     """Draw a run as text."""
-    facts = facts_of(view)
-    rows = [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
-    parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{_drawn(facts.share)}] {facts.bar}"]
-    if facts.card:
-        parts.append(fault_text(facts.card))
-    parts += facts.receipt
-    lines = _folded(view)[-_TEXT_LINES:]
-    if lines:
-        parts += ["Last lines of the logs, by rank:", folded_text(lines, view.world_size)]
-    return "\n".join(parts)
+    return RunPage(view).text
 
 
-def part_html(name: str, facts: RunFacts) -> Markup:
-    """Draw a piece of the panel: head, bar, figures or receipt."""
-    return macro("run.html", name)(facts)
+class RunPage:
+    """What is stated of a run at one look."""
 
+    def __init__(
+        self,
+        view: RunView,
+        plot: Callable[[str, object, Drawing], str] = lambda _name, _state, draw: draw(),
+        folds: Mapping[str, bool] | None = None,
+    ):
+        """Take in the view as it is.
 
-def memory_html(view: RunView, facts: RunFacts) -> Markup:
-    """Draw the memory of each pod: its curve, and what it is and was at most."""
-    return macro("run.html", "memory")(_memory_kind(view), memory_svg(view), facts)
+        Args:
+            view: The run.
+            plot: Returns the plot of a name, which is to be drawn anew where its state is another than before.
+            folds: What the user has unfolded (or folded) in a picture that goes on, by its title: what is folded there
+                is drawn only when it is unfolded, and at the end.
+        """
+        self.facts = facts_of(view)
+        self._view, self._plot = view, plot
+        self._folds = {} if folds is None else folds
+        self._is_whole = folds is None or view.state.is_terminal
+        self._folded = fold({rank: view.log(rank).lines[-_FOLDED_LINES:] for rank in view.ranks})
 
+    def doc(self) -> Doc:
+        """State it."""
+        return Doc(blocks=[Raw(html=framed(self._html(), self._view.state), text=self.text)], state=self._view.state)
 
-def log_html(lines: Sequence[tuple[str, str]]) -> Markup:
-    """Draw the lines of a log, each with who printed it."""
-    return macro("run.html", "log")(lines)
+    @property
+    def text(self) -> str:
+        """Draw it as text."""
+        facts = self.facts
+        rows = [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
+        parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{_drawn(facts.share)}] {facts.bar}"]
+        if facts.card:
+            parts.append(fault_text(facts.card))
+        parts += facts.receipt
+        if lines := self._folded[-_TEXT_LINES:]:
+            parts += ["Last lines of the logs, by rank:", folded_text(lines, self._view.world_size)]
+        return "\n".join(parts)
 
+    def _html(self) -> Markup:
+        view, facts = self._view, self.facts
+        has_loss = len(view.curves["loss"]) or len(view.curves["eval_loss"])
+        return macro("run.html", "page")(
+            facts,
+            "GPU memory" if view.memory_kind == "cuda" else "memory",
+            self._curves() if has_loss else [],
+            self._memory() if facts.memory else "",
+            [(ranks_word(line.ranks, view.world_size), line.text) for line in self._folded[-_PAGE_LINES:]],
+            self._logs() if view.world_size > 1 else [],
+            self._folds,
+        )
 
-def _page(view: RunView) -> Markup:
-    facts = facts_of(view)
-    plots = [(title, svg) for name, title in CURVE_TITLES.items() if (svg := curves_svg(view, name))]
-    has_loss = len(view.curves["loss"]) or len(view.curves["eval_loss"])
-    logs = [(rank, view.log(rank).lines[-_PAGE_LINES:]) for rank in view.ranks[:_RANKS]] if view.world_size > 1 else []
-    return macro("run.html", "page")(
-        facts,
-        _memory_kind(view),
-        plots if has_loss else [],
-        memory_svg(view) if facts.memory else "",
-        [(ranks_word(line.ranks, view.world_size), line.text) for line in _folded(view)[-_PAGE_LINES:]],
-        [(rank, [("", line) for line in lines]) for rank, lines in logs if lines],
-    )
+    def _curves(self) -> list[tuple[str, str]]:
+        """Draw the curves, the loss first; of those that are folded away there is only the title while it goes on."""
+        curves = self._view.curves
+        drawn = []
+        for name, title in CURVE_TITLES.items():
+            points = [len(curves[name]), *([len(curves["eval_loss"])] if name == "loss" else [])]
+            if any(points):
+                wanted = self._is_whole or name == "loss" or self._folds.get(title)
+                svg = self._plot(name, points, lambda name=name: curves_svg(self._view, name)) if wanted else ""  # type: ignore[misc]
+                drawn.append((title, svg))
+        return drawn
 
+    def _memory(self) -> str:
+        samples = [len(host.gib) for host in self._view.memory.values()]
+        return self._plot("memory", samples, lambda: memory_svg(self._view))
 
-def _memory_kind(view: RunView) -> str:
-    return "GPU memory" if view.memory_kind == "cuda" else "memory"
-
-
-def _folded(view: RunView) -> Sequence[FoldedLine]:
-    return fold({rank: view.log(rank).lines for rank in view.ranks})
+    def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        titles = [(rank, f"log of rank {rank}") for rank in self._view.ranks[:_RANKS]]
+        wanted = [(rank, title, self._is_whole or bool(self._folds.get(title))) for rank, title in titles]
+        return [
+            (title, [("", line) for line in (self._view.log(rank).lines[-_PAGE_LINES:] if is_wanted else ())])
+            for rank, title, is_wanted in wanted
+        ]
 
 
 def _title(facts: RunFacts) -> str:

@@ -1,0 +1,100 @@
+"""The picture of a run in a real page: with its buttons, loaded anew, and reopened when no kernel is there any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from poll import until
+
+from tests.browser.conftest import notebook
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
+
+WRITE = f"""
+import sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
+from writtenrun import write_run
+from workbench.client.cluster import Cluster
+from workbench.client.run import Run
+from workbench.pods.local.pods import LocalPods
+written = write_run(Path(tempfile.mkdtemp()))
+written.state("running", "training")
+written.event("start", world_size=3)
+for step in range(1, 21):
+    written.step(step)
+for rank in range(3):
+    written.log(rank, f"rank {{rank}} is ready\\n")
+"""
+CLUSTER = "Cluster(LocalPods(), count=3, path=written.cluster.root)"
+RUN = "Run.load(written.paths.root)"
+STEP = "written.step(40)"
+END = """
+written.end(message="the end", steps=40)
+written.keeper("closed", alive=False)
+"""
+ERROR = "Error displaying widget"
+
+
+@pytest.fixture
+def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
+    """A notebook with a cluster and a run that goes on, shown."""
+    name = lab.add(notebook(WRITE, CLUSTER, RUN, STEP, END), f"{request.node.name}.ipynb")
+    book = open_book(name)
+    for cell in (0, 1, 2):
+        book.run(cell)
+    book.see(1, "pod-2", 60)
+    book.see(2, "20 of 100 steps", 60)
+    book.output(2).get_by_role("button", name="Kill").wait_for()
+    return book
+
+
+def save(book: Any) -> None:
+    book.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+    book.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+
+
+def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(shown: Any) -> None:
+    cell = shown.output(2)
+    assert cell.locator("img").count() == 1 and not cell.locator("img").is_visible()
+    shown.said(2)
+    cell.locator("summary", has_text="log of rank 1").click()
+    shown.see(2, "rank 1 is ready", 30)
+    cell.get_by_role("button", name="Kill").click()
+    cell.get_by_role("button", name="Really kill").wait_for()
+    shown.run(3)
+    shown.see(2, "40 of 100 steps", 30)
+    assert cell.locator("details[open] > summary", has_text="log of rank 1").count() == 1
+    shown.run(4)
+    shown.see(2, "the end", 30)
+    until(lambda: cell.get_by_role("button").count() == 0, 30)
+    assert cell.locator("svg.wb-plot").count() >= 4
+    assert "stopped" in shown.see(1, "Cluster closed", 30)
+
+
+def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str], Any]) -> None:
+    save(shown)
+    shown.page.close()
+    book = open_book(shown.name)
+    book.run(3)
+    book.see(2, "40 of 100 steps", 60)
+    book.output(2).get_by_role("button", name="Stacks").wait_for()
+
+
+def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Callable[[str], Any]) -> None:
+    save(shown)
+    shown.restart()
+    until(lambda: not shown.output(2).get_by_role("button", name="Kill").is_visible(), 30)
+    assert "20 of 100 steps" in shown.said(2)
+    shown.page.close()
+    book = open_book(shown.name)
+    assert "pod-2" in book.see(1, "Cluster ready", 60)
+    said = book.see(2, "20 of 100 steps", 60)
+    assert "as of" in said
+    book.page.wait_for_timeout(2000)  # by then widgets that are not there would say so
+    assert ERROR not in book.said(1) + book.said(2)
+    assert book.output(2).locator("svg.wb-plot").first.is_visible()
+    book.shoot(2, "reopened")

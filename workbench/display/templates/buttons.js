@@ -1,0 +1,101 @@
+// The buttons beside a picture. The picture is an output of its own: here is only what needs a kernel.
+const SURE_MS = 6000;
+
+function element(tag, className, attributes = {}) {
+  const made = Object.assign(document.createElement(tag), { className });
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function render({ model, el }) {
+  const row = element("div", "wb-row", { role: "toolbar", "aria-label": model.get("label") });
+  const note = element("span", "", { role: "status" });
+  const extra = element("div", "wb-extra");
+  const bar = element("div", "wb wb-buttons");
+  bar.append(row, extra);
+  el.append(bar);
+  const made = new Map();
+  const asked = new Map();
+
+  function calm(name) {
+    clearTimeout(asked.get(name));
+    asked.delete(name);
+    draw();
+  }
+
+  function click(name) {
+    const { sure } = model.get("buttons").find((each) => each.name === name);
+    if (sure && !asked.has(name)) {
+      asked.set(name, setTimeout(() => calm(name), SURE_MS));
+      draw();
+    } else {
+      calm(name);
+      model.send({ click: name });
+    }
+  }
+
+  function draw() {
+    for (const look of model.get("buttons")) {
+      if (!made.has(look.name)) {
+        const button = element("button", "", { type: "button" });
+        button.onclick = () => click(look.name);
+        made.set(look.name, button);
+        row.append(button);
+      }
+      const button = made.get(look.name);
+      button.textContent = asked.has(look.name) ? look.sure : look.text;
+      button.className = asked.has(look.name) ? "wb-sure" : look.urgent ? "wb-urgent" : "";
+      button.title = look.tip;
+      button.disabled = look.disabled;
+      button.hidden = look.hidden;
+    }
+    row.append(note);
+    const { text = "", kind = "" } = model.get("note");
+    Object.assign(note, { textContent: text, className: kind });
+  }
+
+  function bringUp() {
+    extra.innerHTML = model.get("extra");
+    if (!extra.innerHTML) return;
+    const close = element("button", "", { type: "button" });
+    close.textContent = "Close";
+    close.onclick = () => model.send({ close: true });
+    extra.prepend(close);
+  }
+
+  // A page that was loaded anew has the picture as it was saved: the kernel's updates go to the page before.
+  const pictures = () => document.querySelectorAll(`[data-wb="${model.get("picture")}"]`);
+  function compare() {
+    if ([...pictures()].some((each) => model.get("beat") > Number(each.dataset.beat) + 2)) model.send({ redraw: true });
+  }
+
+  function redraw({ html }) {
+    for (const each of pictures()) each.outerHTML = html;
+  }
+
+  function inPicture({ target }) {
+    const summary = target.closest?.("summary");
+    const copied = target.closest?.("[data-copy]");
+    const within = target.closest?.("[data-wb]")?.dataset.wb === model.get("picture");
+    if (within && summary) model.send({ fold: summary.textContent, open: !summary.parentElement.open });
+    if (within && copied) {
+      navigator.clipboard?.writeText(copied.dataset.copy).then(() => (copied.textContent = "copied"));
+    }
+  }
+
+  model.on("change:buttons change:note", draw);
+  model.on("change:extra", bringUp);
+  model.on("change:beat", compare);
+  model.on("msg:custom", redraw);
+  model.on("comm_live_update", () => bar.toggleAttribute("hidden")); // the kernel has gone, or is there again
+  document.addEventListener("click", inPicture);
+  draw();
+  bringUp();
+  const first = setTimeout(compare, 1000);
+  return () => {
+    clearTimeout(first);
+    document.removeEventListener("click", inPicture);
+  };
+}
+
+export default { render };
