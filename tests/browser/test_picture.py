@@ -87,7 +87,8 @@ def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str
 def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Callable[[str], Any]) -> None:
     save(shown)
     shown.restart()
-    until(lambda: not shown.output(2).get_by_role("button", name="Kill").is_visible(), 30)
+    shown.output(2).get_by_role("button", name="Stacks").click()
+    shown.see(2, "Run the cell again", 30)
     assert "20 of 100 steps" in shown.said(2)
     shown.page.close()
     book = open_book(shown.name)

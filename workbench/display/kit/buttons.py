@@ -103,13 +103,15 @@ class ButtonBar:
         self.widget.extra = page
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """Do what the page asks for."""
+        """Do what the page asks for, and let it know that somebody heard it."""
+        answer: Mapping[str, Any] = {}
         if act := self._actions.get(str(message.get("click"))):
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):
             self.bring_up("")
-        elif self._picture is not None and (answer := self._picture.answer(message)):
-            self.widget.send(dict(answer))
+        elif self._picture is not None:
+            answer = self._picture.answer(message)
+        self.widget.send({"heard": True, **answer})
 
 
 @cache

@@ -168,7 +168,7 @@ class Picture:
             if self._has_bar and not (self._keeps_bar or self.watched.clickable or self.watched.bar().in_use):
                 self._buttons.show("", lambda: NOTHING, keep=keep)
 
-    def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Do what the page asks for: `redraw` from one that was loaded anew, or what was folded or unfolded."""
         with self._lock:
             if fold := message.get("fold"):
@@ -176,7 +176,7 @@ class Picture:
                 self.refresh()
             if message.get("redraw"):
                 return {"html": self._bundle(self.watched.look(at_once=False))["text/html"]}
-        return None
+        return {}
 
     def _bundle(self, doc: Doc) -> dict[str, object]:
         if not self.watched.over:

@@ -1,5 +1,7 @@
 // The buttons beside a picture. The picture is an output of its own: here is only what needs a kernel.
 const SURE_MS = 6000;
+const PATIENCE_MS = 5000;
+const NO_ANSWER = "The kernel does not answer. Is it another one by now? Run the cell again.";
 
 function element(tag, className, attributes = {}) {
   const made = Object.assign(document.createElement(tag), { className });
@@ -23,6 +25,13 @@ function render({ model, el }) {
     draw();
   }
 
+  let answer;
+  function ask(message) {
+    clearTimeout(answer);
+    answer = setTimeout(() => Object.assign(note, { textContent: NO_ANSWER, className: "wb-hint" }), PATIENCE_MS);
+    model.send(message); // it raises where the kernel was started anew
+  }
+
   function click(name) {
     const { sure } = model.get("buttons").find((each) => each.name === name);
     if (sure && !asked.has(name)) {
@@ -30,7 +39,7 @@ function render({ model, el }) {
       draw();
     } else {
       calm(name);
-      model.send({ click: name });
+      ask({ click: name });
     }
   }
 
@@ -59,7 +68,7 @@ function render({ model, el }) {
     if (!extra.innerHTML) return;
     const close = element("button", "", { type: "button" });
     close.textContent = "Close";
-    close.onclick = () => model.send({ close: true });
+    close.onclick = () => ask({ close: true });
     extra.prepend(close);
   }
 
@@ -69,8 +78,9 @@ function render({ model, el }) {
     if ([...pictures()].some((each) => model.get("beat") > Number(each.dataset.beat) + 2)) model.send({ redraw: true });
   }
 
-  function redraw({ html }) {
-    for (const each of pictures()) each.outerHTML = html;
+  function hear({ html }) {
+    clearTimeout(answer);
+    if (html) for (const each of pictures()) each.outerHTML = html;
   }
 
   function inPicture({ target }) {
@@ -86,8 +96,7 @@ function render({ model, el }) {
   model.on("change:buttons change:note", draw);
   model.on("change:extra", bringUp);
   model.on("change:beat", compare);
-  model.on("msg:custom", redraw);
-  model.on("comm_live_update", () => bar.toggleAttribute("hidden")); // the kernel has gone, or is there again
+  model.on("msg:custom", hear);
   document.addEventListener("click", inPicture);
   draw();
   bringUp();
