@@ -59,7 +59,7 @@ def as_bundle(record: object) -> dict[str, object]:
 
 
 @singledispatch
-def as_live(record: object, **options: bool) -> None:
+def as_live(record: object, **options: object) -> None:
     """Display a record in a notebook and keep it up to date; what its options are, its drawing says."""
     _view(as_live, record, _no_view)(record, **options)
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.shown import as_live
 from workbench.client.cluster import Cluster
 from workbench.client.compose.composition import FIELDS, Composition, FormField
 from workbench.client.compose.preview import PAGES, Page, Preview, count_memory, preview_of
@@ -15,7 +16,6 @@ from workbench.display.kit.buttons import VIEW, Button, ButtonBar, act_in_thread
 from workbench.display.kit.doc import Code, Doc, Note, blocks_html, to_html, to_text
 from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.templates import render
-from workbench.display.run.panel import show_run
 
 if TYPE_CHECKING:
     from workbench.client.run import Run
@@ -214,7 +214,7 @@ class _FormView:
             self._lock(False)
         self._bar.say("")
         self._fold(True)
-        show_run(run, place=self._place)
+        as_live(run, place=self._place)
 
     def _show_progress(self, done: threading.Event) -> None:
         while not done.wait(_MESSAGE_S):
