@@ -1,4 +1,5 @@
-"""A stand-in of the model hub's HTTP API on loopback: what `huggingface_hub` calls to make a repository and fill it."""
+"""A stand-in of the hub's HTTP API on loopback: what `huggingface_hub` calls to make a repository of a model and fill
+it, and what it and `datasets` call to read one of rows."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +16,8 @@ from typing import Any
 __all__ = ["TOKEN", "Hub", "hub"]
 
 TOKEN = "hf_" + "a1" * 17
+COMMIT = "2" * 40
+Headers = dict[str, str]
 
 
 @dataclass(slots=True)
@@ -27,14 +30,40 @@ class Hub:
     """Whether a repository is private, by name."""
     files: dict[str, bytes] = field(default_factory=dict)
     """What was committed, by path; every byte of it came over HTTP."""
+    rows: dict[str, bytes] = field(default_factory=dict)
+    """The files of the dataset `me/rows`, which anybody may read."""
     stored: dict[str, bytes] = field(default_factory=dict)
     """Large files by their SHA-256."""
     asked: list[str] = field(default_factory=list)
     commits: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
-    def reply(self, method: str, path: str, body: bytes, token: str) -> tuple[int, object]:
+    def reply(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, object, Headers]:
         self.asked.append(f"{method} {path}")
+        if "/datasets/" in path:
+            return self.of_rows(path.partition("?")[0])
+        status, answer = self.of_models(method, path, body, headers.get("authorization", ""))
+        return status, answer, {}
+
+    def of_rows(self, path: str) -> tuple[int, object, Headers]:
+        repository, _, rest = path.partition("/datasets/")[2].partition("/rows/")
+        if repository != "me":
+            return 401, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+        kind, revision, *name = rest.split("/", 2)
+        assert revision in ("v1", COMMIT), path
+        match kind, name:
+            case "revision", []:
+                return 200, {"id": "me/rows", "sha": COMMIT, "private": False, "siblings": []}, {}
+            case "tree", []:
+                files = [{"type": "file", "path": n, "size": len(b), "oid": "3" * 40} for n, b in self.rows.items()]
+                return 200, files, {}
+            case "resolve", [file] if file in self.rows:
+                return 200, self.rows[file], {"ETag": '"3"', "X-Repo-Commit": COMMIT}
+            case "tree" | "resolve", _:
+                return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}
+        raise AssertionError(f"{path} is not what this version of datasets was read to ask")
+
+    def of_models(self, method: str, path: str, body: bytes, token: str) -> tuple[int, object]:
         if path.startswith("/store/"):
             return self.store(path.removeprefix("/store/"), body)
         if token != f"Bearer {TOKEN}":
@@ -121,16 +150,17 @@ def hub() -> Iterator[Hub]:
 
         def answer(self) -> None:
             try:
-                status, reply = held.reply(self.command, self.path, self.body(), self.headers.get("authorization", ""))
+                status, reply, headers = held.reply(self.command, self.path, self.body(), self.headers)
             except Exception as error:
                 errors.append(error)
-                status, reply = 500, {"error": repr(error)}
-            data = json.dumps(reply).encode()
+                status, reply, headers = 500, {"error": repr(error)}, {}
+            data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            for name, value in {"Content-Type": "application/json", **headers}.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            self.wfile.write(b"" if self.command == "HEAD" else data)
 
         def body(self) -> bytes:
             if self.headers.get("transfer-encoding") == "chunked":

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 from forkedruns import Plan, run_all
+from hubstandin import hub
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
 from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.data.sources.read import read_rows
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
 
 Rows = Sequence[Mapping[str, Any]]
 ROWS: Rows = [
@@ -273,6 +277,52 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(t
 
     rows = load_hub(made.hub)
     assert [[row.target for row in part] for part in (rows.train, rows.eval)] == [targets(part) for part in read]
+
+
+@pytest.mark.long
+def test_a_dataset_of_the_hub_is_asked_over_http_before_a_run_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    for name in (
+        "HF_HUB_OFFLINE",
+        "HF_DATASETS_OFFLINE",
+        "HF_TOKEN",
+        "HTTP_PROXY",
+        "http_proxy",
+        "ALL_PROXY",
+        "all_proxy",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("workbench.jobs.data.sources.hub._REMOTE_S", 300.0)  # this machine may be busy
+    with hub() as held:
+        monkeypatch.setenv("HF_ENDPOINT", held.url)
+        held.rows = {
+            f"{split}.jsonl": json.dumps({**ROWS[0], "sumary": "s"}).encode() + b"\n" for split in ("train", "test")
+        }
+        # A revision of one's own: of `main`, `datasets` asks another host for what it has exported.
+        value = {"kind": "hub", "name": "me/rows", "revision": "v1", "eval_split": "test"}
+
+        def made(**options: object) -> Mapping[str, Any]:
+            job = FineTune(dataset={**value, **options})
+            run = prepare_run(RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / f"run-{len(options)}")
+            return dict(json.loads(run.paths.job.read_text()))
+
+        with pytest.raises(
+            ConfigError, match=r"me/rows, split train, row 0: the column for 'source', 'artcle' .*'article'"
+        ):
+            made(columns={**COLUMNS, "source": "artcle"})
+        assert not list(tmp_path.glob("run-*")) and any("train.jsonl" in line for line in held.asked)
+        assert made(columns=COLUMNS)["hub"]["columns"] == COLUMNS
+        # Without columns, the nearest form is named; what others may read alone is left to the pods.
+        held.rows = dict.fromkeys(held.rows, b'{"dialogue": "a", "sumary": "b", "id": 3}\n')
+        with pytest.raises(
+            ConfigError, match=r"row 0: no known form .*'dialogue', 'sumary', 'id'; the nearest .*'summary' is"
+        ):
+            made()
+        value["name"] = "you/rows"
+        assert made(eval_share=0.1, seed=1, limit=9)["hub"]["name"] == "you/rows"
 
 
 def test_a_hub_that_cannot_be_reached_from_here_is_left_to_the_pods(

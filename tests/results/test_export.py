@@ -184,7 +184,8 @@ def test_a_push_arrives_byte_by_byte_with_a_model_card(whole: Run, standin: Hub,
     assert str(whole.path) not in card
     assert "127.0.0.2" not in card
     assert pushed.url == f"{standin.url}/me/model"
-    assert [path.name for path in tmp_path.iterdir()] == ["same"]  # nothing of the temporary folder is left
+    left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # of torch's own
+    assert left == ["same"], "nothing of the temporary folder is left"
     assert not any(TOKEN in text for text in (str(pushed), repr(pushed), card, *map(str, standin.commits)))
 
 

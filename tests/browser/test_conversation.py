@@ -1,0 +1,62 @@
+"""A chat below a cell: what is typed, answers while they are written, and what is left when the kernel is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import notebook
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
+
+CHAT = """
+import time
+from pathlib import Path
+from workbench.base.errors import RunError
+from workbench.results.answers.conversation import Conversation
+
+HALF = {"before training": "The the of, ", "after training": "SELECT name\\nFROM table_1 "}
+
+def ask(name, turns, on_text):
+    if turns[-1]["content"] == "fail":
+        raise RunError("the process that holds the model ended (killed by signal 9)")
+    on_text(HALF[name])
+    while not Path(name).exists():  # so that the test sees a half
+        time.sleep(0.05)
+    on_text("WHERE a < <b>5</b>")
+    return HALF[name] + f"WHERE a < <b>5</b> -- {len(turns)} turns, " + "a long answer goes on and on, " * 12
+
+chat = Conversation(["before training", "after training"], ask)
+chat
+"""
+
+
+def test_a_message_is_typed_and_answers_are_written_beside_each_other(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
+    book = open_book(lab.add(notebook(CHAT), "chat.ipynb"))
+    book.run(0)
+    field = book.output(0).get_by_placeholder("Write, and press Enter")
+    field.wait_for(timeout=60_000)
+    book.shoot(0, "chat-empty")
+    field.fill("Which names are there where a is below <b>5</b>?")
+    field.press("Enter")
+    seen = book.see(0, "The the of,")
+    assert "SELECT" not in seen and "Which names are there" in seen
+    assert field.is_disabled()
+    book.shoot(0, "chat-streaming")
+    (lab.folder / "before training").touch()
+    book.see(0, "FROM table_1")
+    (lab.folder / "after training").touch()
+    seen = book.see(0, "-- 1 turns")
+    assert "WHERE a < <b>5</b>" in seen and book.output(0).locator("b", has_text="5").count() == 0
+    field.fill("And then?")
+    field.press("Enter")
+    book.see(0, "-- 3 turns")
+    field.fill("fail")
+    field.press("Enter")
+    book.see(0, "killed by signal 9")
+    book.shoot(0, "chat")
+    assert not book.is_wider_than_its_place(0)
