@@ -7,9 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from workbench import display
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.rundir.paths import RunPaths
 
+_SORT = Path(display.__file__).parent / "templates" / "sort.js"
+SORT = f"<script>{_SORT.read_text().rstrip()}</script>"
+"""The one script that a page of ours may hold."""
 SAMPLE = Path(__file__).resolve().parent / "samples" / "flops_profile.txt"
 
 
@@ -100,7 +104,7 @@ class Page(HTMLParser):
         self.rows: list[list[str]] = []
         self._parts: list[str] = []
         self._open: list[str] = []
-        self.feed(text)
+        self.feed(text.replace(SORT, ""))
         self.text = " ".join(" ".join(self._parts).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

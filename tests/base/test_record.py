@@ -128,7 +128,9 @@ def test_a_record_is_a_value() -> None:
         ship.replace(boats=-1)
     with pytest.raises(AttributeError, match="replace"):
         ship.boats = 5  # type: ignore[misc]
-    assert repr(Engine()) == str(Engine()) == "Engine(power=1)"
+    assert repr(Engine(power=2)) == str(Engine(power=2)) == "Engine(power=2)"
+    assert repr(Engine()) == "Engine()", "what is as it is by default is left out"
+    assert repr(ship) == "Ship(name='A', boats=2)"
 
 
 def test_help_shows_every_option() -> None:

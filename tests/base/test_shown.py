@@ -58,12 +58,12 @@ def test_a_record_prints_plainly_where_display_cannot_be_imported() -> None:
         "import sys; sys.modules['workbench.display'] = None\n"
         "from workbench.base.shown import as_page, follow\n"
         "from workbench.base.table import facts\n"
-        "grid = facts('Facts', [('a', '<b>')])\n"
+        "grid = facts('<b>', [('a', 'b')])\n"
         "print(str(grid) == repr(grid), grid._repr_html_(), sorted(grid._repr_mimebundle_()))\n"
         "with follow(grid) as draw: draw()\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("True <pre>Grid(columns=")
+    assert run.stdout.startswith("True <pre>Grid(1 row: ")
     assert "&lt;b&gt;" in run.stdout and run.stdout.endswith("['text/html', 'text/plain']\n")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from benchrows import Page, make_row, mixed_rows, repeated_rows
 
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
+from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
 from workbench.display.benchmark.sheet import Sheet, sheet_of
@@ -37,7 +39,7 @@ def test_every_figure_of_the_html_is_the_row_s() -> None:
             if value is None:
                 assert text == "–"
             else:
-                shown = float(text.replace(",", "")) * figures.size
+                shown = float(text.removeprefix("★ ").replace(",", "")) * figures.size
                 assert math.isclose(shown, value, abs_tol=0.5001 * figures.size * 10**-figures.decimals)
 
 
@@ -50,7 +52,7 @@ def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
     units = {figures.column.field: figures.unit for figures in sheet.figures}
     assert (units["duration_s"], units["peak_memory_gib"], units["efficiency"]) == ("s", "GiB", "%")
     page = Page(benchmark_html(groups(rows)))
-    assert "duration s to first step s samples/s" in page.text
+    assert "duration s to first step s" in page.text
     assert "�" not in page.text
     slow = sheet_of(groups([replace(row, duration_s=7200.0) for row in rows]))
     assert next(f for f in slow.figures if f.column.field == "duration_s").of(slow.lines[0].row) == "120.0"
@@ -58,7 +60,7 @@ def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
 
 def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
     for said in (Page(benchmark_html(groups(mixed_rows()))).text, benchmark_text(groups(mixed_rows()))):
-        assert "Not measured here: padded tokens/s, TFLOPS per device, MFU, host memory, perplexity" in said
+        assert "Not measured here: perplexity, exact match, padded tokens/s, TFLOPS per device, MFU, host" in said
     assert "perplexity" not in [f.column.title for f in sheet_of(groups(mixed_rows())).figures]
 
 
@@ -162,6 +164,58 @@ def test_foreign_text_stays_text() -> None:
     for page in (benchmark_html(groups(rows), live={}), live_html(lines_of(rows))):
         assert not [tag for tag, _ in Page(page).tags if tag == "script"]
     assert EVIL in Page(benchmark_html(groups(rows))).text
+
+
+def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_first() -> None:
+    rows = [make_row("ddp", 1, 100.0), make_row("zero1", 1, 90.0), make_row("zero1", 3, 250.0)]
+    sheet = sheet_of(groups(rows))
+    assert [figures.column.field for figures in sheet.figures][:3] == ["samples_per_s", "speed_up", "efficiency"]
+    assert not {"slots", "global_batch", "steps", "epochs"} & {figures.column.field for figures in sheet.figures}
+    assert sheet.parts[0].same.startswith("model tiny-t5, global batch 24, steps 20, ")
+    assert sheet.parts[0].same.endswith("slots 1 a pod, epochs 0.480")
+    page, text = Page(benchmark_html(groups(rows))), benchmark_text(groups(rows))
+    assert "model tiny-t5" in page.text
+    assert [row[:4] for row in page.rows if row[:1] == ["1"]] == [["1", "ddp", "1", "✓ succeeded"]]
+    assert "model  " not in text.partition("Published")[0]
+    other = sheet_of(groups([*rows, make_row("zero1", 2, 170.0, slots=4, key="four")]))
+    assert "slots" in [figures.column.field for figures in other.figures]
+
+
+def test_the_best_figure_of_a_part_is_marked_unless_it_cannot_be_told_apart() -> None:
+    rows = repeated_rows({"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]})
+    rows = [replace(row, eval_loss=2.0 if row.technique == "zero3" else 3.0) for row in rows]
+    sheet = sheet_of(groups(rows))
+
+    def best(field: str) -> list[bool]:
+        return [line.best[[f.column.field for f in sheet.figures].index(field)] for line in sheet.lines]
+
+    assert best("samples_per_s") == [True, True, False], "the ranges of the first two overlap"
+    assert best("eval_loss") == [False, False, True]
+    assert best("predicted_memory_gib") == best("train_loss") == [False] * 3, "nothing is better, or all are equal"
+    for drawn in (benchmark_text(groups(rows)), Page(benchmark_html(groups(rows))).text):
+        assert "★ 115.0" in drawn
+        assert "★ 51.0" not in drawn
+
+
+def test_rows_that_differ_in_an_option_alone_say_which_while_they_run_too() -> None:
+    rows = [
+        make_row("single", 1, 9.0, key=f"k{n}", global_batch=n, spec={"job": {"max_source_length": n}})
+        for n in (4096, 2048)
+    ]
+    assert [line.label for line in lines_of(rows)] == [
+        "tiny-t5 single on 1 pod, max_source_length 4096", "tiny-t5 single on 1 pod, max_source_length 2048",
+    ]  # fmt: skip
+    assert [line.extra for line in sheet_of(groups(rows)).lines] == ["max_source_length 4096", "max_source_length 2048"]
+
+
+def test_a_benchmark_is_a_data_frame() -> None:
+    rows = (make_row("ddp", 1, 100.0), make_row("ddp", 2, 150.0), make_row("zero1", 1, None, outcome=Outcome.FAILED))
+    frame = BenchmarkResult(name="b", folder=Path(), rows=rows).to_dataframe()
+    assert list(frame["technique"]) == ["ddp", "ddp", "zero1"]
+    assert list(frame["speed_up"].dropna()) == [1.0, 1.5]
+    assert list(frame["peak_memory_gib"]) == [0.5, 0.51, 0.5]
+    assert list(frame["seed"]) == [7, 7, 7]
+    assert "spec" not in frame.columns
 
 
 def running() -> tuple[list[BenchmarkRow], dict[str, Progress]]:

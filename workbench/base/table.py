@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from workbench.base.shown import Shown
-from workbench.base.words import plain
+from workbench.base.words import counted, middle_cut, plain
 
-__all__ = ["Cell", "Grid", "Marked", "cell_text", "facts", "text_table"]
+__all__ = ["Bar", "Cell", "Grid", "Key", "Marked", "bar_parts", "cell_text", "facts", "text_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,25 @@ class Marked:
     """Each piece of the text and whether it is marked; a blank stands between two pieces."""
 
 
-Cell = str | Marked
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A stack of parts against a limit, drawn as long as its share of the column's width."""
+
+    parts: tuple[tuple[str, float], ...]
+    """What each part is, and its share of the width; what is too much for the width is cut."""
+    limit: float | None = None
+    """The share at which the limit stands."""
+    words: str = ""
+    """The same in words, for those who cannot see it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+Cell = str | Marked | Bar
+_BAR = 24  # letters
+Key = float | str | None
+"""What a cell is sorted by; None, for what is not known, comes last either way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Grid(Shown):
     """A table for people."""
 
@@ -35,6 +50,14 @@ class Grid(Shown):
     whole: Collection[str] = ()
     """Titles of the columns whose cells stay on one line in HTML; where that is too wide, the table's place scrolls."""
     caption: str = ""
+    cut: Collection[str] = ()
+    """Titles of the columns whose long cells are cut in the middle; in HTML a title holds the whole."""
+    keys: Sequence[Sequence[Key]] = ()
+    """By row and column, what a click on a column's title sorts the HTML by; without any, it has no such titles."""
+
+    def __repr__(self) -> str:
+        titles = ", ".join(filter(None, self.columns)) or self.caption
+        return plain(f"Grid({counted(len(self.rows), 'row')}{': ' if titles else ''}{titles})")
 
 
 def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:
@@ -52,7 +75,8 @@ def text_table(grid: Grid, width: int = 60) -> str:
         pod-0  1.5
         a       12
     """
-    rows = [[_wrapped(cell_text(cell), width) for cell in row] for row in grid.rows]
+    cut = [title in grid.cut for title in grid.columns]
+    rows = [[_wrapped(cell_text(cell, cut[n]), width) for n, cell in enumerate(row)] for row in grid.rows]
     titles = [[plain(title)] for title in grid.columns]
     widths = [max(_width(line) for row in (titles, *rows) for line in row[i]) for i in range(len(titles))]
     aligned = [title in grid.right for title in grid.columns]
@@ -61,15 +85,44 @@ def text_table(grid: Grid, width: int = 60) -> str:
         lines += [*_drawn(titles, widths, aligned), "  ".join("-" * w for w in widths)]
     for row in rows:
         lines += _drawn(row, widths, aligned)
+    if parts := bar_parts(grid):
+        lines.append(", ".join(f"{name[:1]} {name}" for name in parts))
     return "\n".join(lines)
 
 
-def cell_text(cell: Cell) -> str:
-    """Write a cell on one line; marked words stand in brackets."""
+def bar_parts(grid: Grid) -> list[str]:
+    """Return what the bars of a table are made of, each part once."""
+    bars = [cell for row in grid.rows for cell in row if isinstance(cell, Bar)]
+    return list(dict.fromkeys(name for bar in bars for name, share in bar.parts if share > 0))
+
+
+def cell_text(cell: Cell, cut: bool = False) -> str:
+    """Write a cell on one line, maybe cut in the middle; marked words stand in brackets."""
     match cell:
         case Marked(parts):
             return " ".join(f"[{plain(text)}]" if marked else plain(text) for text, marked in parts)
-    return plain(cell)
+        case Bar():
+            return _bar_text(cell)
+    return middle_cut(plain(cell)) if cut else plain(cell)
+
+
+def _bar_text(bar: Bar) -> str:
+    """Draw a bar, a letter for each part.
+
+    Example:
+        >>> _bar_text(Bar((("parameters", 0.25), ("logits", 0.125)), limit=0.75))
+        'pppppplll.........|......'
+    """
+    drawn = ""
+    reached = 0.0
+    for name, share in bar.parts:
+        reached = min(1.0, reached + share)
+        drawn += name[:1] * (round(reached * _BAR) - len(drawn))
+    drawn = f"{drawn:.<{_BAR}}"
+    if bar.limit is None:
+        return drawn
+    at = round(min(1.0, bar.limit) * _BAR)
+    return f"{drawn[:at]}|{drawn[at:]}"
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 __all__ = [
-    "UNKNOWN", "count", "counted", "duration", "gib", "number", "percent", "plain", "printable", "ratio", "scaled",
-    "short_list", "size", "yes_no",
+    "UNKNOWN", "count", "counted", "duration", "gib", "middle_cut", "number", "percent", "plain", "printable", "ratio",
+    "scaled", "short_list", "size",
 ]  # fmt: skip
 
 UNKNOWN = "–"
@@ -76,6 +76,17 @@ def short_list(names: Sequence[object], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
+def middle_cut(text: str, most: int = 24) -> str:
+    """Cut a long text in the middle, as paths differ at their ends.
+
+    Example:
+        >>> middle_cut("/home/me/models/tiny-t5", most=16)
+        '/home…ls/tiny-t5'
+    """
+    front = most // 3
+    return text if len(text) <= most else f"{text[:front]}…{text[front + 1 - most :]}"
+
+
 def number(value: float | None) -> str:
     """Write a number with four significant digits.
 
@@ -104,11 +115,6 @@ def ratio(one: float | None, other: float | None) -> str:
         ('1.5 x', '–', '–')
     """
     return UNKNOWN if not one or other is None else f"{other / one:.3g} x"
-
-
-def yes_no(value: bool | None) -> str:
-    """Write a verdict as a word."""
-    return UNKNOWN if value is None else "yes" if value else "no"
 
 
 def scaled(value: float | None, unit: str = "") -> str:

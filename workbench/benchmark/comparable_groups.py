@@ -10,7 +10,7 @@ from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
-__all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups"]
+__all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups", "names_of"]
 
 FIGURES = (
     *("duration_s", "train_runtime_s", "time_to_first_step_s", "samples_per_s", "useful_tokens_per_s"),
@@ -90,8 +90,9 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
     for _, members in grouped:
         members.sort(key=lambda row: order[id(row)])
     grouped.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
+    names = names_of(given)
     return tuple(
-        Group(same=_for_people(same), summaries=_summaries(members), difference=_difference(grouped[0][0], same))
+        Group(same=_for_people(same), summaries=_summaries(members, names), difference=_difference(grouped[0][0], same))
         for same, members in grouped
     )
 
@@ -132,12 +133,15 @@ def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
     return ", ".join(parts)
 
 
-def _summaries(rows: Sequence[BenchmarkRow]) -> tuple[Summary, ...]:
+def _summaries(rows: Sequence[BenchmarkRow], names: Mapping[str, str]) -> tuple[Summary, ...]:
     by_key: dict[str, list[BenchmarkRow]] = {}
     for row in rows:
         by_key.setdefault(row.key or row.name, []).append(row)
-    names = _names([members[0] for members in by_key.values()])
-    folded = [_fold(name, members) for name, members in zip(names, by_key.values(), strict=True)]
+    short = [names[key] for key in by_key]
+    folded = [
+        _fold(names[key] if short.count(names[key]) == 1 else f"{names[key]}, {key[:6]}", members)
+        for key, members in by_key.items()
+    ]
     return tuple(_sped_up(summary, folded) for summary in folded)
 
 
@@ -179,14 +183,21 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
     return next(nearest, None) or next(iter(candidates), None)
 
 
-def _names(rows: Sequence[BenchmarkRow]) -> list[str]:
-    short = [f"{row.technique} on {counted(row.pods, 'pod')}" for row in rows]
-    jobs = [part(row.spec, "job") for row in rows]
-    named = []
-    for row, name, job in zip(rows, short, jobs, strict=True):
-        twins = [other for other, its in zip(jobs, short, strict=True) if its == name]
-        varied = [key for key in job if key != "technique" and any(twin.get(key) != job[key] for twin in twins)]
-        extra = [f"{key.removeprefix('per_device_')} {job[key]}" for key in varied]
-        lost = len(twins) > 1 and not extra
-        named.append(", ".join([name, *extra, *([row.key[:6] or row.name] if lost else [])]))
+def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
+    """Return what tells each row from the others of its model, in words, by its key (or its name where it has none)."""
+    firsts: dict[str, BenchmarkRow] = {}
+    for row in rows:
+        firsts.setdefault(row.key or row.name, row)
+    short = {key: f"{row.technique} on {counted(row.pods, 'pod')}" for key, row in firsts.items()}
+    jobs = {key: part(row.spec, "job") for key, row in firsts.items()}
+    named = {}
+    for key, row in firsts.items():
+        twins = [k for k, other in firsts.items() if (short[k], other.model) == (short[key], row.model)]
+        varied = [name for name in jobs[key] if name != "technique" and any(_varies(name, key, k, jobs) for k in twins)]
+        extra = [f"{name.removeprefix('per_device_')} {jobs[key][name]}" for name in varied]
+        named[key] = ", ".join([short[key], *extra])
     return named
+
+
+def _varies(name: str, key: str, other: str, jobs: Mapping[str, Mapping[str, object]]) -> bool:
+    return jobs[key][name] != jobs[other].get(name)

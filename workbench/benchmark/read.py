@@ -21,6 +21,7 @@ from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.advice.shortage import shortage_of
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import Measurements, RunFault
@@ -58,6 +59,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         name=text(info.get("id")) or run_dir.name,
         outcome=outcome,
         path=run_dir,
+        title=read_label(paths).name,
         spec=spec,
         key=text(note.get("key")) or (key_of(spec) if part(spec, "job") else ""),
         repeat=whole(note.get("repeat")) or 0,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from workbench.base.frame import data_frame
+from workbench.base.json_values import part
 from workbench.base.shown import Shown
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = ["BenchmarkPlots", "BenchmarkResult"]
 
@@ -28,6 +34,24 @@ class BenchmarkResult(Shown):
     def groups(self) -> tuple[Group, ...]:
         """The rows that may be compared, together; repeats folded, speed-up and efficiency filled."""
         return groups(self.rows)
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the rows as a pandas DataFrame, one a run, with the units in the names of the columns.
+
+        Columns are the fields of `BenchmarkRow`, `device`, `devices`, `seed` and `commit`, and `option.NAME` for each
+        option of the job in which rows differ. `speed_up` and `efficiency` are those of the row's repeats together.
+        """
+        folded = {id(row): summary.row for group in self.groups for summary in group.summaries for row in summary.rows}
+        jobs = [part(row.spec, "job") for row in self.rows]
+        varied = [name for job in jobs[:1] for name in job if len({str(other.get(name)) for other in jobs}) > 1]
+        rows = []
+        for row, job in zip(self.rows, jobs, strict=True):
+            its = folded[id(row)]
+            facts = {**row.to_dict(), "speed_up": its.speed_up, "efficiency": its.efficiency}
+            facts = {name: value for name, value in facts.items() if name not in ("spec", "provenance")}
+            facts |= {name: getattr(row.provenance, name) for name in ("device", "devices", "seed", "commit")}
+            rows.append(facts | {f"option.{name}": job.get(name) for name in varied})
+        return data_frame(rows)
 
     @property
     def from_disk(self) -> tuple[BenchmarkRow, ...]:

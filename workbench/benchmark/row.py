@@ -61,6 +61,8 @@ class BenchmarkRow(Measurements):
     outcome: Outcome
     path: Path | None = None
     """The run directory; None for a row that never started."""
+    title: str = ""
+    """What somebody called its run, by `run.name = …`."""
     spec: Mapping[str, object] = field(default_factory=dict)
     """What was asked, as `spec.json` holds it: `{"cluster": …, "job": …}`; it runs this row again alone."""
     key: str = ""

@@ -13,7 +13,7 @@ from workbench.base.files import read_json
 from workbench.base.json_values import text
 from workbench.base.shown import Shown
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain
+from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.results.profile import compare as profiles
@@ -54,7 +54,7 @@ class RunComparison(Shown):
         asked = [_options(run.view.spec) for run in self.runs]
         names = dict.fromkeys(name for options in asked for name in options)
         rows = [(name, *(options.get(name, UNKNOWN) for options in asked)) for name in names]
-        different = [tuple(map(_short, row)) for row in rows if len(set(row[1:])) > 1]
+        different = [tuple(middle_cut(cell, _LONGEST) for cell in row) for row in rows if len(set(row[1:])) > 1]
         caption = "Options that differ" if different else "Their options are the same"
         return Grid(columns=("option", *(run.name for run in self.runs)), rows=different, caption=caption)
 
@@ -110,7 +110,8 @@ def compare(
         one: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`; or the `profile` of a
             result.
         other: With a profile, that of another run.
-        names: What to call them. By default runs have the names of their directories, and profiles are `a` and `b`.
+        names: What to call them. By default runs have the names that they were given, or of their directories;
+            profiles are `a` and `b`.
 
     Raises:
         RunError: A directory is not that of a run, or a run has no FLOPS profile.
@@ -127,15 +128,14 @@ def compare(
         raise ConfigError(f"compare takes two runs or more, and was given {len(paths)}")
     if names and len(names) != len(paths):
         raise ConfigError(f"compare was given {len(paths)} runs and {len(names)} names; give as many")
-    named = tuple(names) or tuple(_distinct([path.expanduser().absolute() for path in paths]))
-    if len(set(named)) < len(named):
-        raise ConfigError(f"two of the names are the same: {', '.join(map(str, named))}; give names of their own")
     is_alive = cache(is_keeper_alive)
     views = [RunView(path) for path in paths]
-    runs = zip(named, views, strict=True)
-    return RunComparison(
-        runs=tuple(ComparedRun(name=plain(name), record=record_of(v.paths, is_alive), view=v) for name, v in runs)
-    )
+    records = [record_of(view.paths, is_alive) for view in views]
+    named = tuple(names) or tuple(_distinct([record.path for record in records], [record.name for record in records]))
+    if len(set(named)) < len(named):
+        raise ConfigError(f"two of the names are the same: {', '.join(map(str, named))}; give names of their own")
+    runs = zip(named, records, views, strict=True)
+    return RunComparison(runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in runs))
 
 
 def tensorboard(runs: AnyRun | Sequence[AnyRun]) -> Board:
@@ -162,9 +162,13 @@ def _paths(runs: Sequence[AnyRun]) -> list[Path]:
     return [Path(run) if isinstance(run, str | Path) else run.path for run in runs]
 
 
-def _distinct(paths: Sequence[Path]) -> list[str]:
-    short = [path.name for path in paths]
-    return short if len(set(short)) == len(short) else [f"{path.parent.name}/{path.name}" for path in paths]
+def _distinct(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:
+    """Call runs by their names or those of their directories, with what is above these where names are the same."""
+    short = [name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)]
+    return [
+        f"{path.parent.name}/{path.name}" if short.count(name) > 1 else name
+        for name, path in zip(short, paths, strict=True)
+    ]
 
 
 def _options(spec: RunSpec | None) -> Mapping[str, str]:
@@ -174,11 +178,6 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     pods = {"pods": spec.pods or cluster.count, "cpus": cluster.pods.cpus, "gpus": cluster.pods.gpus}
     asked = {**spec.job.to_dict(), **{f"{name} (cluster)": value for name, value in pods.items()}}
     return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
-
-
-def _short(words: str) -> str:
-    # Paths differ at their ends.
-    return words if len(words) <= _LONGEST else f"{words[:19]}…{words[20 - _LONGEST :]}"
 
 
 def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from workbench.base.errors import RunError
+from workbench.base.errors import RunError, one_of
+from workbench.base.files import read_json
+from workbench.base.frame import data_frame
+from workbench.base.json_values import part
 from workbench.base.shown import Shown, as_grid
+from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from workbench.base.table import Grid
 
 __all__ = ["History", "history"]
+
+_NEWEST = "-submitted_s"
+_COLUMNS = (
+    *("id", "name", "note", "submitted_s", "state", "message", "model", "technique", "peft", "precision", "pods"),
+    *("world_size", "steps", "epochs", "global_batch_size", "learning_rate", "train_loss", "first_eval_loss"),
+    *("eval_loss", "eval_step", "perplexity", "exact_match", "train_samples_per_s", "useful_tokens_per_s"),
+    *("duration_s", "time_to_first_step_s", "train_runtime_s", "peak_memory_gib", "device", "devices", "path"),
+)
+_SHOWN = frozenset(("kind", "model", "technique", "env", "max_steps"))  # by other columns, or holds no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +49,64 @@ class History(Shown):
         """Return the table, to print or to show."""
         return as_grid(self, limit)
 
+    def to_dataframe(self) -> DataFrame:
+        """Return the runs as a pandas DataFrame, one a row, with the units in the names of the columns.
+
+        Columns are fields of the result; `peak_memory_gib` is that of the pod that had most. Beside them stand
+        `metric.NAME` for each metric of an evaluation, and `option.NAME` for each option in which the runs differ.
+        """
+        options = self.options()
+        rows = []
+        for place, record in enumerate(self.records):
+            row = {name: _figure(record, name) for name in _COLUMNS}
+            row |= {f"metric.{name}": value for name, value in record.metrics.items()}
+            rows.append(row | {f"option.{name}": values[place] for name, values in options.items()})
+        return data_frame(rows, _COLUMNS)
+
+    def options(self) -> Mapping[str, Sequence[object]]:
+        """Return the options in which the runs differ, with each run's value in the order of the table.
+
+        A value is None where a run has no such option; `dataset.path` is the `path` within `dataset`.
+        """
+        asked = [_asked(record) for record in self.records]
+        names = dict.fromkeys(name for options in asked for name in options if name not in _SHOWN)
+        columns = {name: [options.get(name) for options in asked] for name in names}
+        return {
+            name: values
+            for name, values in columns.items()
+            if len({str(value) for value, options in zip(values, asked, strict=True) if name in options}) > 1
+        }
+
+    def compare(self, *which: int | str) -> RunComparison:
+        """Lay some of the runs over each other, as `workbench.compare` does.
+
+        Args:
+            which: Numbers in the table, names, or beginnings of ids. Default: all of its runs.
+        """
+        return compare([self._record(each) for each in which] or list(self.records))
+
     @overload
     def __getitem__(self, which: int | str) -> Run: ...
     @overload
     def __getitem__(self, which: slice) -> History: ...
     def __getitem__(self, which: int | str | slice) -> Run | History:
-        """Return a run by its number in the table or by the beginning of its id, or a part of the table."""
+        """Return a run by its number in the table, its name or the beginning of its id, or a part of the table."""
         match which:
             case slice():
-                return History(self.folder, self.records[which])
+                return replace(self, records=self.records[which])
+        return Run.load(self._record(which).path)
+
+    def _record(self, which: int | str) -> RunRecord:
+        match which:
             case int():
-                return Run.load(self.records[which].path)
-        records = [record for record in self.records if record.id.startswith(which)]
+                return self.records[which]
+        records = [r for r in self.records if r.name == which] or [r for r in self.records if r.id.startswith(which)]
         if len(records) != 1:
             raise RunError(
-                f"{len(records)} runs below {self.folder} have an id that begins with {which!r}; give more of it"
+                f"{len(records)} runs below {self.folder} are called {which!r} or have an id that begins so; "
+                "give more of it"
             )
-        return Run.load(records[0].path)
+        return records[0]
 
     def __len__(self) -> int:
         return len(self.records)
@@ -61,18 +119,89 @@ class History(Shown):
         return f"History({len(self.records)} runs below {self.folder}, {live} live)"
 
 
-def history(folder: str | Path = ".") -> History:
-    """Return all runs below a folder, newest first; `history()[0]` is the newest run itself.
+def history(
+    folder: str | Path = ".",
+    *,
+    name: str = "",
+    state: str | Sequence[str] = (),
+    model: str = "",
+    technique: str | Sequence[str] = (),
+    pods: int | None = None,
+    sort: str = _NEWEST,
+) -> History:
+    """Return the runs below a folder, newest first; `history()[0]` is the newest run itself.
 
     Args:
         folder: Where to look: a notebook's folder, a cluster's directory, a run's own.
+        name: Only runs with this in their name, note or id, in capitals or not.
+        state: Only runs in this state, or in one of these.
+        model: Only runs of models with this in their names.
+        technique: Only runs of this technique, or of one of these.
+        pods: Only runs on so many pods.
+        sort: By which column of `to_dataframe`, options aside; a minus in front puts the largest first.
 
     Raises:
         RunError: There is no such folder.
+        ConfigError: There is no such state or column.
     """
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
         raise RunError(f"there is no folder {root}")
+    column = sort.removeprefix("-")
+    if column not in _COLUMNS:
+        raise one_of("sort", sort, _COLUMNS)
+    states, techniques = _several(state), _several(technique)
+    for each in states:
+        if each not in list(RunState):
+            raise one_of("state", each, list(RunState))
     is_alive = cache(is_keeper_alive)  # clusters have many runs
-    records = (record_of(paths, is_alive) for paths in find_runs(root))
-    return History(root, tuple(sorted(records, key=lambda r: (-(r.submitted_s or 0.0), r.id))))
+    records = [
+        record
+        for record in (record_of(paths, is_alive) for paths in find_runs(root))
+        if (not states or record.state in states)
+        and (not techniques or record.technique in techniques)
+        and (pods is None or record.pods == pods)
+        and model.lower() in record.model.lower()
+        and name.lower() in f"{record.name}\n{record.note}\n{record.id}".lower()
+    ]
+    return History(root, tuple(_sorted(records, column, largest_first=sort.startswith("-"))))
+
+
+def _several(values: str | Sequence[str]) -> Sequence[str]:
+    match values:
+        case str():
+            return [values]
+    return values
+
+
+def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -> list[RunRecord]:
+    by_id = sorted(records, key=lambda record: record.id)
+    there = [record for record in by_id if _figure(record, column) is not None]
+    there.sort(key=lambda record: _key(_figure(record, column)), reverse=largest_first)
+    return there + [record for record in by_id if _figure(record, column) is None]
+
+
+def _key(value: object) -> tuple[float, str]:
+    match value:
+        case int() | float():
+            return (float(value), "")
+    return (0.0, str(value))
+
+
+def _figure(record: RunRecord, name: str) -> object:
+    if name == "peak_memory_gib":
+        return max(record.peak_memory_gib.values(), default=None)
+    value = getattr(record, name)
+    return str(value) if name in ("path", "state") else value
+
+
+def _asked(record: RunRecord) -> dict[str, object]:
+    """Return what was asked for, the options of options under names of their own."""
+    options: dict[str, object] = {}
+    for name, value in part(read_json(RunPaths(record.path).spec), "job").items():
+        match value:
+            case dict():
+                options |= {f"{name}.{inner}": it for inner, it in value.items()} if name != "env" else {}
+            case _:
+                options[name] = value
+    return options

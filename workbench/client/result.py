@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunFailed
 from workbench.base.shown import Shown
-from workbench.base.words import plain, printable
+from workbench.base.words import counted, plain, printable
 from workbench.jobs.choices import Peft
 from workbench.results import speed
 from workbench.results.answers.predictions import Predictions, read_predictions
@@ -88,4 +88,4 @@ class RunResult(Shown, ResultRecord):
             "samples_per_s": self.train_samples_per_s,
         }
         measured = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
-        return plain(f"RunResult({self.state}, {self.technique} on {len(self.hosts)} pods{measured})")
+        return plain(f"RunResult({self.state}, {self.technique} on {counted(len(self.hosts), 'pod')}{measured})")

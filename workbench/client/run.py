@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +14,11 @@ from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
 from workbench.client.home import RunHome
+from workbench.client.naming import Named
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
-from workbench.rundir.events import Event, read_events
+from workbench.rundir.events import Events
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -47,8 +47,8 @@ class Detached(KeyboardInterrupt):
         return [str(self)]
 
 
-@dataclass(frozen=True, slots=True)
-class Run(ShownLive, TrainedModel):
+@dataclass(slots=True, unsafe_hash=True)  # frozen, `name` and `note` could not be set
+class Run(ShownLive, TrainedModel, Named):
     """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
 
     path: Path
@@ -119,9 +119,9 @@ class Run(ShownLive, TrainedModel):
         """How far it is: step, loss, speed, time left."""
         return RunTotals.of(self.events()).progress(self.state, self.message)
 
-    def events(self) -> Iterator[Event]:
-        """Iterate over all events so far, in the order in which the keeper read them."""
-        return read_events(self.paths.events)
+    def events(self) -> Events:
+        """Return all events so far, in the order in which the keeper read them; to iterate over, or as a DataFrame."""
+        return Events(self.paths.events)
 
     def logs(self, rank: int = 0, stream: str = "both", tail: int | None = 200) -> str:
         """Return what a rank printed, without its event lines.

@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import write_bytes, write_json
 from workbench.base.redact import Redactor
+from workbench.base.words import counted
 from workbench.jobs.finetune import job_from_dict
 from workbench.keeper.checkpoints.on_pods import part_reader
 from workbench.keeper.fleet import Fleet
@@ -79,7 +80,9 @@ class Keeper:
             with self._turns.lock:
                 if not self._closing.is_set():
                     taken = "taken over from a keeper that died" if self._before is not None else ""
-                    parts = [f"{len(self._fleet.pods)} pods are ready", taken, self._fleet.shared]
+                    ready = len(self._fleet.pods)
+                    are = "is" if ready == 1 else "are"
+                    parts = [f"{counted(ready, 'pod')} {are} ready", taken, self._fleet.shared]
                     self._say("ready", "; ".join(filter(None, parts)))
             self._keep_pods(self._closing)
             went_on = "went on" if self._before else "started"

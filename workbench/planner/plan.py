@@ -11,6 +11,7 @@ from typing import Annotated
 from workbench.base.errors import ConfigError, suggests
 from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.base.shown import Shown
+from workbench.base.words import counted
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
@@ -122,8 +123,8 @@ class PlanTable(Shown):
         raise ConfigError(f"the plan has no technique {technique!r}")
 
     def __repr__(self) -> str:
-        best = self.cheapest
-        return f"PlanTable({self.model} on {self.pods} pods, {f'cheapest: {best.technique}' if best else 'none fits'})"
+        best = f"cheapest: {self.cheapest.technique}" if self.cheapest else "none fits"
+        return f"PlanTable({self.model} on {counted(self.pods, 'pod')}, {best})"
 
 
 class _Hardware(Record):

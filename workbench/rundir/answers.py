@@ -37,6 +37,12 @@ class Answer:
     """The table that the question is asked of."""
     input: str = ""
 
+    @property
+    def is_right(self) -> bool | None:
+        """Whether it is right in any sense; None where nothing was expected."""
+        verdicts = {self.exact_match, self.logical_match, self.execution_match} - {None}
+        return any(verdicts) if verdicts else None
+
 
 def judge(
     source: str,

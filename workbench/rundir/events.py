@@ -10,13 +10,29 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
+from workbench.base.frame import data_frame
 from workbench.base.json_values import number, parse_record, text, whole
 from workbench.base.process import RUN_MARK
 
-__all__ = ["MARK", "Event", "EventKind", "emit", "event_of", "format_event", "log", "parse_event", "read_events"]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = [
+    "MARK",
+    "Event",
+    "EventKind",
+    "Events",
+    "emit",
+    "event_of",
+    "format_event",
+    "log",
+    "parse_event",
+    "read_events",
+]
 
 MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
@@ -169,6 +185,22 @@ def read_events(path: Path) -> Iterator[Event]:
             with suppress(ValueError):
                 if event := event_of(parse_record(line)):
                     yield event
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events of a run, read anew each time that one iterates over them."""
+
+    path: Path
+    """The `events.jsonl`."""
+
+    def __iter__(self) -> Iterator[Event]:
+        return read_events(self.path)
+
+    def to_dataframe(self) -> DataFrame:
+        """Return them as a pandas DataFrame, one a row: time_s, rank, kind, and a column a name of their data."""
+        rows = ({**event.data, "time_s": event.time_s, "rank": event.rank, "kind": event.kind} for event in self)
+        return data_frame(rows, ("time_s", "rank", "kind"))
 
 
 def event_of(raw: object) -> Event | None:

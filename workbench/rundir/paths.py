@@ -74,6 +74,8 @@ class RunPaths:
     """The state and a line on it; replaced atomically by the keeper."""
     result = _Below("result.json")
     """The facts of the finished run; its presence means that the run has ended."""
+    label = _Below("label.json")
+    """The name and the note that people gave the run; absent where nobody did."""
     origin = _Below("origin.json")
     """Where the run came from: commit of the user's repository, fingerprints of data and script."""
     reserve = _Below(".reserve")

@@ -80,6 +80,13 @@ class Record(BaseModel):
     def __str__(self) -> str:
         return repr(self)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, object]]:
+        """Leave out what is as it is by default; what stays makes the same record."""
+        for name, value in super().__repr_args__():
+            field = type(self).model_fields[str(name)]
+            if field.is_required() or value != field.get_default(call_default_factory=True):
+                yield name, value
+
     @classmethod
     def options(cls) -> list[Option]:
         """Return every option with its meaning, default and what it may be."""

@@ -10,7 +10,7 @@ from workbench.base.json_values import number
 from workbench.base.words import UNKNOWN
 from workbench.benchmark.row import BenchmarkRow
 
-__all__ = ["COLUMNS", "MEMORY", "Column", "Figures", "Kind", "figures_of"]
+__all__ = ["COLUMNS", "MEMORY", "WORK", "Column", "Figures", "Kind", "figures_of"]
 
 _MOST_DECIMALS = 5
 _BINARY = 1024.0
@@ -40,6 +40,7 @@ _TIME = Kind(scales=_TIMES, digits=4)
 _GIB = Kind(scales=_MEMORY)
 _SHARE = Kind(scales=(("%", 0.01, math.inf),), decimals=1)
 _RATE = Kind(digits=4)
+_MOST, _LEAST = 1, -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,8 @@ class Column:
     kind: Kind = _PLAIN
     unit: str = ""
     """The unit where the kind has none."""
+    best: int = 0
+    """1 where the largest figure is the best, -1 where the smallest is, 0 where none is better than another."""
 
     @property
     def name(self) -> str:
@@ -67,30 +70,35 @@ class Column:
 MEMORY = "peak memory of a pod"
 """The section whose titles say little on their own."""
 
+WORK = "work"
+"""The section of what was asked for: a column of it that is equal in all rows stands above the table."""
+
 COLUMNS: tuple[Column, ...] = (
-    Column(field="slots", title="slots", section="work", kind=_COUNT),
-    Column(field="global_batch", title="global batch", section="work", kind=_COUNT, unit="rows"),
-    Column(field="steps", title="steps", section="work", kind=_COUNT),
-    Column(field="epochs", title="epochs", section="work", kind=Kind(digits=3)),
-    Column(field="duration_s", title="duration", section="time", kind=_TIME),
-    Column(field="time_to_first_step_s", title="to first step", section="time", kind=_TIME),
-    Column(field="samples_per_s", title="samples/s", section="speed", kind=_RATE),
-    Column(field="useful_tokens_per_s", title="tokens/s, useful", section="speed", kind=_RATE),
-    Column(field="padded_tokens_per_s", title="tokens/s, padded", section="speed", kind=_RATE),
-    Column(field="tflops_per_device", title="per device", section="speed", kind=Kind(scales=_FLOPS)),
-    Column(field="mfu", title="MFU", section="speed", kind=_SHARE),
-    Column(field="speed_up", title="speed-up", section="scaling", unit="x"),
-    Column(field="efficiency", title="efficiency", section="scaling", kind=_SHARE),
-    Column(field="peak_memory_gib", title="measured", section=MEMORY, kind=_GIB),
+    Column(field="samples_per_s", title="samples/s", section="speed", kind=_RATE, best=_MOST),
+    Column(field="speed_up", title="speed-up", section="speed", unit="x", best=_MOST),
+    Column(field="efficiency", title="efficiency", section="speed", kind=_SHARE),
+    Column(field="peak_memory_gib", title="measured", section=MEMORY, kind=_GIB, best=_LEAST),
     Column(field="predicted_memory_gib", title="predicted", section=MEMORY, kind=_GIB),
-    Column(field="host_memory_gib", title="host", section=MEMORY, kind=_GIB),
-    Column(field="sent_bytes_per_step", title="sent", section="network", kind=Kind(scales=_BYTES)),
-    Column(field="train_loss", title="train loss", section="quality"),
-    Column(field="eval_loss", title="eval loss", section="quality"),
-    Column(field="perplexity", title="perplexity", section="quality"),
-    Column(field="exact_match", title="exact match", section="quality", kind=_SHARE),
-    Column(field="pod_hours", title="pod-hours", section="cost", kind=Kind(digits=3)),
-    Column(field="cost", title="money", section="cost", kind=Kind(digits=3), unit="as priced"),
+    Column(field="eval_loss", title="eval loss", section="quality", best=_LEAST),
+    Column(field="perplexity", title="perplexity", section="quality", best=_LEAST),
+    Column(field="exact_match", title="exact match", section="quality", kind=_SHARE, best=_MOST),
+    Column(field="train_loss", title="train loss", section="quality", best=_LEAST),
+    Column(field="duration_s", title="duration", section="time", kind=_TIME, best=_LEAST),
+    Column(field="time_to_first_step_s", title="to first step", section="time", kind=_TIME, best=_LEAST),
+    Column(field="useful_tokens_per_s", title="tokens/s, useful", section="tokens and FLOPS", kind=_RATE, best=_MOST),
+    Column(field="padded_tokens_per_s", title="tokens/s, padded", section="tokens and FLOPS", kind=_RATE, best=_MOST),
+    Column(
+        field="tflops_per_device", title="per device", section="tokens and FLOPS", kind=Kind(scales=_FLOPS), best=_MOST
+    ),
+    Column(field="mfu", title="MFU", section="tokens and FLOPS", kind=_SHARE, best=_MOST),
+    Column(field="host_memory_gib", title="host memory", section="host", kind=_GIB, best=_LEAST),
+    Column(field="sent_bytes_per_step", title="sent", section="network", kind=Kind(scales=_BYTES), best=_LEAST),
+    Column(field="pod_hours", title="pod-hours", section="cost", kind=Kind(digits=3), best=_LEAST),
+    Column(field="cost", title="money", section="cost", kind=Kind(digits=3), unit="as priced", best=_LEAST),
+    Column(field="slots", title="slots", section=WORK, kind=_COUNT),
+    Column(field="global_batch", title="global batch", section=WORK, kind=_COUNT, unit="rows"),
+    Column(field="steps", title="steps", section=WORK, kind=_COUNT),
+    Column(field="epochs", title="epochs", section=WORK, kind=Kind(digits=3)),
 )
 
 _ALONE: Mapping[str, str] = {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Self, TextIO
 
 from workbench.base.words import count, duration, gib, number, percent, plain
+from workbench.benchmark.comparable_groups import names_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.outcome_cell import COLOURS, MARKS, label_of, why_of
 from workbench.display.kit.line import Screen, cut
@@ -66,7 +67,11 @@ class LiveLine:
 
 def lines_of(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> tuple[LiveLine, ...]:
     """Work out what to state of each row by now."""
-    return tuple(_line(place, row, (progress or {}).get(row.name)) for place, row in enumerate(rows, 1))
+    names = names_of(rows)
+    return tuple(
+        _line(place, row, label_of(row, names[row.key or row.name]), (progress or {}).get(row.name))
+        for place, row in enumerate(rows, 1)
+    )
 
 
 def summary_of(lines: Sequence[LiveLine]) -> str:
@@ -99,12 +104,12 @@ def live_html(lines: Sequence[LiveLine]) -> str:
     return str(render("live.html", lines=lines, summary=summary_of(lines), colours=COLOURS))
 
 
-def _line(place: int, row: BenchmarkRow, progress: Progress | None) -> LiveLine:
+def _line(place: int, row: BenchmarkRow, label: str, progress: Progress | None) -> LiveLine:
     running = row.outcome is Outcome.RUNNING
     share, bar = _bar(progress) if running else (0.0, "")
     return LiveLine(
         number=place,
-        label=label_of(row),
+        label=label,
         outcome=row.outcome,
         from_disk=row.from_disk,
         share=1.0 if row.outcome is Outcome.SUCCEEDED else share,

@@ -31,8 +31,8 @@ COLOURS: Mapping[Outcome, str] = {
 }
 
 
-def label_of(row: BenchmarkRow) -> str:
-    """Return what a row is in a few words.
+def label_of(row: BenchmarkRow, name: str = "") -> str:
+    """Return what a row is in a few words; its name among others tells it from those of its technique and pods.
 
     Example:
         >>> row = BenchmarkRow(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1)
@@ -41,7 +41,8 @@ def label_of(row: BenchmarkRow) -> str:
     """
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
     where = f" on {counted(row.pods, 'pod')}" if row.pods else ""
-    return plain(what + where + (f", repeat {row.repeat + 1}" if row.repeat else ""))
+    _, comma, extra = name.partition(", ")
+    return plain(what + where + comma + extra + (f", repeat {row.repeat + 1}" if row.repeat else ""))
 
 
 def why_of(row: BenchmarkRow) -> str:

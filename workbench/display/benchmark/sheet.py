@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.base.json_values import whole
-from workbench.base.words import count, counted, plain
-from workbench.benchmark.comparable_groups import Group, Summary
+from workbench.base.words import UNKNOWN, count, counted, plain
+from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.columns import COLUMNS, Column, Figures, figures_of
+from workbench.display.benchmark.columns import COLUMNS, WORK, Column, Figures, figures_of
 from workbench.display.benchmark.outcome_cell import MARKS, why_of
 
 __all__ = ["Line", "Part", "Sheet", "sheet_of"]
@@ -29,6 +29,8 @@ class Line:
     figures: tuple[str, ...]
     spreads: tuple[str, ...]
     """Lowest and highest over its repeats, for each figure; empty where they agree to the last digit shown."""
+    best: tuple[bool, ...] = ()
+    """For each figure, whether no other line of its part has a better one that can be told apart."""
 
     @property
     def row(self) -> BenchmarkRow:
@@ -53,7 +55,7 @@ class Line:
     @property
     def extra(self) -> str:
         """What else tells it from others of its technique and pods; empty where nothing does."""
-        return plain(self.summary.name.partition(", ")[2])
+        return plain(", ".join(filter(None, (self.row.title, self.summary.name.partition(", ")[2]))))
 
     @property
     def speed_range(self) -> tuple[float, float] | None:
@@ -120,6 +122,11 @@ class Sheet:
         return tuple(line for part in self.parts for line in part.lines)
 
     @property
+    def several_models(self) -> bool:
+        """Whether its lines are of more than one model."""
+        return any(line.several_models for line in self.lines)
+
+    @property
     def sections(self) -> tuple[tuple[str, int], ...]:
         """The sections that stand above the columns, with how many of them each spans."""
         spans: dict[str, int] = {}
@@ -137,20 +144,60 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     """Work out what the table states."""
     summaries = [summary for group in groups for summary in group.summaries]
     seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
-    figures = tuple(figures_of(column, values) for column, values in seen.items() if values)
+    measured = tuple(figures_of(column, values) for column, values in seen.items() if values)
+    figures = tuple(one for one in measured if not _is_equal(one, groups))
+    equal = [one for one in measured if one not in figures]
     several = len({summary.row.model for summary in summaries}) > 1
     parts: list[Part] = []
     number = 1
     for group in groups:
-        lines = tuple(_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number))
+        lines = [_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number)]
         number += len(lines)
-        parts.append(_part(group, lines, first=not parts))
+        parts.append(_part(group, _with_best(lines, figures), equal, first=not parts))
     unmeasured = tuple(column.name for column, values in seen.items() if not values)
     return Sheet(figures=figures, parts=tuple(parts), unmeasured=unmeasured)
 
 
 def _values(column: Column, summaries: Iterable[Summary]) -> list[float]:
     return [value for summary in summaries if (value := column.value(summary.row)) is not None]
+
+
+def _is_equal(figures: Figures, groups: Sequence[Group]) -> bool:
+    """Whether a column of what was asked for tells the lines of no group apart."""
+    return figures.column.section == WORK and all(len(_asked(figures, group.rows)) < 2 for group in groups)
+
+
+def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
+    """Return the different figures of a column; of slots, what is common to rows on any number of pods."""
+    if figures.column.field == "slots" and all(row.slots == row.pods for row in rows):
+        return ["1 a pod"]
+    return list(dict.fromkeys(text for row in rows if (text := figures.of(row)) != UNKNOWN))
+
+
+def _with_best(lines: Sequence[Line], figures: Sequence[Figures]) -> tuple[Line, ...]:
+    best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
+    return tuple(replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines)
+
+
+def _best(lines: Sequence[Line], place: int, column: Column) -> set[int]:
+    """Return the numbers of the lines with the best figure; none where all are alike."""
+    good = [
+        (value, line)
+        for line in lines
+        if line.row.outcome is Outcome.SUCCEEDED and (value := column.value(line.row)) is not None
+    ]
+    if not column.best or len(good) < 2:
+        return set()
+    _, top = max(good, key=lambda pair: column.best * pair[0])
+    alike = {
+        line.number for _, line in good if line.figures[place] == top.figures[place] or _overlap(line, top, column)
+    }
+    return alike if len(alike) < len(good) else set()
+
+
+def _overlap(one: Line, other: Line, column: Column) -> bool:
+    spreads = [line.summary.spreads.get(column.field) for line in (one, other)]
+    return None not in spreads and not differ(one.summary, other.summary, column.field)
 
 
 def _line(number: int, summary: Summary, figures: Sequence[Figures], several_models: bool) -> Line:
@@ -174,8 +221,14 @@ def _spread(figures: Figures, summary: Summary) -> str:
     return "" if low == high else f"{low}–{high}"
 
 
-def _part(group: Group, lines: tuple[Line, ...], *, first: bool) -> Part:
+def _part(group: Group, lines: tuple[Line, ...], equal: Sequence[Figures], *, first: bool) -> Part:
     same = [f"{name} {_value(value)}" for name, value in group.same.items() if value is not None]
+    same += [
+        f"{one.column.name} {text}"
+        for one in equal
+        if group.same.get(one.column.name) is None
+        for text in _asked(one, group.rows)
+    ]
     heading = f"Apart: {group.difference}" if group.difference else "Like for like"
     if not first and not group.difference:
         heading = "Apart: other work"

@@ -21,11 +21,7 @@ from workbench.rundir.figures.progress import Progress
 __all__ = ["benchmark_html", "benchmark_text", "sheet_blocks", "sheet_html"]
 
 _WHO = ("#", "model", "technique", "pods", "outcome")
-_CLASSES = (
-    *("wb-stay wb-at0", "wb-stay wb-at1 wb-left wb-model", "wb-stay wb-at2 wb-left", "wb-stay wb-at3 wb-edge"),
-    "wb-left",
-)
-_STAYING = 4  # columns that stay in sight
+_CLASSES = {"#": "", "model": " wb-left wb-model", "technique": " wb-left", "pods": " wb-edge"}
 _WHO_AGAIN = ("#", "technique", "pods")  # in the second and further tables of a text
 _TEXT_COLUMNS = 150
 _WHY_LETTERS = 44
@@ -57,13 +53,25 @@ def _rows(groups: Sequence[Group]) -> list[BenchmarkRow]:
 
 def sheet_html(sheet: Sheet) -> str:
     """Draw the table itself, for a page that has the style sheet."""
-    across = len(_WHO) + len(sheet.figures)
+    who = _who_titles(sheet)
+    classes = [f"wb-stay wb-at{place}{_CLASSES[title]}" for place, title in enumerate(who[:-1])]
     return str(
         render(
-            "benchmark.html", sheet=sheet, who=_WHO, classes=_CLASSES, across=across, places=_places(sheet),
-            colours=COLOURS, unknown=UNKNOWN,
+            "benchmark.html", sheet=sheet, who=who, classes=[*classes, "wb-left"], across=len(who) + len(sheet.figures),
+            places=_places(sheet, who), cells=_who_cells, colours=COLOURS, unknown=UNKNOWN,
         )
     )  # fmt: skip
+
+
+def _who_titles(sheet: Sheet) -> list[str]:
+    return [title for title in _WHO if title != "model" or sheet.several_models]
+
+
+def _who_cells(line: Line) -> dict[str, object]:
+    """Return what says which row a line is, by the column's title, as it is sorted by."""
+    row = line.row
+    cells: dict[str, object] = {"#": line.number, "model": line.model or UNKNOWN, "technique": line.technique}
+    return {**cells, "pods": row.pods or UNKNOWN, "outcome": line.outcome_text}
 
 
 def sheet_blocks(sheet: Sheet) -> list[Block]:
@@ -78,8 +86,9 @@ def sheet_blocks(sheet: Sheet) -> list[Block]:
 
 def _grids(sheet: Sheet, part: Part) -> list[Grid]:
     titles = [_title(figures) for figures in sheet.figures]
+    whose = _who_titles(sheet)
     widths = [
-        2 + max(len(title), *(len(text) for line in part.lines for text in (line.figures[n], line.spreads[n])))
+        2 + max(len(title), *(len(text) for line in part.lines for text in (_figure(line, n), line.spreads[n])))
         for n, title in enumerate(titles)
     ]
     blocks: list[list[int]] = []
@@ -89,19 +98,24 @@ def _grids(sheet: Sheet, part: Part) -> list[Grid]:
         wide = sum(widths[n] for n in members)
         if not blocks or wide > room:
             blocks.append([])
-            who = [_WHO, *(_who(line) for line in part.lines)][: None if len(blocks) == 1 else 1]
+            who = [whose, *(_who(line, whose) for line in part.lines)][: None if len(blocks) == 1 else 1]
             room = _TEXT_COLUMNS - sum(2 + min(_WHY_LETTERS, max(map(len, cells))) for cells in zip(*who, strict=True))
         blocks[-1] += members
         room -= wide
-    return [_grid(part, [(titles[n], n) for n in block], first=not place) for place, block in enumerate(blocks)]
+    return [
+        _grid(part, whose if not place else _WHO_AGAIN, [(titles[n], n) for n in block])
+        for place, block in enumerate(blocks)
+    ]
 
 
-def _grid(part: Part, shown: Sequence[tuple[str, int]], *, first: bool) -> Grid:
-    who = _WHO if first else _WHO_AGAIN
+def _figure(line: Line, place: int) -> str:
+    return ("★ " if line.best[place] else "") + line.figures[place]
+
+
+def _grid(part: Part, who: Sequence[str], shown: Sequence[tuple[str, int]]) -> Grid:
     rows: list[Sequence[str]] = []
     for line in part.lines:
-        cells = dict(zip(_WHO, _who(line), strict=True))
-        rows.append([*(cells[name] for name in who), *(line.figures[n] for _, n in shown)])
+        rows.append([*_who(line, who), *(_figure(line, n) for _, n in shown)])
         if any(line.spreads[n] for _, n in shown):
             beneath = {"technique": f"· {line.repeats} repeats"}
             rows.append([*(beneath.get(name, "") for name in who), *(line.spreads[n] for _, n in shown)])
@@ -109,11 +123,12 @@ def _grid(part: Part, shown: Sequence[tuple[str, int]], *, first: bool) -> Grid:
     return Grid(columns=(*who, *titles), rows=rows, right={"#", "pods", *titles})
 
 
-def _who(line: Line) -> list[str]:
+def _who(line: Line, titles: Sequence[str]) -> list[str]:
     technique = f"{line.technique}, {line.extra}" if line.extra else line.technique
     repeats = f", {line.repeats_text}" if line.repeats_text else ""
     outcome = line.outcome_text + repeats + (f": {line.why}" if line.why else "")
-    return [str(line.number), line.model or UNKNOWN, technique, str(line.row.pods or UNKNOWN), outcome]
+    cells = {**_who_cells(line), "technique": technique, "outcome": outcome}
+    return [str(cells[title]) for title in titles]
 
 
 def _title(figures: Figures) -> str:
@@ -121,14 +136,20 @@ def _title(figures: Figures) -> str:
     return f"{short}{figures.column.title}" + (f" {figures.unit}" if figures.unit else "")
 
 
-def _places(sheet: Sheet) -> list[tuple[int, int, int]]:
+def _places(sheet: Sheet, who: Sequence[str]) -> list[tuple[int, int, int]]:
     """Return width, place from the left, and that in a narrow box without the model, of each staying column."""
-    cells = [_who(line)[:_STAYING] for line in sheet.lines]
-    extras = [max(len(line.technique), min(len(line.extra), _MOST_LETTERS)) for line in sheet.lines]
-    letters = [min(_MOST_LETTERS, max(len(row[n]) for row in [list(_WHO), *cells])) for n in range(_STAYING)]
-    letters[2] = min(_MOST_LETTERS, max(len(_WHO[2]), *extras, 0))
-    widths = [round(_LETTER_PX * n) + (28 if place == _STAYING - 1 else 18) for place, n in enumerate(letters)]
+    staying = who[:-1]
+    letters = {
+        title: min(_MOST_LETTERS, max(len(title), *(len(_longest(line, title)) for line in sheet.lines), 0))
+        for title in staying
+    }
+    widths = [round(_LETTER_PX * letters[title]) + (28 if title == "pods" else 18) for title in staying]
     return [
-        (width, sum(widths[:place]), sum(w for n, w in enumerate(widths[:place]) if _WHO[n] != "model"))
+        (width, sum(widths[:place]), sum(w for n, w in enumerate(widths[:place]) if staying[n] != "model"))
         for place, width in enumerate(widths)
     ]
+
+
+def _longest(line: Line, title: str) -> str:
+    cell = str(_who_cells(line)[title])
+    return max(cell, line.extra, key=len) if title == "technique" else cell

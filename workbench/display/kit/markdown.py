@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from markupsafe import escape as _escape_html
 
-from workbench.base.table import Cell, Grid
+from workbench.base.table import Bar, Cell, Grid, Marked, cell_text
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
 
@@ -56,7 +56,12 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    return escape(cell if isinstance(cell, str) else " ".join(text for text, _ in cell.parts)) or " "
+    match cell:
+        case Marked(parts):
+            return escape(" ".join(text for text, _ in parts)) or " "
+        case Bar():
+            return code(cell_text(cell))
+    return escape(cell) or " "
 
 
 def _longest_fence(text: str) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from base64 import b64encode
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from workbench.base.words import plain
+from workbench.base.table import Key
+from workbench.base.words import middle_cut, plain
 from workbench.display.kit.logs import clean
 
 if TYPE_CHECKING:
@@ -41,4 +44,21 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = lambda text: escape(plain(text))
+    environment.filters["middle_cut"] = lambda text: escape(middle_cut(plain(text)))
+    environment.filters["key"] = _key
+    environment.filters["source"] = _source
     return environment
+
+
+def _key(value: Key) -> str:
+    match value:
+        case str():
+            return plain(value)
+        case None:
+            return ""
+    return f"{value:.12g}"
+
+
+def _source(name: str) -> str:
+    """Return what a Content Security Policy calls a script of ours."""
+    return f"'sha256-{b64encode(hashlib.sha256(render(name).encode()).digest()).decode()}'"

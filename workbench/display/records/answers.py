@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.base.table import Cell, Grid, Marked
-from workbench.base.words import UNKNOWN, count, duration, percent, yes_no
+from workbench.base.words import UNKNOWN, count, duration, percent
 from workbench.display.kit.doc import Doc, Table
 from workbench.jobs.data.rows import PREFIX
 from workbench.results.answers.predictions import AnsweredRow, Answers, Predictions
@@ -17,6 +17,7 @@ __all__ = ["answers_doc", "answers_grids", "marked_words", "predictions_doc", "p
 
 _ROWS = 50
 _EMPTY = "(nothing)"
+_ALIKE = 1 / 3  # of the words, below which no word is marked
 
 
 def answers_doc(answers: Answers) -> Doc:
@@ -70,9 +71,9 @@ def _rows(answers: Answers, limit: int) -> Grid:
     verdicts = ("exact", "logic", "result") if alone else ()
     titles = [t for name in answers.names for t in ((name,) if alone else (name, "right"))]
     return Grid(
-        columns=("question", "expected", *titles, *verdicts),
+        columns=(*verdicts, "question", "expected", *titles),
         rows=[_row(row, alone) for row in answers.rows[:limit]],
-        whole=verdicts,
+        whole=("exact", "logic", "result", "right"),
         caption=_caption(answers, limit, alone),
     )
 
@@ -85,24 +86,33 @@ def _caption(answers: Answers, limit: int, alone: bool) -> str:
 
 
 def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
-    cells: list[Cell] = [row.source.removeprefix(PREFIX)]
     first = row.answers[0]
-    cells.append(marked_words(row.expected, first.predicted)[0] if alone and row.expected else row.expected or UNKNOWN)
+    cells: list[Cell] = [*(_verdicts(first) if alone else []), row.source.removeprefix(PREFIX)]
+    cells.append(_compared(row.expected, first.predicted)[0] if alone and row.expected else row.expected or UNKNOWN)
     # Where nobody knows the answer, the models are compared with the first of them that gave one.
     given = (answer.predicted for answer in row.answers if answer.predicted.strip())
     right = next(given, "") if row.expected is None else row.expected
     for answer in row.answers:
-        cells.append(marked_words(right, answer.predicted)[1] if answer.predicted.strip() else _EMPTY)
+        cells.append(_compared(right, answer.predicted)[1] if answer.predicted.strip() else _EMPTY)
         cells += [] if alone else [_best(answer)]
-    return [*cells, *_verdicts(first)] if alone else cells
+    return cells
+
+
+def _compared(expected: str, answered: str) -> tuple[Cell, Cell]:
+    """Mark the words in which two texts differ; none where most do, for the verdict says that already."""
+    one, other = marked_words(expected, answered)
+    same = sum(len(text.split()) for text, marked in other.parts if not marked)
+    alike = same >= _ALIKE * max(len(expected.split()), len(answered.split()))
+    return (one, other) if alike else (expected, answered)
 
 
 def _verdicts(answer: Answer) -> list[str]:
-    return [yes_no(v) for v in (answer.exact_match, answer.logical_match, answer.execution_match)]
+    verdicts = (answer.exact_match, answer.logical_match, answer.execution_match)
+    return [UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts]
 
 
 def _best(answer: Answer) -> str:
     if answer.exact_match is None:
         return UNKNOWN
     named = (("text", answer.exact_match), ("logic", answer.logical_match), ("result", answer.execution_match))
-    return next((word for word, holds in named if holds), "no")
+    return next((f"✓ {word}" for word, holds in named if holds), "✗")

@@ -16,7 +16,8 @@ from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdi
 __all__ = ["diagnosis_doc"]
 
 _SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?"}
-_SHORT = 32
+_SHORT = 32  # letters of a finding that are shown, at least
+_ACROSS = 120  # letters of all hosts' findings, where these are few
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,7 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
     todos, exchange = _todo(diagnosis), diagnosis.exchange
     html = render(
         "doctor.html", diagnosis=diagnosis, caption=_caption(diagnosis), checks=_checks(diagnosis), todos=todos,
-        signs=_SIGN, cut=_cut,
+        signs=_SIGN, cut=_short, most=_room(diagnosis),
     )  # fmt: skip
     blocks: list[Block] = [Raw(html=html, text="\n".join([text_table(_hosts(diagnosis)), *map(str, todos)]))]
     blocks += [Table(_sizes(exchange))] if exchange and exchange.sizes else []
@@ -51,7 +52,7 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
 def _hosts(diagnosis: Diagnosis) -> Grid:
     return Grid(
         columns=("check", *(f"{host.pod} {host.address}" for host in diagnosis.hosts)),
-        rows=[(check, *map(_cell, findings)) for check, findings in _checks(diagnosis)],
+        rows=[(check, *(_cell(it, _room(diagnosis)) for it in findings)) for check, findings in _checks(diagnosis)],
         caption=_caption(diagnosis),
     )
 
@@ -74,15 +75,19 @@ def _summary(diagnosis: Diagnosis) -> str:
     return f"{counted}: all well" if not diagnosis.problems else f"{counted}: usable, with something to look at"
 
 
-def _cell(finding: Finding | None) -> Cell:
+def _cell(finding: Finding | None, most: int) -> Cell:
     if finding is None:
         return ""
-    text = f"{_SIGN[finding.verdict]} {_cut(finding)}"
+    text = f"{_SIGN[finding.verdict]} {_short(finding, most)}"
     return Marked(((text, True),)) if finding.verdict in (Verdict.BAD, Verdict.WARNING) else text
 
 
-def _cut(finding: Finding) -> str:
-    return finding.detail if len(finding.detail) <= _SHORT else f"{finding.detail[: _SHORT - 1]}…"
+def _room(diagnosis: Diagnosis) -> int:
+    return max(_SHORT, _ACROSS // max(1, len(diagnosis.hosts)))
+
+
+def _short(finding: Finding, most: int) -> str:
+    return finding.detail if len(finding.detail) <= most else f"{finding.detail[: most - 1]}…"
 
 
 def _todo(diagnosis: Diagnosis) -> list[_Todo]:

@@ -1,12 +1,14 @@
-"""The runs below a folder for the eye: a table, newest first, live ones marked."""
+"""The runs below a folder for the eye: a table, live ones marked; what is equal in all of them stands above it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.table import Cell, Grid, Marked
-from workbench.base.words import UNKNOWN, count, number, percent
+from workbench.base.table import Cell, Grid, Key, Marked, cell_text
+from workbench.base.words import UNKNOWN, count, counted, duration, number, percent, short_list
 from workbench.client.history import History
 from workbench.display.kit.doc import Doc, Table
 from workbench.rundir.catalog.store import RunRecord
@@ -14,11 +16,30 @@ from workbench.rundir.catalog.store import RunRecord
 __all__ = ["history_doc", "history_grid"]
 
 _RUNS = 50
-_COLUMNS = (
-    "#", "run", "when", "state", "model", "technique", "pods", "steps", "eval loss", "exact match", "samples/s",
-    "folder",
-)  # fmt: skip
-_RIGHT = ("#", "pods", "steps", "eval loss", "exact match", "samples/s")
+_CELL_PX = 1190  # of a notebook's cell in a window of 1400
+_LETTER_PX, _BETWEEN_PX = 7.6, 16.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Column:
+    title: str
+    keys: Sequence[Key]
+    cells: Sequence[Cell]
+    right: bool = False
+    cut: bool = False
+    above: bool = False
+    """Whether it may stand above the table where all of its cells are equal."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether anything is in it."""
+        return any(cell not in ("", UNKNOWN) for cell in self.cells)
+
+    @property
+    def width_px(self) -> float:
+        """About how wide it is; titles go on in a second line at blanks."""
+        longest = max([*(len(cell_text(cell, self.cut)) for cell in self.cells), *map(len, self.title.split())])
+        return _LETTER_PX * longest + _BETWEEN_PX
 
 
 def history_doc(history: History) -> Doc:
@@ -27,34 +48,92 @@ def history_doc(history: History) -> Doc:
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
-    """Return the runs as a table."""
-    records = history.records[:limit]
-    live = sum(record.is_live for record in history.records)
-    runs = f"{count(len(history))} {'run' if len(history) == 1 else 'runs'} below {history.folder}"
-    shown = f"; the newest {count(limit)} shown" if len(records) < len(history) else ""
+    """Return the runs as a table; of options that differ, notes and folders, it has what there is room for."""
+    shown = history[:limit]
+    columns = [*_columns(shown), *_figures(shown)]
+    more = [_option(name, values) for name, values in shown.options().items()]
+    more[1:1] = [_texts("note", [record.note for record in shown], cut=True)]
+    more.append(_texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True))
+    equal = [column for column in (*columns, *more) if column.above and len(shown) > 1 and len(set(column.keys)) == 1]
+    drawn = [column for column in columns if column not in equal and column.tells]
+    left_out = []
+    for column in [column for column in more if column not in equal and column.tells]:
+        if sum(each.width_px for each in (*drawn, column)) < _CELL_PX:
+            drawn.append(column)
+        else:
+            left_out.append(column.title)
+    live = sum(record.is_live for record in history)
+    same = [f"{column.title} {column.cells[0]}" for column in equal if column.tells]
+    facts = [
+        f"{counted(len(history), 'run')} below {history.folder}" + (f", {count(live)} live" if live else ""),
+        *([f"the newest {count(limit)} shown"] if limit is not None and limit < len(history) else []),
+        *([f"in all {', '.join(same)}"] if same else []),
+        *([f"not shown for want of room: {short_list(left_out)}"] if left_out else []),
+    ]
+    titles = [column.title for column in drawn]
     return Grid(
-        columns=_COLUMNS,
-        rows=[_row(n, record, history.folder) for n, record in enumerate(records)],
-        right=_RIGHT,
-        whole=_COLUMNS[:-1],
-        caption=f"{runs}, {count(live)} live{shown}" if live else runs + shown,
+        columns=titles,
+        rows=list(zip(*(column.cells for column in drawn), strict=True)),
+        keys=list(zip(*(column.keys for column in drawn), strict=True)),
+        right={column.title for column in drawn if column.right},
+        whole=titles,
+        cut={column.title for column in drawn if column.cut},
+        caption="; ".join(facts),
     )
 
 
-def _row(place: int, record: RunRecord, folder: Path) -> list[Cell]:
-    state = Marked(((f"● {record.state}", True),)) if record.is_live else str(record.state)
-    # A run's own folder has its id for a name, unless somebody chose another.
-    place_of = record.path.parent if record.path.name == record.id else record.path
-    near = place_of.relative_to(folder) if place_of.is_relative_to(folder) else place_of
+def _columns(history: History) -> list[_Column]:
+    records = history.records
+    states = [Marked(((f"● {r.state}", True),)) if r.is_live else str(r.state) for r in records]
+    pods = [record.pods for record in records]
+    times = [record.submitted_s for record in records]
     return [
-        str(place), record.id, _when(record.submitted_s), state, record.model, record.technique, count(record.pods),
-        count(record.steps), number(record.eval_loss), percent(record.exact_match),
-        number(record.train_samples_per_s), str(near),
-    ]  # fmt: skip
+        _Column(title="#", keys=list(range(len(records))), cells=[str(n) for n in range(len(records))], right=True),
+        _texts("run", [record.name or record.id for record in records]),
+        _Column(title="when", keys=times, cells=[_when(at) for at in times]),
+        _Column(title="state", keys=[str(record.state) for record in records], cells=states),
+        _texts("model", [record.model for record in records], cut=True, above=True),
+        _texts("technique", [record.technique for record in records], above=True),
+        _Column(title="pods", keys=pods, cells=[count(n) for n in pods], right=True, above=True),
+    ]
+
+
+def _option(name: str, values: Sequence[object]) -> _Column:
+    keys: list[Key] = [value if isinstance(value, int | float | None) else str(value) for value in values]
+    numbers = not any(isinstance(key, str) for key in keys)
+    cells = [UNKNOWN if value is None else str(value) for value in values]
+    title = name.removeprefix("per_device_").replace("_", " ")  # which can go on in a second line
+    return _Column(title=title, keys=keys, cells=cells, right=numbers, cut=True)
+
+
+def _figures(history: History) -> list[_Column]:
+    figures: list[tuple[str, Callable[[RunRecord], float | None], Callable[..., str]]] = [
+        ("steps", lambda r: r.steps, count),
+        ("train loss", lambda r: r.train_loss, number),
+        ("eval loss", lambda r: r.eval_loss, number),
+        ("exact match", lambda r: r.exact_match, percent),
+        ("samples/s", lambda r: r.train_samples_per_s, number),
+        ("duration", lambda r: r.duration_s, duration),
+    ]
+    return [
+        _Column(title=title, keys=(keys := [of(r) for r in history]), cells=[write(key) for key in keys], right=True)
+        for title, of, write in figures
+    ]
+
+
+def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool = False) -> _Column:
+    return _Column(title=title, keys=[text or None for text in texts], cells=texts, cut=cut, above=above)
+
+
+def _near(record: RunRecord, folder: Path) -> str:
+    # A run's own folder has its id for a name, unless somebody chose another.
+    place = record.path.parent if record.path.name == record.id else record.path
+    near = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
+    return "" if near == "." else near
 
 
 def _when(seconds: float | None) -> str:
     try:
-        return UNKNOWN if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+        return UNKNOWN if seconds is None else time.strftime("%y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):  # no time that can be
         return UNKNOWN

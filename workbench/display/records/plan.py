@@ -1,85 +1,149 @@
-"""The planner's table: what every technique needs on a GPU and on a pod, what fits, and which is the cheapest."""
+"""The planner's table: the verdict first, a bar for what each technique needs, and what that is made of to unfold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.base.table import Cell, Grid, Marked
-from workbench.base.words import UNKNOWN, count, scaled
-from workbench.display.kit.doc import Doc, Note, Table
+from workbench.base.table import Bar, Cell, Grid
+from workbench.base.words import UNKNOWN, count, counted, scaled
+from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.planner.memory import Memory
 from workbench.planner.plan import Fit, PlanRow, PlanTable
 
-__all__ = ["plan_doc", "plan_grid"]
+__all__ = ["plan_doc"]
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
+_NAMES = {"overhead": "runtime"}  # no two begin alike
 _GIB = 2**30
-
-
-def plan_grid(table: PlanTable) -> Grid:
-    """Make the table: a row a technique, GiB in the columns."""
-    where = "GPU" if table.gpu_memory_gib else "rank"
-    columns = ("technique", *_PARTS, f"a {where}", "pod's GPUs", "pod's memory", "", "largest micro-batch")
-    shown = [c for c in columns if table.gpu_memory_gib or c != "pod's GPUs"]
-    rows = []
-    for row in table.rows:
-        cells = dict(zip(columns, _cells(row), strict=True))
-        rows.append([cells[name] for name in shown])
-    numbers = {*columns} - {"technique", ""}
-    return Grid(columns=shown, rows=rows, right=numbers, whole=set(shown), caption=_caption(table))
+_MIB = 2**20
+_TINY_GIB = 0.1  # the largest part below which all is in MiB
+_WIDEST = 1.6  # times the limit: beyond it a bar is cut, so that those that fit can be told apart
+_MARKS = {Fit.FITS: "✓ ", Fit.TIGHT: "~ ", Fit.NOT: "✗ ", Fit.REFUSED: "✗ "}
 
 
 def plan_doc(table: PlanTable) -> Doc:
-    """State the table and what to know of it."""
-    return Doc(blocks=[Table(plan_grid(table)), *map(Note, _notes(table))])
+    """State the verdict and the table; below it, folded, what the memory is made of and how it was worked out."""
+    refused = [Note(f"{row.technique} is refused: {row.why}") for row in table.rows if row.fit is Fit.REFUSED]
+    made_of: list[Block] = [Table(_parts_grid(table)), *map(Note, _method(table))]
+    blocks: list[Block] = [Table(_grid(table)), Note(_what(table)), *refused]
+    return Doc(blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True)
 
 
-def _cells(row: PlanRow) -> list[Cell]:
-    memory = row.gpu or row.host
-    if memory is None or row.host is None:
-        return [row.technique, *[UNKNOWN] * (len(_PARTS) + 3), str(row.fit), UNKNOWN]
-    ranks = 1 if row.gpu else max(1, row.gpus_on_pod)
-    return [
-        Marked(((row.technique, True), ("cheapest that fits", False))) if row.cheapest else row.technique,
-        *_parts(memory),
-        _gib(memory.total / ranks),
-        _gib(row.pod_gpu_gib * _GIB) if row.pod_gpu_gib is not None else UNKNOWN,
-        _gib(row.host.total),
-        str(row.fit),
-        UNKNOWN if row.micro_batch is None else count(row.micro_batch),
+def _grid(table: PlanTable) -> Grid:
+    """Make the table: a row a technique."""
+    unit, size = _unit(table)
+    first = ["technique", "", "largest micro-batch", f"memory of a {_place(table)}", f"needed {unit}"]
+    titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
+    rows = []
+    for row in table.rows:
+        memory = _memory(row)
+        cells: list[Cell] = [
+            f"★ {row.technique}" if row.cheapest else row.technique,
+            f"{_MARKS.get(row.fit, '')}{row.fit}",
+            UNKNOWN if row.micro_batch is None else count(row.micro_batch),
+            UNKNOWN if memory is None else _bar(table, memory, row),
+            UNKNOWN if memory is None else _written(memory.total, size),
+            UNKNOWN if row.host is None else _written(row.host.total, size),
+        ]
+        rows.append(cells[: len(titles)])
+    return Grid(
+        columns=titles, rows=rows, right={"largest micro-batch", *titles[4:]}, whole=titles, caption=_verdict(table)
+    )
+
+
+def _parts_grid(table: PlanTable) -> Grid:
+    unit, size = _unit(table)
+    memories = {row.technique: memory for row in table.rows if (memory := _memory(row)) is not None}
+    parts = [part for part in _PARTS if any(getattr(memory, part) >= size / 200 for memory in memories.values())]
+    columns = ("technique", *(_NAMES.get(part, part) for part in parts), "together")
+    rows = [
+        (name, *(_written(getattr(memory, part), size) for part in parts), _written(memory.total, size))
+        for name, memory in memories.items()
     ]
+    caption = f"{unit} of a {_place(table)} at the highest moment of a step"
+    return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption=caption)
 
 
-def _parts(memory: Memory) -> Sequence[str]:
-    return [_gib(getattr(memory, part)) for part in _PARTS]
+def _memory(row: PlanRow) -> Memory | None:
+    return row.gpu or row.host
 
 
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.2f}"
+def _place(table: PlanTable) -> str:
+    return "GPU" if table.gpu_memory_gib else "pod"
 
 
-def _caption(table: PlanTable) -> str:
+def _limit(table: PlanTable) -> float | None:
+    return table.gpu_memory_gib or table.memory_gib
+
+
+def _unit(table: PlanTable) -> tuple[str, int]:
+    memories = [memory for row in table.rows if (memory := _memory(row)) is not None]
+    largest = max((getattr(memory, part) for memory in memories for part in _PARTS[:-1]), default=_GIB)
+    return ("MiB", _MIB) if largest < _TINY_GIB * _GIB else ("GiB", _GIB)
+
+
+def _written(size: float, unit: int) -> str:
+    return f"{size / unit:.2f}" if unit == _GIB else f"{size / unit:.0f}"
+
+
+def _bar(table: PlanTable, memory: Memory, row: PlanRow) -> Bar:
+    unit, size = _unit(table)
+    limit = _limit(table)
+    most = max(need.total for other in table.rows if (need := _memory(other)) is not None)
+    width = most if limit is None else max(limit * _GIB, min(most, _WIDEST * limit * _GIB))
+    sizes = {_NAMES.get(part, part): getattr(memory, part) for part in _PARTS if getattr(memory, part)}
+    parts = tuple((part, its / width) for part, its in sizes.items())
+    words = ", ".join(f"{part} {_written(its, size)} {unit}" for part, its in sizes.items())
+    mark = None if limit is None else limit * _GIB / width
+    of = "" if limit is None else f" of {limit:g} GiB"
+    return Bar(parts, mark, f"{row.technique} needs {_written(memory.total, size)} {unit}{of}: {words}")
+
+
+def _verdict(table: PlanTable) -> str:
+    planned = [row for row in table.rows if row.host is not None]
+    if not planned:
+        return "No technique can run this job"
+    least = min(planned, key=lambda row: (_memory(row) or Memory()).total)
+    limits = [f"{size:g} GiB of a {what}" for what, size in _limits(table) if size]
+    need = f"{least.technique} needs least"
+    if not limits:
+        return f"No verdict without a limit; {need}"
+    fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
+    into = f"{count(len(fits))} of {counted(len(table.rows), 'technique')} fit into {' and '.join(limits)}"
+    best = table.cheapest
+    if best is None:
+        smaller = f", with a micro-batch of {count(least.micro_batch)} it fits" if least.micro_batch else ""
+        return f"{into}; {need}{smaller}"
+    if max(row.ranks for row in planned) <= 1:
+        why = "the cheapest that fits: one rank sends nothing over the network"
+    else:
+        why = "the cheapest that fits: of these it sends least over the network in a step"
+    return f"{into}. ★ {best.technique} is {why}" + (f"; {need} memory" if best is not least else "")
+
+
+def _limits(table: PlanTable) -> Sequence[tuple[str, float | None]]:
+    return (("GPU", table.gpu_memory_gib), ("pod", table.memory_gib))
+
+
+def _what(table: PlanTable) -> str:
     job = table.job
-    pods = f"{table.pods} pods" if table.pods != 1 else "1 pod"
-    gpu = f" with {table.gpu_memory_gib:g} GiB a GPU" if table.gpu_memory_gib else ""
-    memory = f" with {table.memory_gib:g} GiB of memory" if table.memory_gib else ""
     source, target = table.lengths
     what = [str(job.number_format), job.optimizer, *([job.peft] if job.peft != "none" else [])]
     what += ["gradient checkpointing"] if job.gradient_checkpointing else []
     return (
-        f"Predicted, in GiB: {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "
-        f"{pods}{gpu}{memory}; micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "
+        f"Predicted for {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "
+        f"{counted(table.pods, 'pod')}; micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "
         + ", ".join(what)
     )
 
 
-def _notes(table: PlanTable) -> list[str]:
-    notes = [f"{row.technique} is refused: {row.why}" for row in table.rows if row.fit is Fit.REFUSED]
+def _method(table: PlanTable) -> list[str]:
+    notes = []
     if any(row.fit is Fit.UNKNOWN for row in table.rows):
         notes.append("No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs.")
     notes.append(
-        "Each row is the highest moment of a step. Activations and logits are counted on the model's own step at the "
-        "longest rows; overhead is taken as given (1 GiB of CUDA context and NCCL a GPU; a process 0.45 GiB, 0.8 with "
-        "a GPU). Tight means more than nine tenths."
+        "Each row is the highest moment of a step: what is 0 is not held at that moment. Activations and logits are "
+        "counted on the model's own step at the longest rows; the runtime's own is taken as given (1 GiB of CUDA "
+        "context and NCCL a GPU; a process 0.45 GiB, 0.8 with a GPU). Tight means more than nine tenths."
     )
     return notes

@@ -20,7 +20,7 @@ _MODULES = 600  # in a tree, so that a deep model's page stays below some 300 kB
 def profile_doc(profile: Profile) -> Doc:
     """State the figures, and all modules as a tree to unfold; text has those of the first levels."""
     blocks: list[Block] = [Table(profile.summary())]
-    blocks += [Note(profile.note, "caution")] if profile.note else []
+    blocks += [Note(profile.note)] if profile.note else []
     blocks += [Raw(html=_tree(profile.root), text=_first_levels(profile, profile.root))] if profile.root else []
     return Doc(blocks=blocks)
 

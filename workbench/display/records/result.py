@@ -8,6 +8,8 @@ from workbench.base.words import count, counted, duration, gib, number, percent,
 from workbench.client.result import RunResult
 from workbench.display.failure.fault import card_of, fault_doc
 from workbench.display.kit.doc import Doc, Facts
+from workbench.rundir.catalog.label import read_label
+from workbench.rundir.paths import RunPaths
 
 __all__ = ["facts_of_result", "result_doc"]
 
@@ -25,7 +27,10 @@ def facts_of_result(result: RunResult) -> Facts:
 
 
 def _pairs(result: RunResult) -> list[tuple[str, str]]:
+    label = read_label(RunPaths(result.path))
     return [
+        ("name", label.name),
+        ("note", label.note),
         ("trained", result.trained),
         ("adapters", _adapters(result)),
         ("peak learning rate", _measured(result.learning_rate, number(result.learning_rate))),

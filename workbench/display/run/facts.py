@@ -9,11 +9,12 @@ from pathlib import Path
 from workbench.base import json_values
 from workbench.base.files import read_json
 from workbench.base.json_values import text, whole
-from workbench.base.words import UNKNOWN, count, duration, gib, number, percent, plain, scaled
+from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, plain, scaled
 from workbench.display.failure.fault import FaultCard, fault_card
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
@@ -28,6 +29,9 @@ class RunFacts:
     """All that a panel states, ready to read; foreign text is on one line but not escaped."""
 
     run_id: str
+    name: str
+    """What somebody called it; empty where nobody did."""
+    note: str
     state: RunState
     message: str
     hint: str
@@ -59,8 +63,11 @@ def facts_of(view: RunView) -> RunFacts:
     progress = view.progress
     job = view.spec.job if view.spec else None
     fault = view.result.error if view.result else None
+    label = read_label(view.paths)
     return RunFacts(
         run_id=plain(view.id),
+        name=plain(label.name),
+        note=plain(label.note),
         state=view.state,
         message=plain(view.message),
         hint=plain(view.hint),
@@ -214,8 +221,7 @@ def _ranks_left(view: RunView) -> str:
 
 
 def _pods_left(view: RunView) -> str:
-    number_ = len(view.hosts)
-    pods = f"{number_} pods" if number_ != 1 else "1 pod"
+    pods = counted(len(view.hosts), "pod")
     if view.cluster_phase in ("ready", "starting"):
         return f"Pods: {pods} kept; the cluster is {view.cluster_phase} for the next run"
     return f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; the cluster is " + (

@@ -77,7 +77,8 @@ class RunPage:
     def text(self) -> str:
         """Draw it as text."""
         facts = self.facts
-        rows = [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
+        rows = [("note", facts.note)] if facts.note else []
+        rows += [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]
         parts = [text_table(fact_table(_title(facts), rows), width=100), f"[{_drawn(facts.share)}] {facts.bar}"]
         if facts.card:
             parts.append(fault_text(facts.card))
@@ -126,7 +127,8 @@ class RunPage:
 
 def _title(facts: RunFacts) -> str:
     message = f": {facts.message}" if facts.message and facts.card is None else ""
-    return f"Run {facts.run_id} {facts.state}{message}" + (f" ({facts.hint})" if facts.hint else "")
+    name = f"{facts.name} ({facts.run_id})" if facts.name else facts.run_id
+    return f"Run {name} {facts.state}{message}" + (f" ({facts.hint})" if facts.hint else "")
 
 
 def _drawn(share: float) -> str:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
+from workbench.base.frame import data_frame
 from workbench.base.shown import Shown, as_grid
 from workbench.base.table import Grid
 from workbench.base.words import count, percent
 from workbench.rundir.answers import Answer, read_answers, share
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = ["AnsweredRow", "Answers", "Predictions", "read_predictions"]
 
@@ -59,6 +64,15 @@ class Predictions(Shown):
     def summary(self) -> str:
         """How many answers there are and how many are right, in a line."""
         return ", ".join(filter(None, (f"{count(len(self))} answers", self.shares)))
+
+    @property
+    def wrong(self) -> Predictions:
+        """The answers that are right in no sense that could be judged."""
+        return Predictions(tuple(row for row in self.rows if row.is_right is False))
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the answers as a pandas DataFrame, one a row; its columns are the fields of an answer."""
+        return data_frame((asdict(row) for row in self.rows), [field.name for field in fields(Answer)])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -124,6 +138,13 @@ class Answers(Shown):
     def texts(self, name: str | None = None) -> list[str]:
         """Return a model's answers as they are."""
         return [answer.predicted for answer in self._of(name)]
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the answers as a pandas DataFrame, one a question and model: `model`, and the fields of an answer."""
+        rows = (
+            {"model": name, **asdict(row)} for name, model in zip(self.names, self.models, strict=True) for row in model
+        )
+        return data_frame(rows, ["model", *(field.name for field in fields(Answer))])
 
     @property
     def summary(self) -> str:

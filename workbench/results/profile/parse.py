@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, one_of
 from workbench.base.files import read_text
+from workbench.base.frame import data_frame
 from workbench.base.shown import Shown
 from workbench.base.table import Grid, facts
 from workbench.base.words import count, duration, number, percent, scaled
 from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 __all__ = ["ModuleProfile", "Profile", "parse_profile", "read_profile"]
 
@@ -93,6 +99,14 @@ class Profile(Shown):
         level = f" {depth} levels down, by {sort}" if sort else ""
         return Grid(columns=columns, rows=rows, right=columns[2:], caption=f"Modules{level}")
 
+    def to_dataframe(self) -> DataFrame:
+        """Return the modules as a pandas DataFrame, one a row, the model first; shares are 0 to 1.
+
+        Columns: path, level, module (its class), params, params_share, macs, macs_share, latency_s, latency_share.
+        """
+        rows = _rows(self.root, self.root.name) if self.root else ()
+        return data_frame(rows, ("path", "level", "module", *_FIGURES))
+
     def _named(self, depth: int, sort: str | None) -> list[tuple[str, ModuleProfile]]:
         if self.root is None:
             return []
@@ -129,6 +143,16 @@ def parse_profile(text: str, source: str = "the text") -> Profile:
         root=parse_modules(detail.splitlines()),
         **figures,
     )
+
+
+_FIGURES = ("params", "params_share", "macs", "macs_share", "latency_s", "latency_share")
+
+
+def _rows(module: ModuleProfile, path: str, level: int = 0) -> Iterator[Mapping[str, object]]:
+    figures = {name: getattr(module, name) for name in _FIGURES}
+    yield {"path": path, "level": level, "module": module.module, **figures}
+    for child in module.children:
+        yield from _rows(child, f"{path}.{child.name}" if level else child.name, level + 1)
 
 
 _HEADER = {

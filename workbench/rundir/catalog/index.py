@@ -25,7 +25,7 @@ __all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
 
 INDEX_FILE = ".runs.sqlite"
 
-_FORM = 2  # of the table; another number makes it anew
+_FORM = 3  # of the table; another number makes it anew
 _BUSY_S = 30.0
 _PARTS = ("", "-wal", "-shm", "-journal")  # of the file's name
 _FILTERS = ("state", "model", "technique", "pods", "key")
@@ -71,7 +71,7 @@ class RunIndex:
         self._db = self._open()
 
     def refresh(self) -> Refreshed:
-        """Bring the index up to date: costs a look at three files a run; several processes may do so at once."""
+        """Bring the index up to date: costs a look at four files a run; several processes may do so at once."""
         return self._whole(self._refresh)
 
     def _refresh(self) -> Refreshed:

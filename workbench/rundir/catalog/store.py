@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic.dataclasses import dataclass
@@ -14,6 +15,7 @@ from workbench.base.files import read_json, read_text
 from workbench.base.json_values import part
 from workbench.base.words import plain
 from workbench.pods.hostfile import Hostfile
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.output.tail import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
@@ -44,6 +46,10 @@ class RunRecord(ResultRecord):
     """The fingerprint of the benchmark's row that it is a run of; empty where it is of none."""
     repeat: Whole = 0
     """Which repeat of that row it is."""
+    name: str = ""
+    """What somebody called it, by `run.name = …`."""
+    note: str = ""
+    """What somebody remarked on it, by `run.note = …`."""
 
     @property
     def pods(self) -> int | None:
@@ -82,9 +88,9 @@ def find_all(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths | Cluster
 
 
 def stamp_of(paths: RunPaths) -> str:
-    """Return what differs once a run's record may: when its three files were written, and how large they are."""
+    """Return what differs once a run's record may: when its four files were written, and how large they are."""
     marks = []
-    for path in (paths.info, paths.state, paths.result):
+    for path in (paths.info, paths.state, paths.result, paths.label):
         try:
             facts = path.stat()
             marks.append(f"{facts.st_mtime_ns}.{facts.st_size}")
@@ -121,6 +127,7 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
             **({"message": problem} if problem else {}),
             "hosts": facts.get("hosts") or hosts_in(paths.hostfile),
             **part(info, "benchmark"),
+            **asdict(read_label(paths)),
             "id": id_of(paths),
             "submitted_s": info.get("submitted_s"),
         },

@@ -1,0 +1,182 @@
+"""Runs get names and notes, and the table of runs can be asked: filtered, sorted, compared, taken as data."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.client.history import history
+from workbench.client.run import Run
+from workbench.rundir.catalog.index import RunIndex
+from workbench.rundir.paths import RunPaths
+
+TOKEN = "hf_" + "a1" * 12
+RESULT = {
+    "state": "succeeded", "model": "tiny-t5", "technique": "zero1", "steps": 20, "eval_loss": 0.25, "train_loss": 0.5,
+    "duration_s": 75.0, "hosts": [{"address": "a", "slots": 1}] * 2, "metrics": {"rouge1": 0.75},
+    "peak_memory_gib": {"a": 0.5, "b": 0.75},
+}  # fmt: skip
+
+
+def make_run(root: Path, at: float, job: dict[str, Any] | None = None, **facts: Any) -> Run:
+    """Write a run that has ended."""
+    paths = RunPaths(root)
+    root.mkdir(parents=True)
+    paths.info.write_text(json.dumps({"id": root.name, "cluster": str(root.parent), "submitted_s": at}))
+    paths.spec.write_text(
+        json.dumps({"job": {"kind": "finetune", "model": "tiny-t5", "technique": "zero1", **(job or {})}})
+    )
+    paths.result.write_text(json.dumps({**RESULT, **facts}))
+    return Run(root)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three runs, of which one has a name and one failed."""
+    job = {"learning_rate": 0.001, "seed": 7, "dataset": {"kind": "files", "train": "a.jsonl"}, "env": {"HF": "${HF}"}}
+    make_run(tmp_path / "aaa", 1.0, job)
+    make_run(tmp_path / "bbb", 2.0, {**job, "learning_rate": 0.01}, eval_loss=0.125, steps=100).name = "high rate"
+    make_run(
+        tmp_path / "ccc", 3.0, {**job, "seed": 8}, state="failed", eval_loss=None, model="t5-small", technique="ddp"
+    )
+    return tmp_path
+
+
+def test_a_name_and_a_note_stay_and_are_shown_wherever_the_run_is(folder: Path) -> None:
+    run = Run.load(folder / "aaa")
+    assert (run.name, run.note) == ("", "")
+    run.name, run.note = "first try", "better rows & <b>more</b> steps"
+    again = Run.load(folder / "aaa")
+    assert (again.name, again.note) == ("first try", "better rows & <b>more</b> steps")
+    for text, page in ((str(run), run._repr_html_()), (str(run.result), run.result._repr_html_())):
+        assert "first try" in text
+        assert "first try" in page
+        assert "<b>more" in text
+        assert "&lt;b&gt;more" in page
+    card = run.result.to_html(folder / "card.html").read_text()
+    assert "first try" in card
+    table = str(history(folder))
+    assert re.search(r"2  first try +\d\d-\d\d-\d\d", table)
+    assert "better r…>more</b> steps" in table
+    assert repr(history(folder).compare("first try", 1)) == "RunComparison(first try, high rate)"
+    run.note = ""
+    assert Run.load(folder / "aaa").name == "first try", "one leaves the other"
+
+
+def test_a_secret_in_a_name_or_a_note_reaches_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF", "opensesame77")
+    run = Run.load(folder / "aaa")
+    run.name, run.note = f"with {TOKEN}", "the job's own is opensesame77"
+    written = RunPaths(run.path).label.read_text()
+    assert TOKEN not in written
+    assert "opensesame77" not in written
+    assert run.name == f"with {'*' * len(TOKEN)}"
+    RunPaths(run.path).label.write_text(json.dumps({"name": TOKEN}))
+    assert TOKEN not in str(history(folder)), "what somebody else wrote there"
+
+
+@pytest.mark.parametrize("name", [5, None, "x" * 81, "half \ud800"])
+def test_what_is_no_name_is_refused(folder: Path, name: Any) -> None:
+    run = Run.load(folder / "aaa")
+    with pytest.raises(ConfigError, match=r"the name of a run is .*; it must be text of at most 80 letters"):
+        run.name = name
+    assert not RunPaths(run.path).label.exists()
+    with pytest.raises(AttributeError):
+        run.nmae = "a slip"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"name": 5, "note": ["x"]}', "\x00", '{"name": "' + "x" * 9000 + '"}']
+)
+def test_a_broken_label_breaks_nothing(folder: Path, content: str) -> None:
+    RunPaths(folder / "aaa").label.write_text(content)
+    assert len(Run.load(folder / "aaa").name) <= 80
+    assert len(history(folder)) == 3
+
+
+def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Path) -> None:
+    found = history(folder)
+    assert found.options() == {"learning_rate": [0.001, 0.01, 0.001], "seed": [8, 7, 7]}
+    grid = found.table()
+    assert list(grid.columns) == [
+        "#", "run", "when", "state", "model", "technique", "steps", "train loss", "eval loss", "duration",
+        "learning rate", "seed",
+    ]  # fmt: skip
+    assert "in all pods 2" in grid.caption
+    assert "in all model tiny-t5, technique zero1, pods 2" in history(folder, state="succeeded").table().caption
+    text, page = str(found), found._repr_html_()
+    shown = " ".join(
+        html.unescape(re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]+>", " ", page, flags=re.S)).split()
+    )
+    for word in re.sub(r"-{2,}", " ", text).split():
+        assert word in shown
+
+
+def test_runs_are_filtered_and_sorted(folder: Path) -> None:
+    def ids(**wanted: Any) -> list[str]:
+        return [record.id for record in history(folder, **wanted)]
+
+    assert ids(state="failed") == ["ccc"]
+    assert ids(state=["failed", "succeeded"]) == ["ccc", "bbb", "aaa"]
+    assert ids(technique="zero1") == ["bbb", "aaa"]
+    assert ids(name="HIGH") == ["bbb"]
+    assert ids(name="aa", pods=2) == ["aaa"]
+    assert ids(model="t5-small") == ["ccc"]
+    assert ids(pods=3) == []
+    assert ids(sort="eval_loss") == ["bbb", "aaa", "ccc"], "what is not known comes last"
+    assert ids(sort="-eval_loss") == ["aaa", "bbb", "ccc"]
+    assert ids(sort="id") == ["aaa", "bbb", "ccc"]
+    with pytest.raises(ConfigError, match="did you mean 'eval_loss'"):
+        history(folder, sort="evalloss")
+    with pytest.raises(ConfigError, match="did you mean 'failed'"):
+        history(folder, state="fialed")
+
+
+def test_runs_are_compared_by_number_name_or_id(folder: Path) -> None:
+    found = history(folder)
+    assert repr(found.compare(0, 2)) == "RunComparison(ccc, aaa)"
+    assert repr(found.compare("high rate", "aa")) == "RunComparison(high rate, aaa)"
+    assert len(found.compare().runs) == 3
+    assert found["high rate"].id == "bbb"
+    with pytest.raises(RunError, match="0 runs"):
+        found.compare("nobody", 0)
+
+
+def test_the_history_is_a_data_frame_with_units_in_its_names(folder: Path) -> None:
+    frame = history(folder, sort="submitted_s").to_dataframe()
+    assert list(frame["id"]) == ["aaa", "bbb", "ccc"]
+    assert list(frame["eval_loss"].dropna()) == [0.25, 0.125]
+    assert list(frame["duration_s"]) == [75.0] * 3
+    assert list(frame["peak_memory_gib"]) == [0.75] * 3
+    assert list(frame["option.learning_rate"]) == [0.001, 0.01, 0.001]
+    assert list(frame["metric.rouge1"]) == [0.75] * 3
+    assert list(frame["state"]) == ["succeeded", "succeeded", "failed"]
+    empty = history(folder, name="nobody").to_dataframe()
+    assert len(empty) == 0
+    assert "eval_loss" in empty.columns
+
+
+def test_events_are_iterated_anew_and_are_a_data_frame(folder: Path) -> None:
+    run = Run.load(folder / "aaa")
+    assert list(run.events().to_dataframe().columns) == ["time_s", "rank", "kind"]
+    lines = [{"time_s": float(n), "rank": 0, "kind": "step", "step": n, "loss": 1.0 / n} for n in (1, 2)]
+    run.paths.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = run.events()
+    assert [event.whole("step") for event in events] == [event.whole("step") for event in events] == [1, 2]
+    frame = events.to_dataframe()
+    assert list(frame.columns) == ["time_s", "rank", "kind", "step", "loss"]
+    assert list(frame["loss"]) == [1.0, 0.5]
+
+
+def test_the_index_notices_a_new_name(folder: Path) -> None:
+    with RunIndex(folder) as index:
+        index.refresh()
+        Run.load(folder / "aaa").name = "found later"
+        assert index.refresh().read == 1
+        assert [record.name for record in index.query()] == ["", "high rate", "found later"]

@@ -1,0 +1,95 @@
+"""The view of a plan: the verdict first, bars against the limit, a unit that shows something, the rest folded."""
+
+from __future__ import annotations
+
+import re
+
+from workbench.base.table import Bar
+from workbench.display.kit.doc import Doc, Fold, Table, to_html, to_text
+from workbench.display.records.plan import plan_doc
+from workbench.jobs.finetune import FineTune
+from workbench.planner.memory import Memory
+from workbench.planner.plan import Fit, PlanRow, PlanTable
+
+GIB = 2**30
+
+
+def memory(gib: float, tiny: bool = False) -> Memory:
+    half = 0.02 if tiny else gib / 2
+    return Memory(
+        parameters=half * GIB, activations=(0.03 if tiny else gib / 2) * GIB, overhead=0.45 * GIB if tiny else 0
+    )
+
+
+def table(*rows: PlanRow, limit: float | None = 4.0, gpu: float | None = None) -> PlanTable:
+    return PlanTable(
+        model="tiny-t5", parameters=4_673_000, trained=4_673_000, pods=3, gpu_memory_gib=gpu, memory_gib=limit,
+        job=FineTune(), lengths=(96, 64), rows=rows,
+    )  # fmt: skip
+
+
+def row(name: str, gib: float, fit: Fit, *, tiny: bool = False, best: bool = False, micro: int | None = 8) -> PlanRow:
+    return PlanRow(technique=name, fit=fit, host=memory(gib, tiny), ranks=3, cheapest=best, micro_batch=micro)
+
+
+LARGE = (
+    row("ddp", 3.0, Fit.FITS, best=True),
+    row("zero1", 3.9, Fit.TIGHT),
+    row("single", 40.0, Fit.NOT, micro=0),
+    row("zero3", 2.0, Fit.FITS, micro=16),
+)
+
+
+def first_table(doc: Doc) -> Table:
+    return next(block for block in doc.blocks if isinstance(block, Table))
+
+
+def test_the_verdict_comes_first_and_says_what_cheapest_means() -> None:
+    doc = plan_doc(table(*LARGE))
+    caption = first_table(doc).grid.caption
+    assert caption == (
+        "3 of 4 techniques fit into 4 GiB of a pod. ★ ddp is the cheapest that fits: of these it sends least over the "
+        "network in a step; zero3 needs least memory"
+    )
+    assert to_text(doc).startswith(caption[:40])
+    assert list(first_table(doc).grid.columns)[:3] == ["technique", "", "largest micro-batch"]
+    assert [row[:3] for row in first_table(doc).grid.rows] == [
+        ["★ ddp", "✓ fits", "8"], ["zero1", "~ tight", "8"],
+        ["single", "✗ does not fit", "0"], ["zero3", "✓ fits", "16"],
+    ]  # fmt: skip
+
+
+def test_bars_stand_against_the_limit_and_one_far_off_does_not_make_stubs_of_the_others() -> None:
+    bars = [cell for row in first_table(plan_doc(table(*LARGE))).grid.rows for cell in row if isinstance(cell, Bar)]
+    assert [round(sum(share for _, share in bar.parts), 3) for bar in bars] == [0.469, 0.609, 6.25, 0.312]
+    assert {bar.limit for bar in bars} == {0.625}
+    assert bars[0].words.startswith("ddp needs 3.00 GiB of 4 GiB: parameters 1.50 GiB")
+    page = to_html(plan_doc(table(*LARGE)))
+    assert page.count('role="img"') == 4
+    lines = [line for line in to_text(plan_doc(table(*LARGE))).splitlines() if "|" in line]
+    assert re.search(r"ppppppaaaaa\.*\|", lines[0])
+    assert "p parameters" in to_text(plan_doc(table(*LARGE)))
+
+
+def test_a_tiny_model_is_in_mebibytes_and_columns_of_nothing_are_left_out() -> None:
+    doc = plan_doc(table(row("ddp", 0.5, Fit.FITS, tiny=True, best=True), limit=2.0))
+    text = to_text(doc)
+    assert "needed MiB" in text
+    assert "512" in text
+    assert "0.00" not in text
+    (fold,) = [block for block in doc.blocks if isinstance(block, Fold)]
+    assert "optimizer" not in [
+        title for block in fold.blocks if isinstance(block, Table) for title in block.grid.columns
+    ]
+    assert "<details><summary>what it is made of" in to_html(doc)
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    none = plan_doc(table(row("ddp", 9.0, Fit.NOT, micro=0), row("zero3", 5.0, Fit.NOT, micro=2)))
+    assert first_table(none).grid.caption == (
+        "0 of 2 techniques fit into 4 GiB of a pod; zero3 needs least, with a micro-batch of 2 it fits"
+    )
+    unknown = plan_doc(table(row("ddp", 9.0, Fit.UNKNOWN, micro=None), limit=None))
+    assert first_table(unknown).grid.caption == "No verdict without a limit; ddp needs least"
+    refused = plan_doc(table(PlanRow(technique="fsdp", fit=Fit.REFUSED, why="no 4-bit weights")))
+    assert "fsdp is refused: no 4-bit weights" in to_text(refused)
