@@ -118,6 +118,10 @@ class Book:
         time.sleep(1)
         self.wait_idle(60)
 
+    def saved(self) -> Any:
+        """The notebook as it would be saved now."""
+        return self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.model.toJSON()")
+
     def shoot(self, index: int, name: str) -> None:
         """Keep pictures of a cell: wide in the light theme, and half as wide in the dark one."""
         for theme, width in (("light", 1280), ("dark", 640)):

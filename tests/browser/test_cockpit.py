@@ -13,6 +13,7 @@ from poll import until
 
 from tests.browser.conftest import notebook
 from workbench.base.process import is_alive
+from workbench.client.compose.fields import FIELDS
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "notebooks" / "00_quickstart.ipynb"
 
@@ -52,34 +53,40 @@ workbench.history(".")
 
 
 @pytest.mark.long
-def test_the_form_explains_starts_and_kills(lab: Any, open_book: Callable[[str], Any]) -> None:
-    cells = ("from workbench.display.compose.form import compose\nform = compose(count=1, max_steps=10)\nform",)
-    book = open_book(lab.add(notebook(*cells), "form.ipynb"))
+def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callable[[str], Any]) -> None:
+    book = open_book(lab.add(notebook("import workbench\nworkbench.compose(count=1, max_steps=10)"), "form.ipynb"))
     book.run(0)
-    book.see(0, "8 rows per optimizer step")
-    book.output(0).get_by_label("Technique").select_option("single")
-    book.output(0).get_by_label("Launcher").select_option("pdsh")
-    book.see(0, "is one rank; launcher 'pdsh' has no use")
-    book.shoot(0, "compose-refused")
-    book.output(0).get_by_label("Launcher").select_option("ssh")
+    form = book.output(0)
     book.see(0, "1 rank = 8 rows")
+    assert form.get_by_title(FIELDS["launcher"].option.help).get_by_label("Launcher").is_visible()
+    form.get_by_label("Technique").select_option("single")
+    form.get_by_label("Launcher").select_option("pdsh")
+    book.see(0, "is one rank; launcher 'pdsh' has no use")
+    assert "with Cluster(" not in book.said(0)
+    assert form.get_by_role("button", name="Start").is_disabled()
+    book.shoot(0, "compose-refused")
+    form.get_by_label("Launcher").select_option("ssh")
+    book.see(0, "with Cluster(")
+    assert not form.get_by_label("LoRA rank").is_visible()
+    form.get_by_label("PEFT").select_option("lora")
+    for field, value in {"Max steps": "2000", "Per-device batch size": "4", "LoRA rank": "2"}.items():
+        form.get_by_label(field).fill(value)
+        form.get_by_label(field).press("Tab")
+    book.see(0, "1 rank = 4 rows; 2,000 steps")
+    book.see(0, 'lora={"r": 2}')
     book.shoot(0, "compose")
-    for field, value in {"Steps": "2000", "Rows a rank": "4"}.items():
-        book.output(0).get_by_label(field).fill(value)
-        book.output(0).get_by_label(field).press("Tab")
-    book.see(0, "1 rank = 4 rows per optimizer step; 2,000 steps")
-    book.output(0).get_by_role("button", name="Start").click()
+    form.get_by_role("button", name="Start").click()
     moving_steps(book, 0, 3, 120)
-    book.output(0).get_by_role("button", name="Kill").click()
-    book.output(0).get_by_role("button", name="Really kill").click()
-    book.see(0, "Ranks: all gone", 60)
-    book.shoot(0, "composed")
-    stop = book.output(0).get_by_role("button", name="Stop the pods")
-    stop.click()
-    book.output(0).get_by_role("button", name="Stop, really?").click()
+    form.get_by_role("button", name="Stop the pods").click()
+    form.get_by_role("button", name="Stop, really?").click()
     book.see(0, "The pods are gone", 60)
-    book.output(0).get_by_role("button", name="Show the form").click()
-    book.output(0).get_by_label("Technique").wait_for()
+    book.shoot(0, "composed")
+    form.get_by_role("button", name="Show the form").click()
+    form.get_by_label("Technique").wait_for()
+    outputs = book.saved()["cells"][0]["outputs"]
+    saved = "".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
+    assert "with Cluster(" in saved
+    assert "cancelled" in saved
 
 
 def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(lab: Any, open_book: Callable[[str], Any]) -> None:

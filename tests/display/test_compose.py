@@ -4,7 +4,6 @@ import html
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +11,103 @@ import pytest
 from poll import until
 
 from workbench.base.errors import ConfigError
-from workbench.client.compose.composition import Composition
+from workbench.client.compose.composition import Composition, find_problems
+from workbench.client.compose.fields import FIELDS
+from workbench.client.compose.preview import preview_of
+from workbench.client.run import Run
 from workbench.display.compose.form import Form, compose
+from workbench.jobs.adapters import Lora
+from workbench.jobs.finetune import FineTune
 from workbench.planner.setting import request_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import remember
+from workbench.pods.backends import KINDS, backend_class
+from workbench.pods.kubernetes.pods import KubernetesPods
 
 
-def inside(widget: Any) -> Iterator[Any]:
-    yield widget
-    for child in getattr(widget, "children", ()):
-        yield from inside(child)
+def pick(form: Form, **choices: object) -> None:
+    """Choose as the page does: all values at once, those of objects by dotted names."""
+    changed = {name.replace("__", "."): value for name, value in choices.items()}
+    form.widget.values = {**form.widget.values, **changed}
 
 
-def part(form: Form, description: str) -> Any:
-    """The widget with that description."""
-    return next(each for each in inside(form.widget) if getattr(each, "description", "") == description)
+def words_of(form: Form) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "\n", form._repr_html_()))
 
 
-def pick(form: Form, label: str, value: object) -> None:
-    part(form, label).value = value
+def test_every_option_is_a_field_but_for_secrets() -> None:
+    jobs = {option.name for option in FineTune.options()} - {"lora", "fsdp", "env"}
+    adapters = {f"lora.{option.name}" for option in Lora.options()}
+    places = {f"{kind}.{option.name}" for kind in KINDS for option in backend_class(kind).options()}
+    assert (jobs | adapters | places | {"count", "cpus", "gpus", "memory_gib"}) - FIELDS.keys() == set()
+    assert [name for name in FIELDS if name.rpartition(".")[2] == "env"] == []
+    assert all(field.option.meaning for field in FIELDS.values())
+    labels = [FIELDS[n].label for n in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_steps")]
+    assert labels == ["Per-device batch size", "Gradient accumulation steps", "Max steps (0: by epochs)"]
 
 
-def start(form: Form) -> dict[str, Any]:
-    """How its start button looks."""
-    bar = next(each for each in inside(form.widget) if hasattr(each, "buttons"))
-    return next(each for each in bar.buttons if each["name"] == "start")
+def test_what_a_field_holds_is_read_back_as_the_option() -> None:
+    given = {
+        "model": "tiny-llama",
+        "dataset": {"kind": "wikisql-mini", "train_rows": 100},
+        "technique": "fsdp",
+        "peft": "lora",
+        "lora": {"r": 16, "target_modules": ["q_proj", "v_proj"]},
+        "fsdp": {"shard": "grads", "layers": ["LlamaDecoderLayer"]},
+        "prompt": "{instruction}\n{input}",
+        "metrics": ["rouge", "accuracy"],
+        "training": {"neftune_noise_alpha": 5},
+        "eval_steps": 10,
+        "warmup_steps": 0,
+        "load_best_model_at_end": True,
+        "greater_is_better": False,
+    }
+    composition = Composition(**given, max_steps=20)
+    assert composition.make_job() == FineTune(**given, max_steps=20)
+    place = KubernetesPods(
+        namespace="ml", node_selector={"gpu": "true"}, tolerations=[{"key": "gpu"}], run_as_user=None
+    )
+    assert Composition(backend=place).make_backend().to_dict() == place.to_dict()
+    written = Composition(**{"backend": "kubernetes", "kubernetes.node_selector": "gpu=true, disk=ssd"})
+    assert written.make_backend().to_dict()["node_selector"] == {"gpu": "true", "disk": "ssd"}
+    assert Composition(max_steps=0).make_job().max_steps is None
 
 
-def shown(widget: Any) -> str:
-    """The HTML that a reader sees."""
-    drawn = (w.value for w in inside(widget) if type(w).__name__ == "HTML" and w.layout.display != "none")
-    return html.unescape("".join(drawn))
+@pytest.mark.parametrize(
+    ("choices", "fields", "words"),
+    [
+        ({"learning_rate": -1}, {"learning_rate"}, "“Learning rate” is -1"),
+        ({"count": 0}, {"count"}, "“Pods” is 0"),
+        ({"peft": "lora", "lora": {"r": 0}}, {"lora.r"}, "“LoRA rank (r)” is 0"),
+        ({"backend": "ssh"}, {"ssh.hosts", "ssh.hostfile"}, "needs either “Hosts”"),
+        ({"backend": {"kind": "ssh", "hosts": ["a"], "key": "k"}}, {"ssh.hosts"}, "names 1 hosts"),
+        ({"backend": {"kind": "kubernetes", "namespace": "UP"}}, {"kubernetes.namespace"}, "“Namespace” is 'UP'"),
+        ({"backend": "cml"}, {"backend"}, "only inside a session of Cloudera ML"),
+        ({"training": "a"}, {"training"}, "“More TrainingArguments” is 'a'; write name=value"),
+        ({"dataset": "{x"}, {"dataset"}, "“Dataset” is not JSON"),
+        ({"eval_strategy": "no", "eval_steps": 3}, {"eval_strategy", "eval_steps"}, "“Evaluation steps” is 3"),
+    ],
+)
+def test_a_refusal_stands_at_its_fields_in_their_words_and_hides_the_cell(
+    choices: dict[str, Any], fields: set[str], words: str
+) -> None:
+    form = compose(**choices)
+    assert set(form.preview.problems) == fields
+    assert all(words in why for why in form.preview.problems.values())
+    assert form.preview.cell == ""
+    assert "Cluster(" not in form._repr_html_()
+    assert form.widget.problems.keys() == fields
+    assert not form.widget.state["cell"]
 
 
 def test_text_and_html_state_the_same_and_escape() -> None:
-    form = compose(model="<img src=x onerror=alert(1)>", dataset="</pre><script>")
-    page = form._repr_html_()
-    assert "<img" not in page
-    assert "<script" not in page
-    said = html.unescape(re.sub(r"<[^>]*>", "\n", page))
-    assert [line for line in str(form).splitlines() if line.strip() and line not in said] == []
+    for form in (compose(), compose(model="<img src=x onerror=alert(1)>", dataset="</pre><script>")):
+        page = form._repr_html_()
+        assert "<img" not in page
+        assert "<script" not in page
+        assert set(re.findall(r"\w+", str(form))) - set(re.findall(r"\w+", words_of(form))) == set()
+    assert "with Cluster(backend, PodSpec(cpus=1), count=3) as cluster:" in words_of(compose())
+    assert "Max steps (0: by epochs)" in words_of(compose())
 
 
 def test_a_choice_that_is_not_known_is_refused() -> None:
@@ -63,12 +118,12 @@ def test_a_choice_that_is_not_known_is_refused() -> None:
 def test_without_widgets_there_is_text_and_html() -> None:
     code = (
         "import sys; sys.modules['ipywidgets'] = None; from workbench.display.compose.form import compose; "
-        "b = compose()._bundle(); print(sorted(b)); print(b['text/plain'])"
+        "form = compose(); print(form); form._ipython_display_()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("['text/html', 'text/plain']")
-    assert "24 rows per optimizer step" in done.stdout
-    assert "run = cluster.start().submit(job)" in done.stdout
+    assert done.stdout.count("3 ranks = 24 rows") == 3
+    assert done.stdout.count("run = cluster.submit(job)") == 3
+    assert "'text/html'" in done.stdout
 
 
 def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,29 +139,28 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("workbench.display.compose.form.count_memory", count)
     form = compose(count=2)
-    until(lambda: "Predicted at the longest rows" in shown(form.widget))
+    assert not form.preview.is_counted
+    assert form.widget.fields
+    until(lambda: form.preview.is_counted)
     assert asked == [form.composition]
-    assert form.preview.is_counted
+    assert "Predicted peak at the longest rows" in words_of(form)
+    assert preview_of(form.composition.replace(memory_gib=0.1)).is_short
 
 
-def test_the_widgets_show_what_follows_from_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_what_follows_from_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.display.compose.form.count_memory", lambda _composition: None)
     form = compose(count=2)
-    pick(form, "Accumulate", 3)
+    pick(form, gradient_accumulation_steps=3)
     assert form.composition == Composition(count=2, gradient_accumulation_steps=3)
-    assert "48 rows per optimizer step" in shown(form.widget)
-    assert "gradient_accumulation_steps=3" in shown(form.widget)
-    assert not start(form)["disabled"]
+    assert "48 rows" in words_of(form)
+    assert "gradient_accumulation_steps=3" in form.widget.state["cell"]
 
-    pick(form, "Technique", "single")
-    pick(form, "Launcher", "pdsh")
-    assert start(form)["disabled"]
-    assert set(form.preview.problems) == {"technique", "launcher"}
-    assert shown(form.widget).count(form.preview.problems["launcher"]) == 2
-
-    pick(form, "Launcher", "ssh")
-    assert not start(form)["disabled"]
-    assert "one rank;" not in shown(form.widget)
+    pick(form, technique="single", launcher="pdsh")
+    assert set(form.widget.problems) == {"technique", "launcher"}
+    assert not form.widget.state["cell"]
+    pick(form, launcher="ssh")
+    assert not form.widget.problems
+    assert "1 rank = 24 rows" in words_of(form)
 
 
 def test_a_start_that_is_refused_starts_nothing() -> None:
@@ -115,3 +169,31 @@ def test_a_start_that_is_refused_starts_nothing() -> None:
         form.start()
     assert form.cluster is None
     assert repr(form).endswith("refused: precision)")
+
+
+@pytest.mark.slow
+def test_the_data_are_looked_at_as_the_model_reads_them() -> None:
+    form = compose(dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4})
+    assert form.look_at_data().train_rows == 40
+    assert "as the model reads it" in words_of(form)
+    pick(form, seed=1)
+    assert form.rows is None
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_cell_runs_and_closes_its_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    composition = Composition(
+        count=1, model="tiny-llama", peft="lora", lora={"r": 4, "alpha": 8}, prompt="alpaca", technique="single",
+        dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4}, max_steps=2, eval_steps=1, save_steps=2,
+        max_source_length=64, max_target_length=32, seed=3, profile_step=0, predict_rows=0, memory_gib=2, warm=False,
+    )  # fmt: skip
+    assert find_problems(composition) == {}
+    names: dict[str, Any] = {"display": lambda run: displayed.append(run)}
+    displayed: list[Run] = []
+    exec(preview_of(composition).cell, names)
+    assert names["result"].state == "succeeded", names["result"].error
+    assert displayed == [names["run"]]
+    assert names["cluster"].phase == "closed"
+    assert names["run"].spec.job.lora == {"r": 4, "alpha": 8}

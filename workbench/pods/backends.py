@@ -9,9 +9,10 @@ from typing import cast
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, one_of
+from workbench.pods.place import Place
 from workbench.pods.pod import PodBackend
 
-__all__ = ["CLASSES", "KINDS", "backend_from_dict", "remove_left"]
+__all__ = ["CLASSES", "KINDS", "backend_class", "backend_from_dict", "remove_left"]
 
 KINDS = tuple(entries.PLACES)
 """The words that `{"kind": …}` takes."""
@@ -19,15 +20,20 @@ KINDS = tuple(entries.PLACES)
 CLASSES = {kind: name.rpartition(":")[2] for kind, name in entries.PLACES.items()}
 
 
+def backend_class(kind: object) -> type[Place]:
+    """Return the class of a kind of place."""
+    entry = next((entry for name, entry in entries.PLACES.items() if name == kind), None)
+    if entry is None:
+        raise one_of("backend kind", kind, KINDS)
+    module, _, name = entry.partition(":")  # only the place that is used is imported: each takes some 20 ms
+    return cast(type[Place], getattr(importlib.import_module(module), name))
+
+
 def backend_from_dict(data: Mapping[str, object]) -> PodBackend:
     """Make the backend that `to_dict` described."""
     if "kind" not in data:
         raise ConfigError(f'a backend needs a kind, as in {{"kind": "local"}}; allowed: {", ".join(KINDS)}')
-    entry = next((entry for kind, entry in entries.PLACES.items() if kind == data["kind"]), None)
-    if entry is None:
-        raise one_of("backend kind", data["kind"], KINDS)
-    module, _, name = entry.partition(":")  # only the place that is used is imported: each takes some 20 ms
-    return cast(PodBackend, getattr(importlib.import_module(module), name).from_dict(data))
+    return cast(PodBackend, backend_class(data["kind"]).from_dict(data))
 
 
 def remove_left(data: Mapping[str, object], directory: Path) -> None:

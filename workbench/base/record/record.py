@@ -35,6 +35,14 @@ class Option:
     section: str
     """The heading that it stands under; empty where a record has no sections."""
 
+    @property
+    def help(self) -> str:
+        """Its meaning, with what it may be out of."""
+        if not self.choices:
+            return self.meaning
+        text, replaced = re.subn(r"One of `\w+`", f"One of {', '.join(self.choices)}", self.meaning)
+        return text if replaced else f"{text} One of {', '.join(self.choices)}."
+
 
 class Record(BaseModel):
     """Options that are checked when the record is made; nothing in it changes afterwards."""
@@ -66,7 +74,7 @@ class Record(BaseModel):
         types = get_type_hints(SimpleNamespace(__annotations__={n: f.annotation for n, f in cls._fields().items()}))
         parameters = inspect.signature(cls).parameters.values()
         cls.__signature__ = inspect.Signature([p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters])
-        lines = [f"    {option.name}: {_help_text(option)}" for option in cls.options()]
+        lines = [f"    {option.name}: {option.help}" for option in cls.options()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -180,13 +188,6 @@ class _TypeText(str):
     def of(cls, annotation: object) -> Self:
         text = re.sub(r"\b(\w+\.)+", "", inspect.formatannotation(annotation))
         return cls(re.sub(r"Optional\[(.*)\]", r"\1 | None", text))
-
-
-def _help_text(option: Option) -> str:
-    if not option.choices:
-        return option.meaning
-    text, replaced = re.subn(r"One of `\w+`", f"One of {', '.join(option.choices)}", option.meaning)
-    return text if replaced else f"{text} One of {', '.join(option.choices)}."
 
 
 def _option(name: str, field: FieldInfo, section: str = "") -> Option:

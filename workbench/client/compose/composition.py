@@ -3,96 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.record import Option
+from workbench.base.record import Record
+from workbench.client.compose.fields import FIELDS, FormField, in_labels
+from workbench.jobs.adapters import Fsdp, Lora
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import model_kind
-from workbench.pods.backends import KINDS, backend_from_dict
+from workbench.pods.backends import backend_from_dict
+from workbench.pods.cml.api import WorkersApi
+from workbench.pods.cml.pods import CMLPods
 from workbench.pods.guest.gpus import visible_gpus
+from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
+from workbench.pods.place import Place
 from workbench.pods.pod import PodBackend
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["DEFAULTS", "FIELDS", "Composition", "FormField", "find_problems"]
+__all__ = ["Composition", "find_problems"]
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FormField:
-    """One field of the form."""
-
-    name: str
-    label: str
-    default: str | int | float
-    """What it holds before anything is chosen; `""` and 0 stand for an option that is None."""
-    choices: Sequence[str] = ()
-    proposals: Sequence[str] = ()
-    hint: str = ""
-    """What stands in the empty field."""
-
-
-_OBJECT = TypeAdapter(dict[str, Any])
-_OPTIONS: Mapping[str, Option] = {
-    option.name: option for record in (ClusterSpec, PodSpec, FineTune) for option in record.options()
-}
-
-
-def _field(name: str, label: str = "", *, default: str | float | None = None, **more: Any) -> FormField:
-    option = _OPTIONS[name]
-    value: Any = option.default if default is None else default
-    if option.allowed.startswith("a number"):
-        value = float(value)
-    label = label or name.replace("_", " ").capitalize()
-    return FormField(**{"name": name, "label": label, "default": value, "choices": option.choices, **more})
-
-
-FIELDS: Mapping[str, Sequence[FormField]] = {
-    "Where": (
-        _field("backend", "Pods from", default=LocalPods.kind, choices=KINDS),
-        FormField(name="backend_options", label="Its options", default="", hint='none, or as {"port": 2222}'),
-        _field("count", "Pods", default=3),  # one pod, the default elsewhere, would show nothing of a cluster
-        _field("cpus", "Cores a pod"),
-        _field("gpus", "GPUs a pod"),
-    ),
-    "What": (
-        _field("model", proposals=("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small")),
-        _field("dataset", "Data", proposals=("wikisql-mini", "wikisql"), hint="a name or a path"),
-    ),
-    "How": (
-        _field("technique"),
-        _field("precision", "Precision (empty: chosen)", default=""),
-        _field("optimizer"),
-        _field("learning_rate", "Learning rate (0: chosen)", default=0),
-        _field("per_device_train_batch_size", "Rows a rank"),
-        _field("gradient_accumulation_steps", "Accumulate"),
-        _field("max_steps", "Steps (0: epochs)", default=0),
-        *map(_field, ("epochs", "launcher")),
-        _field("deepspeed", "DeepSpeed file", default="", hint="empty: the technique's own"),
-    ),
-}
-"""The fields by section, in the order in which a person meets them."""
-DEFAULTS: Mapping[str, str | int | float] = {field.name: field.default for of in FIELDS.values() for field in of}
+_ALWAYS = ("model", "dataset", "technique", "cpus", "count")
+"""What the cell says also where it is the default."""
 
 
 class Composition(Mapping[str, Any]):
-    """The value of every field of the form."""
+    """What every field of the form holds."""
 
     def __init__(self, **choices: object):
-        for name in choices:
-            if name not in DEFAULTS:
-                raise one_of("choice", name, DEFAULTS)
-        self._values = {**DEFAULTS, **choices}
+        self._values = {name: field.default for name, field in FIELDS.items()}
+        for name, value in _flat(choices):
+            if name not in FIELDS:
+                raise one_of("choice", name, FIELDS)
+            self._values[name] = FIELDS[name].written(value)
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -108,39 +58,62 @@ class Composition(Mapping[str, Any]):
         return Composition(**{**self._values, **choices})
 
     @property
+    def fields(self) -> list[FormField]:
+        """The fields that mean something by what else is chosen."""
+        return [field for field in FIELDS.values() if not field.needs or self[field.needs] in field.values]
+
+    def options(self, record: type[Record]) -> dict[str, Any]:
+        """Return the options of a record that differ from its own, and those that a reader wants to see anyhow."""
+        return {
+            field.option.name: value
+            for field in self.fields
+            if field.record is record
+            and ((value := self.value(field.name)) != field.option.default or field.name in _ALWAYS)
+        }
+
+    def value(self, name: str) -> Any:
+        """Return what an option is to be, by the name of its field."""
+        return FIELDS[name].read(self[name])
+
+    @property
     def pods(self) -> PodSpec:
         """What each pod needs."""
-        return PodSpec(cpus=self["cpus"], gpus=self["gpus"])
+        return PodSpec(**self.options(PodSpec))
 
     @property
     def ranks(self) -> int:
         """The number of ranks: one for `single`, else one per slot."""
-        return 1 if self["technique"] == Technique.SINGLE else int(self["count"]) * max(1, int(self["gpus"]))
+        return 1 if self["technique"] == Technique.SINGLE else int(self.value("count")) * self.pods.slots
+
+    @property
+    def place_options(self) -> dict[str, Any]:
+        """The options of the place that were chosen."""
+        return next((self.options(field.record) for field in self.fields if field.needs == "backend"), {})
+
+    @property
+    def cluster_options(self) -> dict[str, Any]:
+        """The options of `Cluster`, beside its place and pods."""
+        options = self.options(ClusterSpec)
+        return {name: value for name, value in options.items() if name != "backend"}
 
     @property
     def job_options(self) -> dict[str, Any]:
-        """The options of the job that differ from `FineTune`'s own, and the three that say what it is."""
-        chosen = {}
-        for option in FineTune.options():
-            if option.name in DEFAULTS:
-                value = self[option.name]
-                chosen[option.name] = None if option.default is None and not value else value
-        if chosen["max_steps"]:
-            del chosen["epochs"]
-        always = ("model", "dataset", "technique")
-        return {name: value for name, value in chosen.items() if name in always or value != _OPTIONS[name].default}
+        """The options of the job that differ from `FineTune`'s own, and those that say what it is."""
+        options = self.options(FineTune)
+        options |= {name: inner for name, record in _INNER.items() if (inner := self.options(record))}
+        unused = {"epochs"} if options.get("max_steps") else set()
+        if options.get("deepspeed") and self["technique"] == FIELDS["technique"].default:
+            unused.add("technique")  # left open, the stage of the JSON says which
+        names = [option.name for option in FineTune.options() if option.name in options]
+        return {name: options[name] for name in names if name not in unused}
 
     def make_backend(self) -> PodBackend:
         """Make the place where pods come from; starts nothing."""
-        text = self["backend_options"]
-        try:
-            options = _OBJECT.validate_json(text or "{}")
-        except ValidationError as error:
-            why = error.errors()[0]["msg"]
-            raise ConfigError(
-                f'backend options {text!r} are not JSON of an object: {why}; write {{"name": value}}, or nothing'
-            ) from error
-        return backend_from_dict({**options, "kind": self["backend"]})
+        return backend_from_dict({**self.place_options, "kind": self["backend"]})
+
+    def make_cluster(self) -> ClusterSpec:
+        """Make what the cluster is asked to be; starts nothing."""
+        return ClusterSpec(backend=self.make_backend().to_dict(), pods=self.pods, **self.cluster_options)
 
     def make_job(self) -> FineTune:
         """Make the job."""
@@ -148,13 +121,18 @@ class Composition(Mapping[str, Any]):
 
     def check(self) -> None:
         """Make everything that can be made before anything starts."""
-        ClusterSpec(backend=self.make_backend().to_dict(), pods=self.pods, count=self["count"])
-        if self["backend"] == LocalPods.kind and (refusal := _gpu_refusal(self["gpus"] * self["count"])):
-            raise ConfigError(refusal)
+        cluster = self.make_cluster()
+        match backend := self.make_backend():
+            case SSHPods():
+                backend.hosts_for(cluster.count)
+            case CMLPods():
+                WorkersApi().find()
+            case LocalPods() if refusal := _gpu_refusal(cluster.pods.gpus * cluster.count):
+                raise ConfigError(refusal)
         job = self.make_job()
         model_kind(job.model)
         dataset_from(job.dataset)
-        resolve(job, gpus=self["gpus"], world_size=self.ranks)
+        resolve(job, gpus=cluster.pods.gpus, world_size=self.ranks)
         check_launcher(Launcher(job.launcher))
 
 
@@ -169,12 +147,38 @@ def find_problems(composition: Composition) -> dict[str, str]:
     current = composition
     while (refusal := _refusal(current)) is not None:
         cures = _cures(current, refusal)
-        for name in cures or ("",):
-            problems.setdefault(name, refusal)
+        words, named = in_labels(refusal, current.fields)
+        for name in _where(current, cures, named) or ("",):
+            problems.setdefault(name, words)
         if not cures:
             break
-        current = current.replace(**{cures[0]: DEFAULTS[cures[0]]})
+        current = current.replace(**{cures[0]: FIELDS[cures[0]].default})
     return problems
+
+
+_INNER: dict[str, type[Record]] = {"lora": Lora, "fsdp": Fsdp}
+
+
+def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Name the fields of objects that were given whole: a place, options of adapters or of FSDP."""
+    for name, value in choices.items():
+        match value:
+            case Place() if name == "backend":
+                yield from _flat({name: value.to_dict()})
+            case Mapping() if name == "backend":
+                yield name, value.get("kind", LocalPods.kind)
+                yield from ((f"{value.get('kind')}.{key}", part) for key, part in value.items() if key != "kind")
+            case Mapping() if name in _INNER:
+                yield from ((f"{name}.{key}", part) for key, part in value.items())
+            case _:
+                yield name, value
+
+
+def _where(composition: Composition, cures: list[str], named: list[str]) -> list[str]:
+    """Return the fields to explain a refusal at: those of a place, rather than the choice of the place."""
+    parents = {field.needs for field in composition.fields if field.needs and field.name in {*cures, *named}}
+    inner = [field.name for field in composition.fields if field.needs in parents and field.name in named]
+    return [name for name in dict.fromkeys([*cures, *inner]) if name not in parents] or named
 
 
 def _refusal(composition: Composition) -> str | None:
@@ -188,9 +192,9 @@ def _refusal(composition: Composition) -> str | None:
 def _cures(composition: Composition, refusal: str) -> list[str]:
     """Name the changed fields whose default makes all well; if none does, those that make it another refusal."""
     after = {
-        name: _refusal(composition.replace(**{name: default}))
-        for name, default in DEFAULTS.items()
-        if composition[name] != default
+        field.name: _refusal(composition.replace(**{field.name: field.default}))
+        for field in composition.fields
+        if composition[field.name] != field.default
     }
     cured = [name for name, left in after.items() if left is None]
     return cured or [name for name, left in after.items() if left and _worded(left) != _worded(refusal)]

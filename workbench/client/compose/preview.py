@@ -1,4 +1,4 @@
-"""What a composition comes to: global batch, hostfile, DeepSpeed JSON, launch command, and the Python cell. Pure."""
+"""What a composition comes to: global batch, memory, the Python cell, and what will be started. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
-from workbench.client.compose.composition import FIELDS, Composition, find_problems
+from workbench.client.compose.composition import Composition, find_problems
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import Mini, dataset_from
 from workbench.jobs.deepspeed.config import resolve
@@ -23,12 +23,12 @@ from workbench.pods.guest.addresses import loopback_addresses
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv
 
-__all__ = ["PAGES", "Page", "Preview", "count_memory", "preview_of"]
+__all__ = ["Preview", "count_memory", "preview_of"]
 
-PAGES = ("Python cell", "Hostfile", "DeepSpeed JSON", "Launch command")
 _COMMAND_NOTE = (
     "CLUSTER and RUN stand for what is made at the start, 29500 for a port that is free then; "
     "cluster.command(job) gives the line to the letter."
@@ -36,7 +36,7 @@ _COMMAND_NOTE = (
 
 
 class Page(NamedTuple):
-    """A text to look at or to copy, and what to know about it."""
+    """A text to look at, and what to know about it."""
 
     text: str = ""
     note: str = ""
@@ -44,46 +44,40 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """All that the form shows beside its fields."""
+    """All that the form shows of what is chosen."""
 
     problems: Mapping[str, str]
     """Explanations by field, `""` for all together; empty when it can start."""
-    pages: Mapping[str, Page]
-    """By title, see `PAGES`; while something is refused only the Python cell."""
+    cell: str = ""
+    """The Python cell that does the same; empty while something is refused."""
+    pages: Mapping[str, Page] = field(default_factory=dict)
+    """What will be started, by title; empty while something is refused."""
     batch: str = ""
     memory: str = ""
     """What a pod is predicted to need, or how to learn it; empty while something is refused."""
+    is_short: bool = False
+    """Whether that is more than a pod was given."""
     is_counted: bool = True
     """Whether `memory` says all that can be known; else `count_memory` finds it in some seconds."""
 
-    @property
-    def parts(self) -> list[tuple[str, str]]:
-        """Titles and texts of all there is to show; text and HTML are made of these."""
-        labels = {field.name: field.label for fields in FIELDS.values() for field in fields}
-        refused = "\n".join(f"{labels.get(name, 'All together')}: {why}" for name, why in self.problems.items())
-        pages = [(title, f"{page.text.rstrip()}\n{page.note}".strip()) for title, page in self.pages.items()]
-        parts = [("Refused", refused), ("Global batch", self.batch), ("Memory", self.memory), *pages]
-        return [(title, text.rstrip()) for title, text in parts if text]
-
 
 def preview_of(composition: Composition) -> Preview:
-    """Work out what a composition comes to; one that is refused still has its cell and its problems."""
-    problems = find_problems(composition)
-    cell = Page(_python_cell(composition))
-    if problems:
-        return Preview(problems=problems, pages={"Python cell": cell})
+    """Work out what a composition comes to; of one that is refused, only why."""
+    if problems := find_problems(composition):
+        return Preview(problems=problems)
     job = composition.make_job()
-    config = resolve(job, gpus=composition["gpus"], world_size=composition.ranks)
+    config = resolve(job, gpus=composition.pods.gpus, world_size=composition.ranks)
     without = Page(note=f"Technique {job.technique} runs without DeepSpeed.")
     pods = _pods(composition)
-    memory = _memory_text(composition)
+    memory, is_short = _memory_text(composition)
     return Preview(
         problems={},
+        cell=_python_cell(composition),
         batch=_batch_text(composition),
-        memory=memory or f"Not counted yet: plan(job, pods={composition['count']}) shows what fits.",
+        memory=memory or f"Memory is being counted; plan(job, pods={len(pods)}) shows every technique.",
+        is_short=is_short,
         is_counted=bool(memory),
         pages={
-            "Python cell": cell,
             "Hostfile": Page(str(Hostfile.from_pods(pods)), _hostfile_note(composition)),
             "DeepSpeed JSON": without if config is None else Page(json.dumps(config, indent=2)),
             "Launch command": Page(_command(composition, pods), _COMMAND_NOTE),
@@ -94,7 +88,7 @@ def preview_of(composition: Composition) -> Preview:
 def count_memory(composition: Composition) -> None:
     """Count what a composition needs, which takes some seconds and is then cached; never raises."""
     with contextlib.suppress(WorkbenchError, OSError):
-        predict(composition.make_job(), pods=composition["count"], gpus=composition["gpus"])
+        predict(composition.make_job(), pods=composition.value("count"), gpus=composition.pods.gpus)
 
 
 def _batch_text(composition: Composition) -> str:
@@ -102,45 +96,54 @@ def _batch_text(composition: Composition) -> str:
     rows = job.global_batch(composition.ranks)
     ranks = f"{count(composition.ranks)} rank{'s' if composition.ranks != 1 else ''}"
     micro, accumulated = count(job.per_device_train_batch_size), count(job.gradient_accumulation_steps)
-    text = f"{micro} rows a rank × {accumulated} accumulated × {ranks} = {count(rows)} rows per optimizer step"
+    text = f"Global batch size: {micro} per device × {accumulated} accumulated × {ranks} = {count(rows)} rows"
     dataset = dataset_from(job.dataset)
     train_rows = dataset.train_rows if isinstance(dataset, Mini) else None
     if not job.max_steps:
+        text = f"{text}; {job.epochs:g} epoch{'s' if job.epochs != 1 else ''}"
         if train_rows is None:
-            return f"{text}; {job.epochs:g} epochs"
+            return text
         steps = max(1, round(job.epochs * -(-train_rows // rows)))  # the last step of an epoch takes what is left
-        return f"{text}; {job.epochs:g} epochs, about {count(steps)} steps"
+        return f"{text}, about {count(steps)} steps"
     share = "" if train_rows is None else f", {job.max_steps * rows / train_rows:.2g} epochs"
-    return f"{text}; {count(job.max_steps)} steps see {count(job.max_steps * rows)} rows{share}"
+    return f"{text}; {count(job.max_steps)} steps read {count(job.max_steps * rows)} rows{share}"
 
 
-def _memory_text(composition: Composition) -> str:
+def _memory_text(composition: Composition) -> tuple[str, bool]:
+    count, pods = composition.value("count"), composition.pods
     try:
-        row = predict(composition.make_job(), pods=composition["count"], gpus=composition["gpus"], trace=False)
+        row = predict(composition.make_job(), pods=count, gpus=pods.gpus, trace=False)
     except WorkbenchError as error:
-        return f"Not predicted: {error}"
+        return f"Memory is not predicted: {error}", False
     if row is None:
-        return ""
+        return "", False
     gpu = f"{row.gpu_gib:.2f} GiB of each GPU and " if row.gpu_gib is not None else ""
-    return f"Predicted at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory."
+    text = f"Predicted peak at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory"
+    is_short = pods.memory_gib is not None and (row.host_gib or 0) > pods.memory_gib
+    return f"{text}; a pod has {pods.memory_gib:g} GiB." if is_short else f"{text}.", is_short
 
 
 def _python_cell(composition: Composition) -> str:
-    try:
-        backend = repr(composition.make_backend())
-    except ConfigError:
-        backend = f"{CLASSES.get(composition['backend'], LocalPods.__name__)}()"
-    names = ", ".join(sorted({"Cluster", "FineTune", "PodSpec", backend.partition("(")[0]}))
-    sizes = {"cpus": composition["cpus"], "gpus": composition["gpus"]}
-    pods = ", ".join(f"{name}={_literal(value)}" for name, value in sizes.items() if value or name == "cpus")
-    options = "".join(f"    {name}={_literal(value)},\n" for name, value in composition.job_options.items())
+    place = CLASSES[composition["backend"]]
+    cluster = _arguments(composition.cluster_options)
     return (
-        f"from workbench import {names}\n\n"
-        f"cluster = Cluster({backend}, PodSpec({pods}), count={composition['count']})\n"
-        f"job = FineTune(\n{options})\n"
-        f"run = cluster.start().submit(job)\n"
-        f"run\n"
+        f"from workbench import {', '.join(sorted({'Cluster', 'FineTune', 'PodSpec', place}))}\n\n"
+        f"job = FineTune(\n{_lines(composition.job_options)})\n"
+        f"backend = {place}({_arguments(composition.place_options)})\n"
+        f"with Cluster(backend, PodSpec({_arguments(composition.options(PodSpec))}), {cluster}) as cluster:\n"
+        f"    run = cluster.submit(job)\n"
+        f"    display(run)\n"
+        f"    result = run.wait()\n"
+        f"result\n"
     )
+
+
+def _arguments(options: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={_literal(value)}" for name, value in options.items())
+
+
+def _lines(options: Mapping[str, object]) -> str:
+    return "".join(f"    {name}={_literal(value)},\n" for name, value in options.items())
 
 
 def _literal(value: object) -> str:
@@ -149,11 +152,15 @@ def _literal(value: object) -> str:
             return json.dumps(value, ensure_ascii=False)
         case float() if value.is_integer() and abs(value) < 1e6:
             return str(int(value))
+        case Mapping():
+            return f"{{{', '.join(f'{_literal(key)}: {_literal(part)}' for key, part in value.items())}}}"
+        case list() | tuple():
+            return f"[{', '.join(map(_literal, value))}]"
     return repr(value)
 
 
 def _pods(composition: Composition) -> list[Pod]:
-    names = [f"pod-{i}" for i in range(composition["count"])]
+    names = [f"pod-{i}" for i in range(composition.value("count"))]
     local = composition["backend"] == LocalPods.kind
     addresses = loopback_addresses(len(names)) if local else names
     slots = composition.pods.slots
@@ -167,7 +174,7 @@ def _hostfile_note(composition: Composition) -> str:
     notes = []
     if composition["backend"] != LocalPods.kind:
         notes.append("Addresses come with the pods; their names stand in.")
-    if composition.ranks < composition["count"] * composition.pods.slots:
+    if composition.ranks < composition.value("count") * composition.pods.slots:
         notes.append("Technique single takes one rank on the first pod.")
     return " ".join(notes)
 

@@ -36,14 +36,11 @@ def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: 
     threading.Thread(target=carry_out, name=name, daemon=True).start()
 
 
-def heard_at_once(widget: Any) -> Any:
-    """Let clicks on a widget and those inside it be heard while a cell runs, a waiting one above all; return it."""
+def heard_at_once(widget: Any) -> None:
+    """Let clicks on a widget be heard while a cell runs, a waiting one above all."""
     comm: Any = getattr(widget, "comm", None)
     if hasattr(comm, "_reply_subshell_for"):
         comm._reply_subshell_for = lambda _data, asked: asked
-    for child in getattr(widget, "children", ()):
-        heard_at_once(child)
-    return widget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

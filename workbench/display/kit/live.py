@@ -235,6 +235,8 @@ def show_live(path: Path, make: Callable[[], Watched], *, keep_bar: bool = False
     if not is_notebook(sys.stdout):
         display(to_bundle(make().look(at_once=True)), raw=True)  # type: ignore[no-untyped-call]
         return
+    for before in [other for other, shown in _PICTURES.items() if place and shown.id == place and other != path]:
+        _PICTURES.pop(before).close()
     picture = _PICTURES.get(path)
     if picture is None or picture.watched.over:
         picture = _PICTURES[path] = Picture(make(), place)

@@ -116,7 +116,7 @@ class SSHPods(Place):
     """A file of host keys to believe, such as `~/.ssh/known_hosts`."""
     trust: Annotated[Mapping[str, str], AfterValidator(_check_marks)] = Field(default_factory=dict)
     """Fingerprints (`SHA256:…`) of host keys to believe, by host."""
-    jump: NamedOrGiven | None = None
+    jump: Annotated[NamedOrGiven | None, Allowed("a host, as text or as an object, or None")] = None
     """A host to go through, written like one of `hosts`; it must allow forwarding."""
     ssh_config: bool | LocalPath = False
     """True to take user, port, key, jump host and known hosts from your ssh configuration where nothing is said here;
@@ -153,10 +153,8 @@ class SSHPods(Place):
             raise BackendError(f"these hosts are in use already ({len(self._pods)} pods); stop them first")
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
-        if count > len(self.hosts):
-            raise ConfigError(f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name more")
         self._stopped = False
-        hosts = [self._complete(host) for host in self.hosts[:count]]
+        hosts = self.hosts_for(count)
         try:
             with self._working:
                 keys = connect_all(hosts, self.trust)
@@ -170,6 +168,14 @@ class SSHPods(Place):
         except BaseException:
             self.stop()
             raise
+
+    def hosts_for(self, count: int) -> list[Host]:
+        """Return the first hosts with all that it takes to log in to them; reaches none of them."""
+        if count > len(self.hosts):
+            raise ConfigError(
+                f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name more in hosts=[…]"
+            )
+        return [self._complete(host) for host in self.hosts[:count]]
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over, by what their keeper noted in the cluster's directory."""

@@ -1,0 +1,243 @@
+"""The fields of the form, made from the options of the records: what each is called, holds, and is read as. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.record import Option, Record
+from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.choices import Peft, Technique
+from workbench.jobs.evaluation import METRICS
+from workbench.jobs.finetune import PROMPTS, TRACKERS, FineTune
+from workbench.pods.backends import KINDS, backend_class
+from workbench.pods.local.pods import LocalPods
+from workbench.pods.pod_spec import PodSpec
+from workbench.rundir.spec import ClusterSpec
+
+__all__ = ["FIELDS", "SECTIONS", "FormField", "in_labels"]
+
+SECTIONS = ("Pods", "Model and data", "Technique", "Training")
+_SECTION_OF = {"Model and data": SECTIONS[1], "Text": SECTIONS[1], "Technique": SECTIONS[2]}
+_LABELS = {
+    "count": "Pods", "cpus": "CPU cores per pod", "gpus": "GPUs per pod", "memory_gib": "Memory per pod (GiB)",
+    "pip": "Packages (pip)", "dataset": "Dataset", "peft": "PEFT", "precision": "Precision", "lora.r": "LoRA rank (r)",
+    "deepspeed": "DeepSpeed JSON", "max_steps": "Max steps (0: by epochs)",
+    "per_device_train_batch_size": "Per-device batch size", "lr_scheduler_type": "Learning rate schedule",
+    "per_device_eval_batch_size": "Per-device evaluation batch size", "prompt": "Prompt form", "system": "System turn",
+    "attn_implementation": "Attention", "torch_compile": "torch.compile", "training": "More TrainingArguments",
+    "eval_strategy": "Evaluate", "eval_steps": "Evaluation steps", "predict_rows": "Answered rows at the end",
+    "cml.nvidia_gpu": "GPUs", "cml.cpu": "CPU cores", "cml.options": "More for launch_workers",
+    "ddp_timeout": "DDP timeout (s)",
+    "ssh.key": "Private key", "ssh.trust": "Trusted host keys", "ssh.jump": "Jump host", "image": "Container image",
+    "ssh.ssh_config": "SSH configuration", "ssh.root": "Folder on the hosts", "shared": "Shared folder",
+    "cml.root": "Folder on the workers", "warm": "Keep libraries imported",
+}  # fmt: skip
+"""Where the name of an option, spelled out, is not how the field is called."""
+_SPELLED = {"gib": "(GiB)", "s": "(s)", "ssh": "SSH", "gpu": "GPU", "fp32": "FP32", "rslora": "rsLoRA", "dora": "DoRA",
+            "pvc": "volume claim", "eval": "evaluation", "shm": "shared memory"}  # fmt: skip
+_MAIN = {
+    "count", "cpus", "gpus", "memory_gib", "model", "dataset", "max_source_length", "max_target_length", "prompt",
+    "technique", "peft", "precision", "launcher", "deepspeed", "lora.r", "lora.alpha", "lora.dropout", "fsdp.shard",
+    "epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optimizer",
+    "lr_scheduler_type", "gradient_checkpointing", "eval_steps", "save_steps", "seed",
+}  # fmt: skip
+"""What most people set; the other options stand behind a fold."""
+_MAIN_OF_PLACE = 6  # the first options of a place are what it is reached by
+_PROPOSALS: Mapping[str, Sequence[str]] = {
+    "model": ("tiny-t5", "tiny-llama", "t5-small", "google/flan-t5-small"),
+    "dataset": ("wikisql-mini", "wikisql"),
+    "prompt": PROMPTS,
+    "metrics": METRICS,
+    "report_to": TRACKERS,
+}
+_BEGIN_WITH = {"count": 3}  # one pod, the default elsewhere, would show nothing of a cluster
+_DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormField:
+    """One field of the form."""
+
+    name: str
+    """The option's, behind the object it belongs to: `max_steps`, `lora.r`, `ssh.hosts`."""
+    label: str
+    kind: str
+    """`choice`, `switch`, `number`, which may be empty, or `text`."""
+    default: Any
+    """What it holds before anything is chosen."""
+    section: str
+    option: Option
+    record: type[Record]
+    is_main: bool = False
+    """Whether most people set it."""
+    needs: str = ""
+    """The field of which one value must be chosen for this one to mean anything; empty: none."""
+    values: Sequence[str] = ()
+    """Those values."""
+    choices: Sequence[str] = ()
+    proposals: Sequence[str] = ()
+    hint: str = ""
+    """What stands in the empty field."""
+
+    def written(self, value: object) -> Any:
+        """Return a value of the option as the field holds it."""
+        match value:
+            case bool() if self.kind == "switch":
+                return value
+            case int() | float() if self.kind == "number" and not isinstance(value, bool):
+                return value
+            case None if self.kind == "number":
+                return None
+            case str():
+                return value
+            case None:
+                return ""
+            case bool():
+                return str(value).lower()
+            case list() | tuple() if all(isinstance(part, str) for part in value):
+                return ", ".join(value)
+        return json.dumps(value) if value else ""
+
+    def read(self, value: Any) -> object:
+        """Return what the option is to be.
+
+        Raises:
+            ConfigError: It should be JSON and is not.
+        """
+        allowed = self.option.allowed
+        if value == self.written(self.option.default):
+            return self.option.default
+        if value in ("", None) or (value == 0 and self.option.default is None and "0 or more" not in allowed):
+            return None if self.option.default is None or "None" in allowed else self.option.default
+        if not isinstance(value, str):
+            return value
+        text = value.strip()
+        if text in ("true", "false") and "true" in allowed:
+            return text == "true"
+        wants_list = "list" in allowed
+        if (text[0:1] == "{" and "object" in allowed) or (text[0:1] == "[" and wants_list):
+            return self._json(text)
+        if wants_list:
+            return [part.strip() for part in text.split(",") if part.strip()]
+        return self._named(text) if self.kind == "text" and allowed.startswith("an object") else text
+
+    def _json(self, text: str) -> object:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{self.mention} is not JSON: {error}") from error
+
+    def _named(self, text: str) -> object:
+        named: dict[str, object] = {}
+        for part in text.split(","):
+            name, equals, value = (each.strip() for each in part.partition("="))
+            if not equals:
+                raise ConfigError(f'{self.mention} is {text!r}; write name=value, name=value, or {{"name": "value"}}')
+            named[name] = value if "text to text" in self.option.allowed else _scalar(value)
+        return named
+
+    @property
+    def mention(self) -> str:
+        """How a refusal of its record names the option."""
+        return f"{self.record.label} {self.option.name}"
+
+
+def in_labels(refusal: str, fields: Sequence[FormField]) -> tuple[str, list[str]]:
+    """Return a refusal that names the fields of the form where it named options, and those fields.
+
+    Example:
+        >>> in_labels("job max_steps is -1; it must be a whole number", [FIELDS["max_steps"]])
+        ('“Max steps (0: by epochs)” is -1; it must be a whole number', ['max_steps'])
+    """
+    named = []
+    for field in sorted(fields, key=lambda field: -len(field.option.name)):
+        option = re.escape(field.option.name)
+        alone = rf"|`?(?<![\w'.“]){option}\b`?(?=[^\w”'])" if "_" in option else rf"|\b{option}(?==)"
+        text = re.sub(rf"\b{re.escape(field.record.label)} {option}\b{alone}", f"“{field.label}”", refusal)
+        if text != refusal:
+            named.append(field.name)
+        refusal = text
+    return refusal, named
+
+
+def _scalar(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _fields() -> Iterator[FormField]:
+    cluster = {option.name: option for option in ClusterSpec.options()}
+    yield FormField(
+        name="backend", label="Pods from", kind="choice", default=LocalPods.kind, section=SECTIONS[0],
+        option=cluster["backend"], record=ClusterSpec, is_main=True, choices=KINDS,
+    )  # fmt: skip
+    inner: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
+        "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),
+        "fsdp": (Fsdp, "technique", (Technique.FSDP.value,)),
+    }
+    for record in (ClusterSpec, PodSpec, FineTune):
+        for option in record.options():
+            section = _SECTION_OF.get(option.section, SECTIONS[3]) if record is FineTune else SECTIONS[0]
+            if option.name in inner:
+                options, needs, values = inner[option.name]
+                for each in options.options():
+                    yield _field(options, each, option.name, section, needs=needs, values=values)
+            elif option.name not in ("backend", "pods") and record.model_fields[option.name].repr:
+                yield _field(record, option, "", section)
+        if record is PodSpec:
+            yield from _of_places()
+
+
+def _of_places() -> Iterator[FormField]:
+    for kind in KINDS:
+        place = backend_class(kind)
+        for number, option in enumerate(place.options()):
+            is_main = number < _MAIN_OF_PLACE and kind != LocalPods.kind
+            yield _field(place, option, kind, SECTIONS[0], is_main=is_main, needs="backend", values=(kind,))
+
+
+def _field(record: type[Record], option: Option, prefix: str, section: str, **more: Any) -> FormField:
+    name = f"{prefix}.{option.name}" if prefix else option.name
+    choices, kind = list(option.choices), "text"
+    if option.allowed == "true or false or None":
+        choices = ["true", "false"]
+    if choices:
+        kind, choices = "choice", [*([""] if option.default is None else []), *choices]
+    elif option.allowed == "true or false":
+        kind = "switch"
+    elif option.allowed.startswith(("a number", "a whole number", "a port", "1 or more")):
+        kind = "number"
+    plain = FormField(
+        name=name, label=_label(name, option), kind=kind, default=None, section=section, option=option, record=record,
+        choices=choices, proposals=_PROPOSALS.get(name, ()), hint=_hint(option),
+        **{"is_main": name in _MAIN, **more},
+    )  # fmt: skip
+    default = plain.written(_BEGIN_WITH.get(name, option.default))
+    return FormField(**{**{each: getattr(plain, each) for each in FormField.__slots__}, "default": default})
+
+
+def _label(name: str, option: Option) -> str:
+    words = [_SPELLED.get(word, word) for word in option.name.split("_")]
+    unit = f" ({option.unit})" if option.unit in ("tokens", "GiB", "s", "seconds") and words[-1][0] != "(" else ""
+    text = " ".join(words)
+    label = f"{text[0].upper()}{text[1:]}{unit}"
+    return _LABELS.get(name, f"LoRA {label.lower()}" if name in ("lora.alpha", "lora.dropout") else label)
+
+
+def _hint(option: Option) -> str:
+    if option.default is None and (default := _DEFAULT.search(option.meaning)):
+        return default[1].replace("`", "")
+    if option.allowed.startswith("a list"):
+        return "a, b, …"
+    return "name=value, …" if option.allowed.startswith("an object") else ""
+
+
+FIELDS: Mapping[str, FormField] = {field.name: field for field in _fields()}
+"""The fields by name, in the order in which a person meets them."""

@@ -1,0 +1,143 @@
+// The fields of the form of `compose()`. What is chosen goes to the kernel; what it comes to is displayed below.
+const SURE_MS = 6000;
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+function control(field, id, value) {
+  if (field.kind === "choice") {
+    const options = field.choices.map((choice) =>
+      make("option", { value: choice, selected: choice === value }, choice || "chosen for you"));
+    return make("select", { id }, ...options);
+  }
+  if (field.kind === "switch") return make("input", { id, type: "checkbox", checked: value });
+  const input = make("input", { id, type: field.kind, value: value ?? "", placeholder: field.hint, step: "any" });
+  if (field.proposals.length) {
+    const list = make("datalist", { id: `${id}-list` }, ...field.proposals.map((value) => make("option", { value })));
+    input.setAttribute("list", list.id);
+    input.after(list);
+    return make("span", {}, input, list);
+  }
+  return input;
+}
+
+function valueOf(input) {
+  if (input.type === "checkbox") return input.checked;
+  return input.type !== "number" ? input.value : input.value === "" ? null : Number(input.value);
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch { // a page that is not served securely has no clipboard
+    const area = make("textarea", { value: text });
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
+
+function render({ model, el }) {
+  const parts = {};
+  const prefix = `wb-${Math.random().toString(36).slice(2)}`;
+  const fields = make("div");
+
+  function add(field, grid) {
+    const id = `${prefix}-${field.name}`;
+    const shown = control(field, id, model.get("values")[field.name]);
+    const input = shown.querySelector("input") ?? shown;
+    const why = make("div", { className: "wb-form-why", id: `${id}-why`, role: "alert" });
+    const label = make("label", { htmlFor: id, title: field.meaning }, field.label);
+    const cell = make("div", { title: field.meaning });
+    if (field.kind === "switch") cell.className = "wb-form-switch";
+    cell.append(...(field.kind === "switch" ? [shown, label] : [label, shown]), why);
+    input.setAttribute("aria-describedby", why.id);
+    input.addEventListener("change", () => {
+      model.set("values", { ...model.get("values"), [field.name]: valueOf(input) });
+      model.save_changes();
+    });
+    grid.append(cell);
+    parts[field.name] = { field, cell, input, why };
+  }
+
+  for (const section of model.get("sections")) {
+    const [main, more] = [make("div", { className: "wb-form-grid" }), make("div", { className: "wb-form-grid" })];
+    for (const field of model.get("fields")) {
+      if (field.section === section) add(field, field.is_main ? main : more);
+    }
+    fields.append(make("h4", {}, section), main, make("details", {}, make("summary", {}, "More options"), more));
+  }
+
+  const button = (text, act, className = "") => {
+    const made = make("button", { type: "button", className }, text);
+    made.addEventListener("click", act);
+    return made;
+  };
+  const send = (action) => () => model.send({ action });
+  const why = make("div", { className: "wb-form-why", role: "alert" });
+  const status = make("span", { role: "status" });
+  const start = button("Start", send("start"), "wb-form-go");
+  const rows = button("Preview the data", send("rows"));
+  const copied = button("Copy the cell", async () => {
+    await copy(model.get("state").cell);
+    status.textContent = "The cell is on the clipboard: paste it into the notebook.";
+  });
+  const edit = button("Show the form", send("edit"));
+  let asked = 0;
+  const calm = () => {
+    asked = 0;
+    stop.textContent = "Stop the pods";
+    stop.className = "";
+  };
+  const stop = button("Stop the pods", () => {
+    if (asked) {
+      clearTimeout(asked);
+      calm();
+      model.send({ action: "stop" });
+      return;
+    }
+    asked = setTimeout(calm, SURE_MS);
+    stop.textContent = "Stop, really?";
+    stop.className = "wb-form-sure";
+  });
+
+  function draw() {
+    const [values, problems, state] = ["values", "problems", "state"].map((name) => model.get(name));
+    for (const { field, cell, input, why } of Object.values(parts)) {
+      cell.hidden = Boolean(field.needs) && !field.values.includes(values[field.needs]);
+      why.textContent = problems[field.name] ?? "";
+      input.setAttribute("aria-invalid", String(field.name in problems));
+      input.disabled = state.busy;
+      const fold = cell.closest("details");
+      if (fold && !cell.hidden && field.name in problems) fold.open = true;
+    }
+    for (const fold of fields.querySelectorAll("details")) {
+      fold.hidden = [...fold.querySelectorAll(".wb-form-grid > div")].every((cell) => cell.hidden);
+    }
+    why.textContent = problems[""] ?? "";
+    fields.hidden = start.hidden = rows.hidden = state.folded;
+    start.disabled = rows.disabled = state.busy || !state.cell;
+    copied.hidden = !state.cell;
+    edit.hidden = !state.folded;
+    stop.hidden = !state.has_pods;
+    status.textContent = state.status;
+    status.className = state.is_bad ? "wb-form-why" : "";
+  }
+
+  const buttons = make("div", { className: "wb-form-row" }, start, rows, copied, edit, stop, status);
+  el.classList.add("wb-form");
+  el.append(fields, why, buttons);
+  for (const name of ["values", "problems", "state"]) model.on(`change:${name}`, draw);
+  draw();
+  return () => ["values", "problems", "state"].forEach((name) => model.off(`change:${name}`, draw));
+}
+
+export default { render };
