@@ -16,7 +16,7 @@ from workbench.pods.ssh.bulk.transfer import LARGE
 __all__ = ["FileLeft", "fetch_files"]
 
 _TRIES = 3  # times that a small file is fetched when it arrives as another
-_FEWEST = 8  # files that are worth a connection of their own
+_FEWEST = 24  # on loopback a file alone takes 4 ms, and a connection of their own 250; elsewhere five round trips each
 _MOST_BYTES = 64 << 20  # of a batch, which lies twice on this machine's disk for a moment
 _MOST_LETTERS = 20 << 10  # of names in a command, which may have 128 KiB; a quote becomes five letters there
 
