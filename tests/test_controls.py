@@ -109,7 +109,7 @@ def test_a_script_is_asked_to_stop_by_the_signal_that_it_listens_to(cluster: Clu
     run = cluster.submit(Script(saves, stop_grace_s=5, outputs=["*.txt"]))
     until(lambda: beats(run))
     run.stop()
-    until(lambda: run.state.is_terminal or "asked to stop by a signal" in run.message)
+    until(lambda: run.state.is_terminal or "asked to stop, and killed if it has not ended 5 s later" in run.message)
     result = run.wait(120, progress=False)
     assert result.message.startswith(
         "stopped when asked: ranks [1] did not end when asked and were killed; outputs/ has"

@@ -87,7 +87,8 @@ def test_what_a_stop_does_to_a_script_stands_on_its_button_and_in_its_receipt(
     stop = button(panel, "stop")
     assert stop["text"] == "Ask to stop"
     assert stop["tip"] == (
-        "Asks every rank by a signal, and kills those that have not ended 5 s later; what they wrote comes back"
+        "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not ended "
+        "5 s later; what they wrote comes back"
     )
     assert button(panel, "kill")["sure"] == "Really kill? Only what it wrote by now comes back"
     how = "stopped when asked: its ranks ended by themselves within 4 s of SIGTERM"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from workbench import Cluster, LocalPods, PodSpec, Script, history
 from workbench.results.tensorboard.board import board_folder
@@ -79,7 +81,9 @@ def tiny_t5(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def test_a_summarization_script_learns_and_its_model_is_here_afterwards(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_summarization_script_that_is_stopped_saves_its_model_and_that_is_here(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     folder = tmp_path / "summaries"
@@ -91,18 +95,23 @@ def test_a_summarization_script_learns_and_its_model_is_here_afterwards(cluster:
         (folder / f"{part}.json").write_text("\n".join(map(json.dumps, rows)))
     args = (
         "--model_name_or_path t5 --train_file train.json --validation_file validation.json --output_dir out --use_cpu "
-        "--max_steps 30 --per_device_train_batch_size 8 --learning_rate 2e-2 --logging_steps 10 --save_steps 30 "
-        "--eval_strategy steps --eval_steps 30 --predict_with_generate --generation_max_length 6 --report_to none"
+        "--max_steps 1000000 --per_device_train_batch_size 8 --learning_rate 5e-3 --logging_steps 10"
+        " --save_strategy no --predict_with_generate --generation_max_length 6 --report_to none"
     )
     run = cluster.submit(Script(folder / "summarize.py", args=args.split()))
-    result = run.wait(600, progress=False).raise_for_status()
+    until(lambda: run.state.is_terminal or (run.progress.loss or 9.0) < 2.0, 300, why=lambda: run.message)
+    run.stop()
+    result = run.wait(300, progress=False)
+    assert result.state == "cancelled", result.message
+    how = (
+        r"stopped when asked: its Trainer ended after a step, and its ranks by themselves within \d+ s; outputs/ has .*"
+    )
+    assert re.fullmatch(how, result.message), result.message
     out = run.paths.outputs / "out"
     figures = json.loads((out / "eval_results.json").read_text())
     assert (result.eval_loss, result.metrics["rouge1"]) == (figures["eval_loss"], figures["eval_rouge1"])
-    steps = [event for event in run.events() if event.kind == "step"]
-    assert [event.data["step"] for event in steps] == [10, 20, 30]
-    assert float(str(steps[-1].data["loss"])) < float(str(steps[0].data["loss"])) * 0.75
-    assert {path.name for path in out.iterdir()} >= {"model.safetensors", "tokenizer.json", "checkpoint-30"}
+    assert result.steps == json.loads((out / "trainer_state.json").read_text())["global_step"]
+    assert {path.name for path in out.iterdir()} >= {"model.safetensors", "tokenizer.json"}
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     documents, summaries = zip(*(row.values() for row in rows), strict=True)
     batch = tokenizer([f"summarize: {text}" for text in documents], padding=True, return_tensors="pt")

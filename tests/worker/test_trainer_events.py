@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from workbench.base import entries
 from workbench.rundir.events import MARK
 from workbench.worker.rank.trainer_events import _figure
+from workbench.worker.rank.trainer_stop import stop_callback
 
 ROOT = Path(__file__).parent.parent.parent
 LOOP = """
@@ -58,3 +60,56 @@ def test_losses_and_evaluations_of_a_loop_are_reported_by_step_and_not_every_one
         (1000, 0.016, {"accuracy": 0.25}), (2000, 0.008, {"accuracy": 0.5}),
     ]  # fmt: skip
     assert len(list((tmp_path / "logs").rglob("events.out.*"))) == 2
+
+
+class Torch(SimpleNamespace):
+    """torch.distributed of several ranks, as far as they agree by its store."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        store = SimpleNamespace(
+            set=self.kept.__setitem__, get=lambda key: self.kept[key].encode(), check=lambda keys: keys[0] in self.kept
+        )
+        c10d = SimpleNamespace(_get_default_store=lambda: store)
+        super().__init__(
+            distributed=SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2, distributed_c10d=c10d)
+        )
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_all_ranks_of_a_trainer_end_after_the_same_step(
+    order: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Torch())
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    ranks = []
+    for folder in folders:
+        folder.mkdir()
+        ranks.append(stop_callback(object, folder)())
+        ranks[-1].on_train_begin()
+        assert (folder / "trainer-listens").exists()
+    ended: dict[int, int] = {}
+    for step in range(1, 6):
+        if step == 3:
+            for folder in folders:
+                (folder / "trainer-asked").touch()
+        for rank in order:
+            monkeypatch.setenv("RANK", str(rank))
+            control = SimpleNamespace(should_training_stop=False)
+            ranks[rank].on_step_end(None, SimpleNamespace(global_step=step), control)
+            if control.should_training_stop:
+                ended.setdefault(rank, step)
+    assert ended == {0: 4, 1: 4}
+    for each, folder in zip(ranks, folders, strict=True):
+        each.on_train_end()
+        assert not (folder / "trainer-listens").exists()
+
+
+def test_a_trainer_that_cannot_ask_the_others_leaves_it_to_the_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
+    callback = stop_callback(object, tmp_path)()
+    callback.on_train_begin()
+    callback.on_step_end(None, SimpleNamespace(global_step=1), SimpleNamespace())
+    assert not (tmp_path / "trainer-listens").exists()

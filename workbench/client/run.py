@@ -219,8 +219,9 @@ class Run(ShownLive, TrainedModel, Named):
     def stop(self) -> None:
         """Ask the run to end as cancelled after the step in progress, and to evaluate and save the model as it is then.
 
-        The ranks of a script get SIGTERM where they have a handler for it, else SIGINT (KeyboardInterrupt in Python),
-        and `stop_grace_s` to end. Returns at once; `cancel` works after it.
+        In a script, a Trainer of transformers ends after a step, and the script goes on behind it; ranks without one
+        get SIGTERM where they have a handler for it, else SIGINT (KeyboardInterrupt in Python). Either has
+        `stop_grace_s` to end. Returns at once; `cancel` works after it.
 
         Raises:
             RunError: Its keeper or its first pod does not answer.

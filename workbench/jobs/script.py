@@ -48,7 +48,8 @@ class Script(Record):
     """Seconds without output, CPU time and steps, or with a rank stopped by a signal, after which the run is ended as
     failed, with kind `stall`. Default None: it is told, and goes on."""
     stop_grace_s: Annotated[Positive, Unit("seconds")] = 60.0
-    """Seconds from `run.stop()`, which asks every rank by a signal, to the kill of ranks that have not ended."""
+    """Seconds from `run.stop()`, which has a Trainer end after a step and asks other ranks by a signal, to the kill of
+    ranks that have not ended."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down; `${NAME}` in one is filled in
     from the environment of whoever submits the job."""

@@ -55,7 +55,7 @@ class RankStatus(TolerantRecord):
     stopped: bool = False
     """Whether it was asked to stop."""
     asked: str = ""
-    """The signal by which it was asked; empty for one that its trainer, or nobody, asked."""
+    """What a script's rank was asked by: a signal, or Trainer; empty where nobody asked."""
     forced: bool = False
     """Whether it had to be killed for that."""
     ended_s: Number | None = None

@@ -78,8 +78,8 @@ def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
             "Really kill? Only what it wrote by now comes back",
         )
         tip = (
-            f"Asks every rank by a signal, and kills those that have not ended {stop_grace_s:g} s later; what they "
-            "wrote comes back"
+            "Asks every rank, a Trainer to end after a step and others by a signal, and kills those that have not "
+            f"ended {stop_grace_s:g} s later; what they wrote comes back"
         )
     kill = Button(name="kill", text="Kill", sure=sure, tip="Ends all ranks at once")
     return asked, Button(name="stop", text=text, tip=tip), kill

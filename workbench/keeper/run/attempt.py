@@ -234,7 +234,7 @@ class Attempt:
             return ""
         match self._context.spec.job:
             case Script() as job:
-                return f"asked to stop by a signal, and killed if it has not ended {job.stop_grace_s:g} s later"
+                return f"asked to stop, and killed if it has not ended {job.stop_grace_s:g} s later"
         return "stopping after a checkpoint"
 
     def _take(self, timeout_s: float = 0.2) -> None:

@@ -276,9 +276,13 @@ class Runner:
         ended = [rank.ended_s for rank in ledger.ranks.values() if rank.ended_s is not None]
         if self._killed or not asked_s or not ended:
             return "".join(f": {killed}" for killed in self._killed)
-        signals = " and ".join(sorted({rank.asked for rank in ledger.ranks.values() if rank.asked}))
+        asked = {rank.asked for rank in ledger.ranks.values() if rank.asked}
         took_s = math.ceil(max(1.0, max(ended) - asked_s))
-        return f": its ranks ended by themselves within {took_s} s{f' of {signals}' if signals else ''}"
+        if asked == {"Trainer"}:
+            return f": its Trainer ended after a step, and its ranks by themselves within {took_s} s"
+        return (
+            f": its ranks ended by themselves within {took_s} s{' of ' if asked else ''}{' and '.join(sorted(asked))}"
+        )
 
     def _outputs(self) -> list[str]:
         match output_facts(self._context.paths):

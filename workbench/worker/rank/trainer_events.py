@@ -1,4 +1,4 @@
-"""Have the Trainer of a script, and TRL's, and TensorBoard's writer tell the notebook how far it is.
+"""Have the Trainer of a script, and TRL's, tell the notebook how far it is and stop when asked; follow TensorBoard's.
 
 What a script does and prints stays as it is: whatever goes wrong here is told once and forgotten. Standard library
 alone, until the script itself has imported the Trainer, or TensorBoard's writer.
@@ -11,6 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 __all__ = ["install"]
@@ -24,9 +25,9 @@ _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisec
 
 
 def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
-    """Add a callback to every Trainer that rank 0 will make, and follow what it writes for TensorBoard otherwise."""
+    """Add callbacks to every Trainer that a rank will make, and follow what rank 0 writes for TensorBoard otherwise."""
+    when_imported("transformers.trainer", _add)
     if os.environ.get("RANK") == "0":
-        when_imported("transformers.trainer", _add)
         for name in _WRITERS:
             when_imported(name, _follow)
 
@@ -52,6 +53,12 @@ _trainers: list[Any] = []
 @_quiet
 def _add(module: Any) -> None:
     from workbench.rundir.events import emit, log
+    from workbench.worker.rank.trainer_stop import stop_callback
+
+    if folder := os.environ.get("WORKBENCH_RANK_DIR"):
+        module.DEFAULT_CALLBACKS.append(stop_callback(module.TrainerCallback, Path(folder)))
+    if os.environ.get("RANK") != "0":
+        return
 
     class ProgressEvents(module.TrainerCallback):  # type: ignore[misc]  # known at run time alone
         """Emit what the Trainer logs."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.process import POD_MARK, RUN_MARK, Process, catches, descendants, marks, process_table
+from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.agent.ranks.chunks import Readable, read_chunks
@@ -98,7 +98,7 @@ class PodRun:
     def stop(self, grace_s: float, *, ask: bool = False) -> None:
         """Tell every rank and what is under it to end now, or only `ask` ranks; kill them after the grace. Idempotent.
 
-        A rank that is asked gets SIGTERM if it has a handler for it, else SIGINT, which Python makes an exception.
+        How a rank is asked: see `Rank.ask`.
         """
         kill_at = time.monotonic() + max(0.0, grace_s)
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
@@ -111,9 +111,7 @@ class PodRun:
                 rank.stopped = True
                 rank.end(None)
             if ask and rank.process is not None:
-                signum = signal.SIGTERM if catches(rank.process.pid, signal.SIGTERM) else signal.SIGINT
-                rank.asked = signum.name
-                rank.process.send(signum)
+                rank.ask(rank.process)
                 continue
             for pid in rank.members(table):
                 table[pid].send(signal.SIGTERM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from workbench.base.clock import now_s
 from workbench.base.process import (
     Process,
     activity,
+    catches,
     descendants,
     die_with_parent,
     family_memory,
@@ -87,6 +89,20 @@ class Rank:
         if self.error is None and not self.done and not self.stopped and exit_code is not None:
             failure = failure_from(self.streams["stderr"].tail(), exit_code, oom_hint=oom_hint)
             self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
+
+    def ask(self, process: Process) -> None:
+        """Ask it to end: a Trainer of transformers within it after a step, else by a signal.
+
+        It gets SIGTERM if it has a handler for it, else SIGINT, which Python makes an exception.
+        """
+        if (self.folder / "trainer-listens").exists():
+            with suppress(OSError):
+                (self.folder / "trainer-asked").touch()
+                self.asked = "Trainer"
+                return
+        signum = signal.SIGTERM if catches(process.pid, signal.SIGTERM) else signal.SIGINT
+        self.asked = signum.name
+        process.send(signum)
 
     def _left_its_record(self) -> bool:
         """Whether our trainer, which alone may say so itself, is done; of a script its end says it."""
