@@ -109,7 +109,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag in ("style", "small", "td", "th"):
+        if tag in ("style", "script", "small", "td", "th"):
             self._open.append(tag)
         if tag == "tr":
             self.rows.append([])
@@ -121,7 +121,7 @@ class Page(HTMLParser):
             self._open.remove(tag)
 
     def handle_data(self, data: str) -> None:
-        if "style" in self._open:
+        if {"style", "script"} & {*self._open}:
             return
         self._parts.append(data)
         if self._open and "small" not in self._open and self.rows and self.rows[-1]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -60,15 +62,23 @@ def test_it_holds_everything(written: tuple[str, str]) -> None:
 def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(written: tuple[str, str]) -> None:
     tags = Page(written[0]).tags
     for tag, attributes in tags:
-        assert tag not in ("script", "link", "iframe", "object", "img", "base", "form", "image")
+        assert tag not in ("link", "iframe", "object", "img", "base", "form", "image")
         for name, value in attributes.items():
             assert not name.startswith("on")
             if name in ("src", "href", "xlink:href", "srcset", "action"):
                 assert value is not None
                 assert value.startswith(("data:", "#"))
-    assert "default-src 'none'" in written[0]
-    assert "@import" not in written[0]
-    assert not re.search(r"url\((?!#)", written[0])
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", written[0], flags=re.DOTALL)
+    assert [attributes for attributes, _ in scripts] == ["", ""], "plotly.js once, and what draws the plots"
+    checksums = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in scripts]
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', written[0])
+    assert policy and policy[1].startswith("default-src 'none'; ")
+    assert f"script-src 'sha256-{checksums[0]}' 'sha256-{checksums[1]}'" in policy[1]
+    assert "unsafe-eval" not in policy[1] and "http" not in policy[1]
+    page = written[0].replace(scripts[0][1], "")
+    assert page.count("<div data-plot=") >= 3
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
     assert html.escape(EVIL) in written[0]
     named = [attributes["id"] for _, attributes in tags if attributes.get("id", "").startswith("files")]  # type: ignore[union-attr]
     assert len(set(named)) == len(named) == 3

@@ -50,7 +50,7 @@ def test_curves_options_and_figures_of_runs_in_any_state(runs: list[WrittenRun])
     assert [figures[name]["state"] for name in ("one", "<b>two</b>", "three")] == ["succeeded", "running", "failed"]
     assert (figures["one"]["eval loss"], figures["one"]["of step"], figures["one"]["rougeL"]) == ("3.25", "2", "0.5")
     assert figures["<b>two</b>"]["eval loss"] == "–", "it was evaluated before its first step alone"
-    assert "one: training 8 at step 1, 4 at step 2; evaluation 9.5 at step 0, 3.25 at step 2" in text
+    assert "one: 8 at optimizer step 1, 4 at 2\none, evaluation: 9.5 at optimizer step 0, 3.25 at 2" in text
     assert page.count("<svg") == 1 and "<b>two" not in page
     for fact in ("3.25", "0.75 GiB", "zero3", "succeeded", "Options that differ", "figures as far as they go"):
         assert fact in text and fact in html.unescape(page)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from benchrows import Page, make_row, mixed_rows
@@ -11,15 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.benchmark.comparable_groups import groups
-from workbench.benchmark.published import PUBLISHED
+from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
-from workbench.display.benchmark.scaling import scaling_series, scaling_svg
-from workbench.display.benchmark.sheet import sheet_of
-from workbench.display.kit.labels import apart
+from workbench.display.benchmark.scaling import scaling_plot, scaling_series, scaling_svg
+from workbench.display.benchmark.sheet import Sheet, sheet_of
+from workbench.display.kit.plots.labels import apart
 from workbench.results.losses import Losses, LossPoint
 from workbench.results.profile.parse import Profile
+
+
+def drawn_scaling(sheet: Sheet, published: Sequence[Published] = ()) -> str:
+    return scaling_svg(scaling_plot(sheet, published))
 
 
 @settings(deadline=None)
@@ -42,12 +48,12 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
     sheet = sheet_of(groups(rows))
     assert [(p.pods, p.speed_up) for p in scaling_series(sheet)["zero1"]] == [(1, 1.0), (2, 1.5), (3, 1.8)]
     assert list(scaling_series(sheet)) == ["zero1"]
-    drawn = scaling_svg(sheet, PUBLISHED)
+    drawn = drawn_scaling(sheet, PUBLISHED)
     assert "zero1 1.80 x" in drawn
     assert ">ideal<" in drawn
     assert "87%, published: 16 nodes" in drawn
     assert "ddp" not in drawn
-    assert "87%" not in scaling_svg(sheet)
+    assert "87%" not in drawn_scaling(sheet)
 
 
 def test_the_range_of_repeats_is_drawn() -> None:
@@ -58,8 +64,8 @@ def test_the_range_of_repeats_is_drawn() -> None:
 
 
 def test_without_a_row_on_one_pod_there_is_no_scaling() -> None:
-    assert scaling_svg(sheet_of(groups([make_row("zero1", 3, 100.0)])), PUBLISHED) == ""
-    assert scaling_svg(sheet_of(groups([make_row("zero1", 1, 100.0)])), PUBLISHED) == ""
+    assert drawn_scaling(sheet_of(groups([make_row("zero1", 3, 100.0)])), PUBLISHED) == ""
+    assert drawn_scaling(sheet_of(groups([make_row("zero1", 1, 100.0)])), PUBLISHED) == ""
 
 
 def test_memory_measured_and_predicted_stand_side_by_side() -> None:
@@ -73,22 +79,46 @@ def test_memory_measured_and_predicted_stand_side_by_side() -> None:
     assert memory_bars_svg(sheet_of(groups([nothing])).lines) == ""
 
 
-def losses(points: int) -> Losses:
-    return Losses(train=tuple(LossPoint(n, 2.0 * n, 9.0 - n / points) for n in range(1, points + 1)))
+def test_what_ran_out_of_memory_does_not_set_the_scale_of_what_fitted() -> None:
+    rows = [make_row("ddp", pods, 1.0, peak_memory_gib=0.5, predicted_memory_gib=0.6) for pods in (1, 2)]
+    rows.append(replace(rows[0], key="big", outcome=Outcome.OUT_OF_MEMORY, predicted_memory_gib=24.0))
+    drawn = memory_bars_svg(sheet_of(groups(rows)).lines)
+    assert "» 24.00 GiB" in drawn
+    assert "» 0.60" not in drawn
+    assert not re.search(r">(?:5|10|20)<", drawn), "the axis reaches as far as the prediction"
+
+
+def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> Losses:
+    return Losses(train=tuple(LossPoint(n, per_s * n, 9.0 - lower * n / points) for n in range(1, points + 1)))
 
 
 def test_losses_are_drawn_against_steps_and_seconds() -> None:
     sheet = sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 3, 150.0)]))
-    (plot,) = loss_plots(sheet, {1: losses(9), 2: losses(9)})
+    (plot,) = loss_plots(sheet, {1: losses(9), 2: losses(9, lower=2)})
     assert "optimizer step" in plot.by_step
     assert "seconds since the start was asked for" in plot.by_second
     for label in ("1: ddp, 1 pod", "2: zero1, 3 pods"):
         assert label in plot.by_step
         assert label in plot.by_second
-    assert plot.note == ""
+    assert plot.plot.notes == []
     (plot,) = loss_plots(sheet, {1: losses(400), 2: losses(9)})
-    assert plot.note == "Each point is the mean of 10 logged steps."
+    assert plot.plot.notes == ["Each point is the mean of 10 logged steps."]
     assert loss_plots(sheet, {1: Losses()}) == []
+
+
+def test_lines_that_lie_on_each_other_are_said_and_drawn_once() -> None:
+    rows = [make_row(technique, 1, 100.0, key=technique) for technique in ("ddp", "zero1", "zero2")]
+    sheet = sheet_of(groups(rows))
+    speeds = {1: losses(9, 2.0), 2: losses(9, 3.0), 3: losses(9, 4.0)}
+    (all_equal,) = loss_plots(sheet, speeds)
+    assert all_equal.by_step == ""
+    assert all_equal.plot.notes == ["Over steps the losses of rows 1, 2, 3 are the same line."]
+    assert all_equal.plot.axes[0] == "seconds since the start was asked for"
+    assert "3: zero2, 1 pod" in all_equal.by_second
+    (some_equal,) = loss_plots(sheet, {**speeds, 3: losses(9, 4.0, lower=5)})
+    assert "1: ddp, 1 pod = 2" in some_equal.by_step and "2: zero1, 1 pod" not in some_equal.by_step
+    assert some_equal.plot.notes == ["Over steps the losses of rows 1, 2 are the same line."]
+    assert len(some_equal.plot.series) == 3
 
 
 def test_many_rows_are_drawn_by_number_of_pods() -> None:
@@ -98,7 +128,7 @@ def test_many_rows_are_drawn_by_number_of_pods() -> None:
         for pods in (1, 3)
     ]
     sheet = sheet_of(groups(rows))
-    plots = loss_plots(sheet, {line.number: losses(5) for line in sheet.lines})
+    plots = loss_plots(sheet, {line.number: losses(5, lower=line.number) for line in sheet.lines})
     assert [plot.title for plot in plots] == ["tiny-t5, 1 pod", "tiny-t5, 3 pods"]
     assert [len(plot.lines) for plot in plots] == [5, 5]
 
@@ -114,8 +144,8 @@ def test_the_time_of_a_step_is_drawn_by_its_parts() -> None:
 def test_plots_follow_the_page_and_load_nothing() -> None:
     evil = [make_row(f"<script>${n}", p, 10.0 * p, outcome=Outcome.SUCCEEDED) for n in (1, 2) for p in (1, 3)]
     sheet = sheet_of(groups(evil))
-    (plot,) = loss_plots(sheet, {line.number: losses(5) for line in sheet.lines})
-    for drawn in (scaling_svg(sheet, PUBLISHED), memory_bars_svg(sheet.lines), plot.by_step, plot.by_second):
+    (plot,) = loss_plots(sheet, {line.number: losses(5, lower=line.number) for line in sheet.lines})
+    for drawn in (drawn_scaling(sheet, PUBLISHED), memory_bars_svg(sheet.lines), plot.by_step, plot.by_second):
         tags = Page(drawn).tags
         assert not [tag for tag, _ in tags if tag in ("script", "image", "style", "a")]
         links = [value for _, attributes in tags for name, value in attributes.items() if name.endswith("href")]

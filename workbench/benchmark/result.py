@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.frame import data_frame
 from workbench.base.json_values import part
-from workbench.base.shown import Shown
+from workbench.base.shown import Shown, ShownLive
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
@@ -81,7 +81,7 @@ class BenchmarkResult(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class BenchmarkPlots(Shown):
+class BenchmarkPlots(ShownLive):
     """The pictures of a benchmark. Shows in a notebook; as text it says where they can be seen."""
 
     result: BenchmarkResult

@@ -11,7 +11,7 @@ from typing import overload
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.json_values import text
-from workbench.base.shown import Shown
+from workbench.base.shown import ShownLive
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
 from workbench.client.result import RunResult
@@ -44,7 +44,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunComparison(Shown):
+class RunComparison(ShownLive):
     """Runs beside each other. Prints as tables; in a notebook their loss curves lie over each other above these."""
 
     runs: tuple[ComparedRun, ...]

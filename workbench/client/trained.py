@@ -11,6 +11,7 @@ from workbench.client.result import RunResult
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
+    from workbench.client.plot import RunPlot
     from workbench.results.answers.conversation import Conversation
     from workbench.results.answers.predictions import Answers
     from workbench.results.answers.questions import RowLike
@@ -21,7 +22,7 @@ __all__ = ["TrainedModel"]
 
 
 class TrainedModel:
-    """The part of a run that is about its model."""
+    """The part of a run that is about its model and how it learned."""
 
     __slots__ = ()
 
@@ -39,6 +40,21 @@ class TrainedModel:
     @abstractmethod
     def result(self) -> RunResult:
         """The facts of the finished run."""
+
+    def plot(self, name: str = "loss") -> RunPlot:
+        """Return a plot that answers: values under the pointer, zoom, logarithm, steps or time, smoothing.
+
+        A cell that ends with it shows it; of a run that goes on, it follows.
+
+        Args:
+            name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, or `memory` of each pod.
+
+        Raises:
+            ConfigError: There is no such plot.
+        """
+        from workbench.client.plot import RunPlot
+
+        return RunPlot(self.paths.root, name)
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
         """Let the trained model answer rows, greedily and in batches; blocks until it has.

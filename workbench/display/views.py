@@ -17,11 +17,12 @@ from workbench.client.card import Card
 from workbench.client.cluster import Cluster
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
+from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.benchmark.forecast import forecast_doc
 from workbench.display.benchmark.live import BenchmarkLive
-from workbench.display.benchmark.report import plots_html, report_html, report_markdown
+from workbench.display.benchmark.report import plots_doc, report_html, report_markdown
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.display.cluster.panel import follow_start, show_cluster
 from workbench.display.cluster.view import cluster_doc, look_at
@@ -29,6 +30,7 @@ from workbench.display.failure.error import error_lines
 from workbench.display.failure.fault import FaultCard, fault_doc
 from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.follow import follow_run
+from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_bundle, board_html, show_board
@@ -45,6 +47,7 @@ from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import show_run
+from workbench.display.run.plot import run_plot_doc, show_run_plot
 from workbench.planner.plan import PlanTable
 from workbench.planner.reading import RowPreview
 from workbench.pods.doctor.examination import Diagnosis
@@ -65,14 +68,15 @@ def _follow_benchmark(_: Benchmark) -> Iterator[Callable[..., None]]:
         yield live.update
 
 
-def _plots_html(plots: BenchmarkPlots) -> str:
-    return plots_html(gather(plots.result.rows, title=plots.result.name, with_cards=False))
+def _plots_doc(plots: BenchmarkPlots) -> Doc:
+    return plots_doc(gather(plots.result.rows, title=plots.result.name, with_cards=False))
 
 
 _DOCS: Mapping[type, Callable[..., Doc]] = {
     Answers: answers_doc,
     Benchmark: lambda it: forecast_doc(it.forecast()),
     BenchmarkForecast: forecast_doc,
+    BenchmarkPlots: _plots_doc,
     Cluster: lambda it: cluster_doc(look_at(it)),
     Conversation: conversation_doc,
     Diagnosis: diagnosis_doc,
@@ -89,20 +93,19 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Run: run_doc,
     RowPreview: rows_doc,
     RunComparison: runs_doc,
+    RunPlot: run_plot_doc,
     RunResult: result_doc,
 }
 """What is drawn from one `Doc`, as whatever is asked for."""
 
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {
-        BenchmarkPlots: lambda it: f"{it.result!r}: plots are seen in a notebook, and in the file of .report()",
         BenchmarkResult: lambda it: benchmark_text(it.groups),
         Board: repr,
         Grid: text_table,
         Manifest: Manifest.to_text,
     },
     shown.as_html: {
-        BenchmarkPlots: _plots_html,
         BenchmarkResult: lambda it: benchmark_html(it.groups),
         Board: board_html,
         Grid: html_table,
@@ -112,7 +115,15 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_page: {Card: card_html, Report: report_html},
     shown.as_markdown: {Report: report_markdown},
     shown.as_bundle: {Board: board_bundle},
-    shown.as_live: {Board: show_board, Conversation: show_conversation, Cluster: show_cluster, Run: show_run},
+    shown.as_live: {
+        BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),
+        Board: show_board,
+        Cluster: show_cluster,
+        Conversation: show_conversation,
+        Run: show_run,
+        RunComparison: lambda it: show_doc(runs_doc(it)),
+        RunPlot: show_run_plot,
+    },
     shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
 }
 

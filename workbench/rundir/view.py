@@ -96,6 +96,7 @@ class RunView:
         self._book = MemoryBook(self._place)
         self._hosts: Sequence[HostSlots] = ()
         self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
+        self._first_s: float | None = None
         self._seen: tuple[object, ...] = ()
         self.spec = _spec(self.paths)
         """What was asked; None where `spec.json` is missing or not for this version."""
@@ -171,6 +172,11 @@ class RunView:
         return None if self._submitted_s is None or ended is None else max(0.0, ended - self._submitted_s)
 
     @property
+    def began_s(self) -> float | None:
+        """When it was submitted, in seconds since 1970; its first event where that is not known, or was before."""
+        return min((at for at in (self._submitted_s, self._first_s) if at is not None), default=None)
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks that have a log."""
         numbers = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
@@ -212,15 +218,16 @@ class RunView:
         return before != self.cluster_phase
 
     def _take(self, event: Event) -> None:
+        self._first_s = event.time_s if self._first_s is None else self._first_s
         self.totals.take(event)
         self._book.take(event)
         if event.kind == EventKind.STEP:
             step = event.whole("step")
             for name in _OF_STEP:
-                self.curves[name].add(step, event.number(name))
+                self.curves[name].add(step, event.number(name), event.time_s)
         elif event.kind == EventKind.EVAL:
             for name in _OF_EVAL:
-                self.curves[name].add(event.whole("step"), event.number(name))
+                self.curves[name].add(event.whole("step"), event.number(name), event.time_s)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self._hosts:

@@ -9,7 +9,8 @@ from typing import Any
 from workbench.base.words import duration, gib
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.sheet import Line
-from workbench.display.kit.plots import COLOURS, FOREGROUND, dress_axes, figure_svg, legend_above
+from workbench.display.kit.plots.figure import COLOURS, FOREGROUND
+from workbench.display.kit.plots.static import dress_axes, figure_svg, legend_above
 from workbench.results.profile.parse import Profile
 
 __all__ = ["memory_bars_svg", "profile_bars_svg"]
@@ -20,6 +21,7 @@ _HEAD_IN = 0.34
 _FOOT_IN = 0.42
 _LETTER_IN = 0.083
 _HATCHES = ("", "////", "....")
+_NOT_FITTING = (Outcome.SKIPPED, Outcome.OUT_OF_MEMORY)
 _FAR = 1.6  # times the largest figure of a row that ran: a prediction beyond it is cut, and says so
 
 
@@ -29,8 +31,8 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
     if not rows:
         return ""
     sizes = [(x.row, size) for x in rows for size in (x.row.peak_memory_gib, x.row.predicted_memory_gib) if size]
-    # A row that was never started may be predicted far off the scale of those that ran.
-    ran = [size for row, size in sizes if row.outcome is not Outcome.SKIPPED]
+    # What does not fit is predicted far off the scale of the rows that ran.
+    ran = [size for row, size in sizes if row.outcome not in _NOT_FITTING or size == row.peak_memory_gib]
     reach = min(_FAR * max(ran, default=math.inf), max((size for _, size in sizes), default=1.0))
 
     def draw(axes: Any) -> None:

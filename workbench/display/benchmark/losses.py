@@ -1,23 +1,24 @@
-"""Losses of a benchmark's rows against steps and against seconds, as static SVG. A long curve is drawn as means."""
+"""Losses of a benchmark's rows against steps and against seconds. A long curve is drawn as means."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from workbench.base.words import counted
 from workbench.display.benchmark.sheet import Line, Sheet
-from workbench.display.kit.labels import MARKERS, LineLabel, look_of, write_labels
-from workbench.display.kit.plots import COLOURS, dress_axes, figure_svg
+from workbench.display.kit.plots.figure import DASHES, STEP, Plot, Series, equal_series, look, time_axis
+from workbench.display.kit.plots.labels import look_of
+from workbench.display.kit.plots.runs import SINCE
+from workbench.display.kit.plots.static import plot_svg
 from workbench.results.losses import Losses, LossPoint
 
 __all__ = ["LossPlot", "loss_plots"]
 
 _SIZE_IN = (5.6, 2.9)
+_PLACE = (0.11, 0.155, 0.535, 0.81)
 _MOST_LINES = 8
 _POINTS = 40  # a longer curve is drawn as so many means
-_STYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,11 +27,11 @@ class LossPlot:
 
     title: str
     lines: tuple[Line, ...]
+    plot: Plot
     by_step: str
+    """The `<svg>` against steps; empty where all lines are the same."""
     by_second: str
     """The `<svg>` against seconds since the start was asked for."""
-    note: str
-    """How many steps a point is the mean of, where it is of several; else empty."""
 
 
 def loss_plots(sheet: Sheet, losses: Mapping[int, Losses]) -> list[LossPlot]:
@@ -60,46 +61,49 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
 def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Losses]) -> LossPlot:
     widest = max(-(-len(losses[line.number].train) // _POINTS) for line in lines)
     means = [(line, _means(losses[line.number].train, widest)) for line in lines]
-    note = f"Each point is the mean of {widest} logged steps." if widest > 1 else ""
-    drawn = [
-        _losses_svg(title, means, of=of, xlabel=xlabel)
-        for of, xlabel in (("step", "optimizer step"), ("seconds", "seconds since the start was asked for"))
+    unit, per = time_axis(max(points[-1].seconds for _, points in means))
+    by_time = f"{unit} {SINCE}"
+    by_technique = len({line.technique for line in lines}) > 1
+    pods = sorted({line.row.pods for line in lines})
+    series = [
+        Series(
+            name=line.label,
+            xs={STEP: [point.step for point in points], by_time: [point.seconds / per for point in points]},
+            ys=[point.loss for point in points],
+            look=look_of(line.technique, DASHES[pods.index(line.row.pods) % len(DASHES)]) if by_technique else look(n),
+        )
+        for n, (line, points) in enumerate(means)
     ]
-    return LossPlot(title=title, lines=tuple(lines), by_step=drawn[0], by_second=drawn[1], note=note)
+    # Of techniques that do the same work the lines lie on each other: one is drawn, and the rest is said.
+    groups = equal_series(series, STEP)
+    notes = [f"Each point is the mean of {widest} logged steps."] if widest > 1 else []
+    notes += [
+        f"Over steps the losses of rows {', '.join(str(lines[n].number) for n in group)} are the same line."
+        for group in groups
+        if len(group) > 1
+    ]
+    all_equal = len(groups) == 1 < len(series)
+    plot = Plot(
+        label=f"training loss, {title}", y="training loss, nats per token",
+        axes=(by_time, STEP) if all_equal else (STEP, by_time), series=series, notes=notes,
+    )  # fmt: skip
+    apart = replace(plot, series=[_for_all(series, lines, group) for group in groups])
+    return LossPlot(
+        title=title, lines=tuple(lines), plot=plot, by_step="" if all_equal else _svg(apart, STEP),
+        by_second=_svg(plot, by_time),
+    )  # fmt: skip
+
+
+def _for_all(series: Sequence[Series], lines: Sequence[Line], group: Sequence[int]) -> Series:
+    others = ", ".join(str(lines[n].number) for n in group[1:])
+    return replace(series[group[0]], end=f"= {others}" if others else "")
+
+
+def _svg(plot: Plot, axis: str) -> str:
+    return plot_svg(plot, axis, size_in=_SIZE_IN, place=_PLACE, columns=0)
 
 
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:
     """Return the mean of every so many points, at the place of the last of them."""
     pieces = [points[first : first + width] for first in range(0, len(points), width)]
     return [LossPoint(p[-1].step, p[-1].seconds, sum(point.loss for point in p) / len(p)) for p in pieces]
-
-
-def _losses_svg(title: str, means: Sequence[tuple[Line, Sequence[LossPoint]]], *, of: str, xlabel: str) -> str:
-    by_technique = len({line.technique for line, _ in means}) > 1
-    styles = sorted({line.row.pods for line, _ in means})
-    values = [point.loss for _, points in means for point in points]
-    low, high = min(values), max(values)
-    bottom, top = low - 0.08 * (high - low or 1), high + 0.05 * (high - low or 1)
-
-    def draw(axes: Any) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        labels = []
-        for number, (line, points) in enumerate(means):
-            colour, marker = look_of(line.technique) if by_technique else (COLOURS[number], MARKERS[number])
-            style = _STYLES[styles.index(line.row.pods) % len(_STYLES)] if by_technique else "-"
-            xs, ys = [getattr(point, of) for point in points], [point.loss for point in points]
-            axes.plot(
-                xs, ys, color=colour, linewidth=1.4, marker=marker, markersize=3, markevery=max(1, len(xs) // 6),
-                linestyle=style,
-            )  # fmt: skip
-            labels.append(LineLabel(x=xs[-1], y=ys[-1], text=line.label, colour=colour, marker=marker, dashes=style))
-        axes.set_ylim(bottom, top)
-        axes.margins(x=0)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=of == "step"))
-        dress_axes(axes, xlabel, "training loss")
-        write_labels(axes, labels, top, bottom)
-
-    return figure_svg(
-        draw, label=f"training loss against {xlabel}, {title}", size_in=_SIZE_IN, place=(0.075, 0.155, 0.57, 0.74)
-    )

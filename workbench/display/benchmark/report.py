@@ -17,7 +17,7 @@ from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
 from workbench.display.benchmark.outcome_cell import MARKS
 from workbench.display.benchmark.published import published_blocks
-from workbench.display.benchmark.scaling import scaling_series, scaling_svg
+from workbench.display.benchmark.scaling import scaling_plot, scaling_series, scaling_svg
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
 from workbench.display.benchmark.table import sheet_blocks, sheet_html
 from workbench.display.benchmark.wording import (
@@ -32,7 +32,6 @@ from workbench.display.benchmark.wording import (
     versions_words,
 )
 from workbench.display.kit.doc import (
-    Beside,
     Block,
     Code,
     Contents,
@@ -44,10 +43,10 @@ from workbench.display.kit.doc import (
     Note,
     Raw,
     Table,
-    to_html,
     to_markdown,
     to_page,
 )  # fmt: skip
+from workbench.display.kit.templates import Markup
 from workbench.display.records.answers import answers_grids
 from workbench.display.run.card import card_body
 from workbench.display.run.page import run_text
@@ -57,7 +56,7 @@ from workbench.results.profile.compare import compare
 if TYPE_CHECKING:
     from workbench.client.card import Card
 
-__all__ = ["plots_html", "report_html", "report_markdown"]
+__all__ = ["plots_doc", "report_html", "report_markdown"]
 
 _ANSWERS = 8
 _MOST_PAIRS = 8
@@ -79,10 +78,10 @@ def report_markdown(report: Report) -> str:
     return to_markdown(Doc(blocks=[Heading(report.title, 1), *_blocks(report, sheet, sheet_blocks(sheet))]))
 
 
-def plots_html(report: Report) -> str:
-    """Draw the pictures of the report alone, for a notebook: scaling, memory and losses."""
+def plots_doc(report: Report) -> Doc:
+    """State the pictures of the report alone, for a notebook: scaling, memory and losses."""
     sheet = sheet_of(report.groups)
-    return to_html(Doc(blocks=[*_scaling(sheet, report), *_memory(sheet), *_loss_figures(sheet, report)], full=True))
+    return Doc(blocks=[*_scaling(sheet, report), *_memory(sheet), *_loss_figures(sheet, report)], full=True)
 
 
 def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]:
@@ -112,7 +111,8 @@ def _scaling(sheet: Sheet, report: Report) -> list[Block]:
     bars = [(name, speed / most, f"{speed:.2f} x of {pods}") for name, pods, speed in points]
     notes = [Note(words) for words in scaling_words(sheet, report.published, drawn=bool(series))]
     text = _bars("speed-up in samples/s, by technique and pods", bars)
-    return [Figure(scaling_svg(sheet, report.published), text=text), *notes] if series else [*notes]
+    plot = scaling_plot(sheet, report.published)
+    return [Figure(scaling_svg(plot), text=text, plot=plot), *notes] if series else [*notes]
 
 
 def _memory(sheet: Sheet) -> list[Block]:
@@ -142,10 +142,10 @@ def _loss_figures(sheet: Sheet, report: Report) -> list[Block]:
     if not plots:
         return [Note("Not drawn: no run logged a loss more than once.")]
     blocks: list[Block] = []
-    for plot in plots:
-        title = plot.title if len(plots) > 1 else ""
-        blocks.append(Beside([Figure(plot.by_step, title), Figure(plot.by_second, title and "the same by seconds")]))
-        blocks += [Note(plot.note)] if plot.note else []
+    for it in plots:
+        both = Markup('<div class="wb-beside">{}{}</div>').format(Markup(it.by_step), Markup(it.by_second))
+        blocks.append(Figure(both, it.title if len(plots) > 1 else "", plot=it.plot))
+        blocks += map(Note, it.plot.notes)
     return [*blocks, Note("Training loss as logged; of repeated rows, that of the first repeat.")]
 
 
@@ -181,7 +181,11 @@ def _profiles(sheet: Sheet, report: Report) -> list[Block]:
     (first, one), *others = profiles
     drawn = profile_bars_svg({line.label: profile for line, profile in profiles})
     blocks: list[Block] = [Figure(drawn), Table(profile_grid(profiles))]
-    for line, other in [(line, other) for line, other in others if line.model == first.model][:_MOST_PAIRS]:
+    pairs = [(line, other) for line, other in others if line.model == first.model]
+    if len(pairs) > _MOST_PAIRS:
+        words = f"Module by module: the first {_MOST_PAIRS} of {len(pairs)} rows beside row {first.label}"
+        blocks.append(Note(f"{words}; compare(one.profile, other.profile) shows any two."))
+    for line, other in pairs[:_MOST_PAIRS]:
         pair = compare(one, other, names=(first.label, line.label))
         tables = (Table(pair.summary()), Table(pair.table()))
         blocks.append(Fold(f"row {line.label} beside row {first.label}, module by module", tables))

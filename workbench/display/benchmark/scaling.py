@@ -1,19 +1,21 @@
-"""Speed-up against pods over the rows of a benchmark, as static SVG with published shares of the ideal as lines."""
+"""Speed-up against pods over the rows of a benchmark, with published shares of the ideal as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from workbench.benchmark.published import Published
 from workbench.display.benchmark.sheet import Sheet
-from workbench.display.kit.labels import LineLabel, look_of, write_labels
-from workbench.display.kit.plots import FOREGROUND, dress_axes, figure_svg
+from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Look, Plot, Series
+from workbench.display.kit.plots.labels import look_of
+from workbench.display.kit.plots.static import plot_svg
 
-__all__ = ["ScalingPoint", "scaling_series", "scaling_svg"]
+__all__ = ["ScalingPoint", "scaling_plot", "scaling_series", "scaling_svg"]
 
 _SIZE_IN = (6.6, 3.4)
+_PLACE = (0.075, 0.13, 0.585, 0.83)
+_PODS = COUNTS[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,45 +46,36 @@ def scaling_series(sheet: Sheet) -> dict[str, list[ScalingPoint]]:
     return {name: points for name, points in ordered.items() if points[-1].pods > 1}
 
 
-def scaling_svg(sheet: Sheet, published: Sequence[Published] = ()) -> str:
-    """Draw the speed-up in samples/s against pods, with the ideal line and published shares of it."""
+def scaling_plot(sheet: Sheet, published: Sequence[Published] = ()) -> Plot:
+    """Return the speed-up in samples/s against pods, with the ideal line and published shares of it."""
     series = scaling_series(sheet)
-    if not series:
-        return ""
-    points = [point for of in series.values() for point in of]
-    most = max(point.pods for point in points)
-    top = 1.06 * max(most, *(point.high for point in points))
-    guides: list[tuple[str, float, float]] = [("ideal", 1.0, 1.0)]
-    guides += [
-        (f"{row.efficiency:.0%}, published: {row.pods} nodes", row.efficiency, 0.6)
+    most = max((point.pods for points in series.values() for point in points), default=1)
+    shares = [("ideal", 1.0)] + [
+        (f"{row.efficiency:.0%}, published: {row.pods} nodes", row.efficiency)
         for row in published
         if row.efficiency is not None and row.speed_up is None
     ]
-
-    def draw(axes: Any) -> None:
-        labels = []
-        for name, share, alpha in guides:
-            axes.plot([0, most], [0, share * most], color=FOREGROUND, alpha=alpha, linewidth=1, dashes=(4, 3))
-            labels.append(LineLabel(x=most, y=share * most, text=name, colour=FOREGROUND, dashes="--"))
-        for name, of in series.items():
-            shown = name.rstrip("\0")
-            colour, marker = look_of(shown)
-            xs, ys = [point.pods for point in of], [point.speed_up for point in of]
-            axes.plot(xs, ys, color=colour, marker=marker, markersize=5, linewidth=1.6)
-            axes.vlines(xs, [p.low for p in of], [p.high for p in of], color=colour, linewidth=1.2)
-            text = f"{shown} {ys[-1]:.2f} x"
-            labels.append(LineLabel(x=xs[-1], y=ys[-1], text=text, colour=colour, marker=marker))
-        axes.set_xlim(1 - 0.07 * (most - 1), most)
-        axes.set_ylim(0, top)
-        axes.set_xticks(sorted({point.pods for point in points} | {1}))
-        dress_axes(axes, "pods", "speed-up in samples/s")
-        write_labels(axes, labels, top)
-
-    label = "; ".join(
-        f"{name.rstrip(chr(0))}: " + ", ".join(f"{p.pods} pods {p.speed_up:.2f}" for p in of)
-        for name, of in series.items()
+    guide = Look(colour=FOREGROUND, marker="", dash="--")
+    guides = [
+        Series(name=name, xs={_PODS: (1, most)}, ys=(share, share * most), look=guide) for name, share in shares if series
+    ]
+    words = "; ".join(
+        f"{name.rstrip(chr(0))}: " + ", ".join(f"{p.pods} pods {p.speed_up:.2f}" for p in points)
+        for name, points in series.items()
     )
-    return figure_svg(
-        draw, label=f"speed-up in samples per second against pods: {label}", size_in=_SIZE_IN,
-        place=(0.06, 0.13, 0.6, 0.78),
+    lines = [_line(name.rstrip("\0"), points) for name, points in series.items()]
+    label = f"speed-up in samples per second against pods: {words}"
+    return Plot(label=label, y="speed-up in samples/s", axes=(_PODS,), series=[*guides, *lines], from_zero=True)
+
+
+def scaling_svg(plot: Plot) -> str:
+    """Draw it; the names of the lines stand at their ends."""
+    return plot_svg(plot, size_in=_SIZE_IN, place=_PLACE, columns=0)
+
+
+def _line(name: str, points: Sequence[ScalingPoint]) -> Series:
+    return Series(
+        name=name, xs={_PODS: [point.pods for point in points]}, ys=[point.speed_up for point in points],
+        look=look_of(name), end=f"{points[-1].speed_up:.2f} x", low=[point.low for point in points],
+        high=[point.high for point in points],
     )  # fmt: skip

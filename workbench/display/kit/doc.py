@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import groupby
 
 from workbench.base.table import Cell, Grid, facts, text_table
 from workbench.base.words import plain
 from workbench.display.kit import markdown as md
 from workbench.display.kit.logs import clean
+from workbench.display.kit.plots.figure import Plot
+from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
 from workbench.display.kit.style import framed, styled
 from workbench.display.kit.table import html_table
 from workbench.display.kit.templates import Markup, macro, render
 
 __all__ = [
     "Beside", "Block", "Code", "Contents", "Doc", "Facts", "Figure", "Fold", "Heading", "Items", "Note", "Raw",
-    "Table", "blocks_html", "to_bundle", "to_fragment", "to_html", "to_markdown", "to_page", "to_text",
+    "Table", "blocks_html", "to_bundle", "to_bundles", "to_fragment", "to_html", "to_markdown", "to_page", "to_text",
 ]  # fmt: skip
 
 
@@ -58,6 +64,8 @@ class Figure:
     svg: str
     title: str = ""
     text: str = ""
+    plot: Plot | None = None
+    """The same, for where it can be asked: a page of its own, and a notebook's output of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,27 +148,45 @@ def to_bundle(doc: Doc) -> dict[str, object]:
     return {"text/plain": to_text(doc), "text/html": to_html(doc)}
 
 
+def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
+    """Draw a document as several outputs of a notebook's cell, of which each plot that can be asked is one."""
+    for plot, blocks in groupby(doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None):
+        bundle = to_bundle(replace(doc, blocks=list(blocks)))
+        yield {**bundle, PLOTLY: interactive(plot)} if plot else bundle
+
+
 def to_fragment(doc: Doc) -> str:
     """Draw a document as HTML for a page that has the style sheet."""
     return framed(blocks_html(doc.blocks), doc.state, full=doc.full)
 
 
 def to_page(doc: Doc, title: str, *styles: str) -> str:
-    """Draw a document as a whole page that may load nothing and run nothing; further style sheets by their names."""
-    return str(render("page.html", title=title, body=blocks_html(doc.blocks), styles=styles))
+    """Draw a document as a whole page that may load nothing; further style sheets by their names.
+
+    It may run nothing either but the plots that can be asked: by their checksums, so that no foreign text ever does.
+    """
+    body = blocks_html(doc.blocks, asked=True)
+    scripts = [Markup(plotly_js()), render("plots.js")] if "<div data-plot=" in body else []
+    checksums = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
+    return str(render("page.html", title=title, body=body, styles=styles, scripts=scripts, checksums=checksums))
 
 
-def blocks_html(blocks: Sequence[Block]) -> Markup:
-    """Draw blocks as HTML, without a frame."""
-    return Markup("").join(macro("doc.html", type(block).__name__.lower())(block, _inside(block)) for block in blocks)
+def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
+    """Draw blocks as HTML, without a frame; with the figures of the plots, where somebody can ask them."""
+    return Markup("").join(
+        macro("doc.html", type(block).__name__.lower())(block, _inside(block, asked)) for block in blocks
+    )
 
 
-def _inside(block: Block) -> Markup:
+def _inside(block: Block, asked: bool) -> Markup:
     match block:
         case Fold() | Beside():
-            return blocks_html(block.blocks)
+            return blocks_html(block.blocks, asked=asked)
         case Facts() | Table():
             return Markup(html_table(block.grid))
+        case Figure(plot=Plot() as plot) if asked and block.svg:
+            figure = json.dumps(interactive(plot), allow_nan=False)
+            return Markup('<div data-plot="{}">{}</div>').format(figure, Markup(block.svg))
         case Figure():
             return Markup(block.svg)
         case Raw():

@@ -10,17 +10,19 @@ __all__ = ["Curve"]
 
 
 class Curve:
-    """A growing list of (x, value) pairs at 16 bytes each; what is not a finite number is left out."""
+    """A growing list of (x, value) pairs at 24 bytes each, with when they were; what is not a finite number is not in."""
 
     def __init__(self) -> None:
         self._x = array("d")
         self._y = array("d")
+        self._time_s = array("d")
 
-    def add(self, x: float | None, value: float | None) -> None:
+    def add(self, x: float | None, value: float | None, time_s: float = math.nan) -> None:
         """Append a point, unless it is none."""
         if x is not None and value is not None and math.isfinite(value):
             self._x.append(x)
             self._y.append(value)
+            self._time_s.append(time_s)
 
     @property
     def last(self) -> float | None:
@@ -32,27 +34,32 @@ class Curve:
         """The greatest value."""
         return max(self._y, default=None)
 
-    def thinned(self, limit: int = 400) -> tuple[list[float], list[float]]:
-        """Return x and values of at most so many points; of each stretch left out, the lowest and the highest stay.
+    @property
+    def last_time_s(self) -> float:
+        """When the newest value was, in seconds since 1970; not a number where that was not told."""
+        return self._time_s[-1] if self._time_s else math.nan
+
+    def thinned(self, limit: int = 400) -> tuple[list[float], list[float], list[float]]:
+        """Return x, values and times of at most so many points; of each stretch left out, lowest and highest stay.
 
         Example:
             >>> curve = Curve()
             >>> for step in range(1000):
-            ...     curve.add(step, 50.0 if step == 577 else 1.0)
-            >>> x, values = curve.thinned(100)
-            >>> len(x) <= 100, max(values), x[0], x[-1]
-            (True, 50.0, 0.0, 999.0)
+            ...     curve.add(step, 50.0 if step == 577 else 1.0, 2.0 * step)
+            >>> x, values, times = curve.thinned(100)
+            >>> len(x) <= 100, max(values), x[0], x[-1], times[-1]
+            (True, 50.0, 0.0, 999.0, 1998.0)
         """
         size = len(self._x)
-        if size <= limit:
-            return list(self._x), list(self._y)
-        stretches = (limit - 2) // 2
-        picked = {0, size - 1}
-        for number in range(stretches):
-            part = range(number * size // stretches, (number + 1) * size // stretches)
-            picked |= {min(part, key=self._y.__getitem__), max(part, key=self._y.__getitem__)}
-        order = sorted(picked)
-        return [self._x[i] for i in order], [self._y[i] for i in order]
+        order: range | list[int] = range(size)
+        if size > limit:
+            stretches = (limit - 2) // 2
+            picked = {0, size - 1}
+            for number in range(stretches):
+                part = range(number * size // stretches, (number + 1) * size // stretches)
+                picked |= {min(part, key=self._y.__getitem__), max(part, key=self._y.__getitem__)}
+            order = sorted(picked)
+        return [self._x[i] for i in order], [self._y[i] for i in order], [self._time_s[i] for i in order]
 
     def __len__(self) -> int:
         return len(self._x)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.display.kit.plots import COLOURS, FOREGROUND
+from workbench.display.kit.plots.figure import FOREGROUND, Look, look
 from workbench.jobs.choices import Technique
 
-__all__ = ["MARKERS", "LineLabel", "apart", "look_of", "write_labels"]
-
-MARKERS = "osD^vPX*"
-"""One for each colour of `COLOURS`."""
+__all__ = ["LineLabel", "apart", "look_of", "write_labels"]
 
 _NAMES = tuple(str(technique) for technique in Technique)
 _LABEL_SHARE = 0.075  # of the plot's height, that one label takes
 _NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is joined to its label
 
 
-def look_of(technique: str) -> tuple[str, str]:
-    """Return the colour and the marker of a technique."""
+def look_of(technique: str, dash: str = "-") -> Look:
+    """Return the look of a technique, with a dash that says something else."""
     name = technique.partition(" ")[0]
-    place = _NAMES.index(name) if name in _NAMES else len(_NAMES)
-    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+    return replace(look(_NAMES.index(name) if name in _NAMES else len(_NAMES)), dash=dash)
 
 
 def apart(wanted: Sequence[float], least: float) -> list[float]:

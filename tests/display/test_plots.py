@@ -1,0 +1,200 @@
+"""Plots: their description, and that the static picture and the figure that answers hold the same numbers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure as MplFigure
+from writtenrun import T0, WrittenRun
+
+import workbench
+from workbench.base.errors import ConfigError
+from workbench.base.shown import as_bundle
+from workbench.client.comparison import compare
+from workbench.client.plot import PLOTS
+from workbench.client.run import Run
+from workbench.display.kit.doc import to_bundles
+from workbench.display.kit.plots.figure import COLOURS, Plot, look, plot_words, smoothed
+from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
+from workbench.display.kit.plots.live import LivePlot
+from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, losses_plot, memory_plot
+from workbench.display.kit.plots.static import draw_plot, plot_svg
+from workbench.display.records.comparison import runs_doc
+from workbench.display.run.plot import run_plot_doc
+from workbench.rundir.view import RunView
+
+PAGES = {"white": "#ffffff", "JupyterLab's dark": "#111111", "the report's dark": "#151515", "VS Code's dark": "#1e1e1e"}
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.fixture
+def view(written: WrittenRun) -> RunView:
+    """A run of 12 steps, evaluated three times, with the memory of two pods."""
+    written.event("start", T0, world_size=3)
+    for step in range(1, 13):
+        written.step(step)
+        for pod in (2, 3):
+            written.event("sample", T0 + step, rank=None, host=f"127.0.0.{pod}", rss_gib=0.25 * pod + step / 64)
+    for step in (0, 6, 12):
+        written.event("eval", T0 + step + 0.5, step=step, eval_loss=9.0 - step / 2, perplexity=float(step + 2))
+    return RunView(written.paths.root)
+
+
+def drawn(plot: Plot, axis: str) -> dict[str, Any]:
+    axes = MplFigure().add_subplot()
+    draw_plot(axes, plot, axis)
+    return {line.get_label(): line for line in axes.get_lines()}
+
+
+def pressed(figure: dict[str, Any], label: str) -> dict[str, Any]:
+    """The figure after a click on one of its buttons, as plotly.js would have it."""
+    figure = json.loads(json.dumps(figure, allow_nan=False))
+    button = next(b for menu in figure["layout"]["updatemenus"] for b in menu["buttons"] if b["label"] == label)
+    args = button["args"]
+    places = args[1] if button["method"] == "restyle" else range(len(figure["data"]))
+    for name, values in args[0].items() if button["method"] != "relayout" else ():
+        for place, value in zip(places, values, strict=True):
+            figure["data"][place][name] = value
+    return figure
+
+
+def test_static_and_interactive_hold_the_same_numbers(view: RunView) -> None:
+    plots = [*(curve_plot(view, name) for name in CURVE_TITLES), memory_plot(view), losses_plot([("a", view)])]
+    for plot in plots:
+        assert plot
+        for axis in plot.axes:
+            lines = drawn(plot, axis)
+            figure = interactive(plot)
+            if axis != plot.axes[0]:
+                figure = pressed(figure, "by seconds")
+            for trace in figure["data"]:
+                line = lines[trace["name"]]
+                assert trace["x"] == list(line.get_xdata())
+                assert trace["y"] == list(line.get_ydata())
+            assert {trace["name"] for trace in figure["data"]} == {*lines}
+    assert plots[0].axes == ("optimizer step", "seconds since the start was asked for")
+    by_time = drawn(plots[0], plots[0].axes[1])["training loss"].get_xdata()
+    assert by_time[-1] - by_time[0] == 11
+
+
+def test_evaluations_are_markers_and_lines_are_told_apart_without_colour(view: RunView) -> None:
+    lines = drawn(curve_plot(view), "optimizer step")
+    assert (lines["training loss"].get_linestyle(), lines["evaluation loss"].get_linestyle()) == ("-", "None")
+    modes = {t["name"]: t["mode"] for t in interactive(curve_plot(view))["data"] if t.get("showlegend", True)}  # type: ignore[attr-defined]
+    assert modes == {"training loss": "lines+markers", "evaluation loss": "markers"}
+    assert [one.joined for one in curve_plot(view, "perplexity").series] == [False]
+    pods = memory_plot(view).series
+    assert len({(one.look.dash, one.look.marker) for one in pods}) == len(pods) == 2
+    assert len({(look(n).dash, look(n).marker) for n in range(8)}) == 8
+
+
+def test_every_axis_has_its_unit_and_one_point_is_no_plot(view: RunView, write: Callable[..., WrittenRun]) -> None:
+    svg = plot_svg(curve_plot(view))
+    assert ">loss, nats per token<" in svg and ">optimizer step<" in svg
+    assert ">GiB<" in plot_svg(memory_plot(view)) and ">seconds since the first sample<" in plot_svg(memory_plot(view))
+    one = write({"kind": "script", "path": "train.py"})
+    one.step(1)
+    one.event("sample", T0, rank=None, host="127.0.0.2", rss_gib=0.5)
+    lone = RunView(one.paths.root)
+    assert not curve_plot(lone) and plot_svg(curve_plot(lone)) == "" == plot_svg(memory_plot(lone))
+    assert curve_plot(lone).y == "loss", "what a script's loss counts is not known"
+    (note,) = to_bundles(run_plot_doc(Run.load(one.paths.root).plot()))
+    assert "has not logged two points of loss" in str(note["text/plain"]) and PLOTLY not in note
+
+
+def test_no_label_is_cut(view: RunView) -> None:
+    for step in range(13, 2001):
+        view.curves["loss"].add(step, 1e-4 * step, T0 + step)
+    svg = plot_svg(curve_plot(view))
+    width, height = (float(part) for part in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())  # type: ignore[union-attr]
+    for x, y, text in re.findall(r'translate\(([\d.-]+) ([\d.-]+)\)[^>]*>([^<]+)</text>', svg):
+        assert 0 <= float(x) < width - 4 * len(text) / 2 and 0 <= float(y) <= height, text
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from(SMOOTHING))
+def test_smoothing_stays_within_the_values_and_begins_with_the_first(values: list[float], weight: float) -> None:
+    means = smoothed(values, weight)
+    assert len(means) == len(values)
+    assert means[0] == pytest.approx(values[0])
+    slack = 1e-6 * (1 + max(map(abs, values)))
+    assert all(min(values) - slack <= mean <= max(values) + slack for mean in means)
+
+
+def test_the_smoothed_line_lies_over_the_pale_one(view: RunView) -> None:
+    figure = pressed(interactive(curve_plot(view)), "smooth 0.9")
+    line, _, pale = figure["data"]
+    assert pale["opacity"] < 1 and not pale["showlegend"] and pale["legendgroup"] == line["legendgroup"]
+    raw = list(drawn(curve_plot(view), "optimizer step")["training loss"].get_ydata())
+    assert pale["y"] == raw and line["y"] == pytest.approx(smoothed(raw, 0.9), rel=1e-4)
+    back = pressed(figure, "not smoothed")
+    assert back["data"][0]["y"] == raw
+
+
+def test_what_is_saved_has_no_library_and_no_address(view: RunView, written: WrittenRun) -> None:
+    written.end()
+    name = "<a href='https://example.org'>x</a>"
+    both = compare([written.paths.root] * 2, names=[name, "other"])
+    bundles = [*to_bundles(runs_doc(both)), *to_bundles(run_plot_doc(Run.load(written.paths.root).plot("memory")))]
+    figures = [bundle[PLOTLY] for bundle in bundles if PLOTLY in bundle]
+    assert len(figures) == 2
+    assert all("<svg" in str(bundle["text/html"]) for bundle in bundles if PLOTLY in bundle)
+    saved = json.dumps(bundles, allow_nan=False)
+    assert len(saved) < 400_000 and "plotly.js" not in saved
+    for text in (json.dumps(figures), *(str(bundle["text/html"]) for bundle in bundles)):
+        assert "<a " not in text and not re.search(r"(src|href|url)\W{1,3}http", text)
+    assert plotly_js().startswith("/**\n* plotly.js v")
+
+
+def test_a_plot_follows_its_run(written: WrittenRun, view: RunView) -> None:
+    it = Run.load(written.paths.root).plot()
+    live = LivePlot(lambda: (run_plot_doc(it), False))
+    live.draw(run_plot_doc(it))
+    before = live.widget.figure["data"][0]["x"]
+    written.step(13)
+    live.draw(run_plot_doc(it))
+    now = live.widget.figure
+    assert now["data"][0]["x"] == [*before, 13.0] and now["layout"]["uirevision"] == "stay"
+    assert [menu["active"] for menu in now["layout"]["updatemenus"]] == [0, 0, 0]
+    state = json.dumps(live.widget.get_state(), default=str)
+    assert len(state) < 200_000, "the library is not part of what a front end may save"
+    sent: list[Any] = []
+    live.widget.send = lambda content, buffers=(): sent.append((content, len(buffers[0])))
+    live.widget._handle_custom_msg({"ask": "plotly.js"}, [])
+    assert sent == [({"source": "plotly.js"}, len(plotly_js().encode()))]
+
+
+def test_a_plot_of_another_name_is_refused_with_the_nearest(written: WrittenRun) -> None:
+    run = Run.load(written.paths.root)
+    with pytest.raises(ConfigError, match="'losses'; did you mean 'loss'"):
+        run.plot("losses")
+    assert {*CURVE_TITLES, "memory"} == {*PLOTS}
+    assert all(name in (workbench.Run.plot.__doc__ or "") for name in PLOTS)
+
+
+def test_words_say_what_the_plot_shows(view: RunView) -> None:
+    assert plot_words(curve_plot(view)).splitlines() == [
+        "training loss: 8 at optimizer step 1, 0.6667 at 12",
+        "evaluation loss: 9 at optimizer step 0, 3 at 12",
+    ]
+    text = str(as_bundle(Run.load(view.paths.root).plot())["text/plain"])
+    assert "training loss: 8 at optimizer step 1, 0.6667 at 12" in text
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_lines_stand_out_from_the_page(page: str) -> None:
+    for colour in COLOURS:
+        light, dark = sorted((luminance(colour), luminance(page)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 3, colour
+    assert all(one != other for one, other in itertools.combinations(COLOURS, 2))

@@ -1,0 +1,138 @@
+"""A plot as plotly's JSON, whose own buttons switch axes and smoothing; made without plotly, which takes seconds."""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series, smoothed
+
+__all__ = ["PLOTLY", "SMOOTHING", "interactive", "plotly_js"]
+
+PLOTLY = "application/vnd.plotly.v1+json"
+SMOOTHING = (0.0, 0.6, 0.9, 0.97)
+_SMOOTHABLE = 10  # points
+_DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
+_SYMBOLS = {
+    "o": "circle", "s": "square", "D": "diamond", "^": "triangle-up", "v": "triangle-down", "P": "cross", "X": "x",
+    "*": "star", "": "circle",
+}  # fmt: skip
+_INK, _FRAME, _GRID, _PAPER = "#333333", "#8a8a8a", "#e4e4e4", "#ffffff"
+_BUTTON_PX = (0, 118, 300)  # where each group of buttons begins
+Json = dict[str, object]
+
+
+def interactive(plot: Plot) -> Json:
+    """Return the figure: every line as it is, pale below its smoothed self; buttons for log, axis and smoothing."""
+    lines = [one for one in plot.series if one.ys]
+    traces = [_trace(one, plot.axes[0]) for one in lines]
+    curves = [place for place, one in enumerate(lines) if one.joined and len(one.ys) >= _SMOOTHABLE]
+    pale = [
+        {**traces[place], "uid": f"{lines[place].name}, as it is", "opacity": 0.3, "mode": "lines", "showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
+        for place in curves
+    ]
+    menus = [_menu(0, [("linear", "relayout", [{"yaxis.type": "linear"}]), ("log", "relayout", [{"yaxis.type": "log"}])])]
+    shown = [*lines, *(lines[place] for place in curves)]
+    if len(plot.axes) > 1:
+        menus.append(_menu(1, [(_short(axis), "update", _over(shown, axis)) for axis in plot.axes]))
+    if curves:
+        menus.append(_menu(2, [(_smoothing(weight), "restyle", _smooth(lines, curves, weight)) for weight in SMOOTHING]))
+    return {
+        "data": [*traces, *pale],
+        "layout": _layout(plot, menus),
+        "config": {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]},
+    }
+
+
+@cache
+def plotly_js() -> str:
+    """Return the source of plotly.js, which the Python package brings; nothing is loaded from a network."""
+    spec = importlib.util.find_spec("plotly")
+    if spec is None or spec.origin is None:
+        return ""
+    source = Path(spec.origin).parent / "package_data" / "plotly.min.js"
+    return source.read_text(encoding="utf-8")
+
+
+def _trace(one: Series, axis: str) -> Json:
+    colour = _INK if one.look.colour == FOREGROUND else one.look.colour
+    trace: Json = {
+        "type": "scatter",
+        "name": html.escape(one.name, quote=False),
+        "legendgroup": one.name,
+        "uid": one.name,
+        "x": list(one.xs[axis]),
+        "y": list(one.ys),
+        "mode": ("lines+markers" if one.look.marker else "lines") if one.joined else "markers",
+        "line": {"color": colour, "dash": _DASHES[one.look.dash], "width": 2},
+        "marker": {
+            "color": colour,
+            "symbol": _SYMBOLS[one.look.marker] + ("" if one.joined else "-open"),
+            "size": 6 if one.joined else 9,
+            "maxdisplayed": 8 if one.joined else 0,
+            "line": {"width": 0 if one.joined else 2},
+        },
+        "hovertemplate": "%{y:.5g}",
+    }
+    if one.low:
+        above = [high - y for high, y in zip(one.high, one.ys, strict=True)]
+        below = [y - low for low, y in zip(one.low, one.ys, strict=True)]
+        trace["error_y"] = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return trace
+
+
+def _over(lines: Sequence[Series], axis: str) -> list[object]:
+    over = {
+        "xaxis.title.text": axis,
+        "xaxis.unifiedhovertitle.text": _hover_title(axis),
+        "xaxis.autorange": True,
+    }
+    return [{"x": [list(one.xs[axis]) for one in lines]}, over]
+
+
+def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> list[object]:
+    """Replace the numbers of the lines; the pale ones behind them stay."""
+    drawn = [smoothed(lines[place].ys, weight) if weight else list(lines[place].ys) for place in curves]
+    return [{"y": [[float(f"{y:.5g}") for y in ys] if weight else ys for ys in drawn]}, list(curves)]
+
+
+def _menu(place: int, buttons: Sequence[tuple[str, str, list[object]]]) -> Json:
+    return {
+        "type": "buttons", "direction": "right", "showactive": True, "active": 0,
+        "buttons": [{"label": label, "method": method, "args": args} for label, method, args in buttons],
+        "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"l": _BUTTON_PX[place], "b": 8},
+        "bgcolor": _PAPER, "bordercolor": _FRAME, "font": {"color": _INK, "size": 11},
+    }  # fmt: skip
+
+
+def _layout(plot: Plot, menus: Sequence[Mapping[str, object]]) -> Json:
+    axis = plot.axes[0]
+    both = {"gridcolor": _GRID, "linecolor": _FRAME, "zerolinecolor": _GRID, "showline": True, "ticks": "outside",
+            "automargin": True}  # fmt: skip
+    across: Json = {**both, "title": {"text": axis}, "unifiedhovertitle": {"text": _hover_title(axis)}}
+    if axis in COUNTS and len(plot.axes) == 1:
+        across["dtick"] = 1
+    return {
+        "xaxis": across,
+        "yaxis": {**both, "title": {"text": plot.y}, "rangemode": "tozero" if plot.from_zero else "normal"},
+        "hovermode": "x unified", "uirevision": "stay", "height": 400, "updatemenus": list(menus),
+        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        "margin": {"l": 60, "r": 24, "t": 48, "b": 40}, "paper_bgcolor": _PAPER, "plot_bgcolor": _PAPER,
+        "font": {"color": _INK, "size": 12},
+    }  # fmt: skip
+
+
+def _hover_title(axis: str) -> str:
+    unit, _, rest = axis.partition(" since ")
+    return f"%{{x:.1f}} {unit}" if rest else f"{axis} %{{x}}"
+
+
+def _short(axis: str) -> str:
+    return "by " + axis.partition(" since ")[0].removeprefix("optimizer ")
+
+
+def _smoothing(weight: float) -> str:
+    return f"smooth {weight:g}" if weight else "not smoothed"

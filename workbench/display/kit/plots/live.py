@@ -1,0 +1,121 @@
+"""A plot that follows a run: a static picture that is saved, and beside it a widget that stands for it while it lives.
+
+The widget's picture hides itself where the widget is drawn. plotly.js goes from the kernel to a page that asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from workbench.display.kit.doc import Doc, Figure, to_bundle, to_bundles
+from workbench.display.kit.live import has_widgets
+from workbench.display.kit.plots.figure import Plot
+from workbench.display.kit.plots.interactive import interactive, plotly_js
+from workbench.display.kit.templates import Markup
+
+__all__ = ["LivePlot", "show_doc", "show_live_plot"]
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 1.5
+_PICTURES = 8  # looks to one drawing of the static picture, which takes longer
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def show_doc(doc: Doc) -> None:
+    """Display a document; a plot that can be asked is an output of its own, which JupyterLab and VS Code draw by plotly."""
+    from IPython.display import display
+
+    for bundle in to_bundles(doc):
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
+
+def show_live_plot(look: Callable[[], tuple[Doc, bool]]) -> None:
+    """Display a document of one plot, which `look` states anew, with whether it is over; follow it where that is seen."""
+    doc, over = look()
+    if over or not has_widgets():
+        show_doc(doc)
+    else:
+        LivePlot(look).show(doc)
+
+
+class LivePlot:
+    """One plot as one cell shows it."""
+
+    def __init__(self, look: Callable[[], tuple[Doc, bool]]):
+        self._look = look
+        self._name = f"wb-plot-{uuid.uuid4().hex}"
+        self._closing = threading.Event()
+        self.widget = _widget_class()(instead_of=self._name)
+        comm = getattr(self.widget, "comm", None)
+        if hasattr(comm, "_reply_subshell_for"):  # asked for while a cell runs, a waiting one above all
+            comm._reply_subshell_for = lambda _data, asked: asked
+        self.widget.on_msg(lambda widget, _content, _buffers: _send_library(widget))
+
+    def show(self, doc: Doc) -> None:
+        """Display it, and follow it from then on."""
+        from IPython.display import display
+
+        self.draw(doc)
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        picture = display(self._picture(doc), raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        widget = display({"text/plain": "", _WIDGET: view}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        threading.Thread(target=self._loop, args=(picture, widget), name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop following; what is drawn stays. Idempotent."""
+        self._closing.set()
+
+    def draw(self, doc: Doc) -> None:
+        """Send the figure, if it is another."""
+        figure = interactive(_plot_of(doc))
+        if figure != self.widget.figure:
+            self.widget.figure = figure
+
+    def _picture(self, doc: Doc) -> dict[str, object]:
+        bundle = to_bundle(doc)
+        return {**bundle, "text/html": Markup('<div class="{}">{}</div>').format(self._name, Markup(bundle["text/html"]))}
+
+    def _loop(self, picture: Any, widget: Any) -> None:
+        count = 0
+        try:
+            while not self._closing.wait(_LOOK_S):
+                doc, over = self._look()
+                count += 1
+                if over:
+                    picture.update(next(to_bundles(doc)), raw=True)
+                    widget.update({"text/plain": ""}, raw=True)
+                    return
+                self.draw(doc)
+                if count % _PICTURES == 0:
+                    picture.update(self._picture(doc), raw=True)
+        except Exception:  # thread boundary: what is drawn stays
+            logger.exception("following a plot")
+
+
+def _plot_of(doc: Doc) -> Plot:
+    empty = Plot(label="", y="", axes=("",), series=())
+    return next((block.plot for block in doc.blocks if isinstance(block, Figure) and block.plot), empty)
+
+
+def _send_library(widget: Any) -> None:
+    widget.send({"source": "plotly.js"}, buffers=[plotly_js().encode()])
+
+
+@cache
+def _widget_class() -> Any:
+    """Make the class of the widget, whose library is loaded only where somebody looks."""
+    import anywidget
+    import traitlets as t
+
+    class Answering(anywidget.AnyWidget):  # type: ignore[misc]  # it publishes no types that hold under --strict
+        _esm = files("workbench.display").joinpath("templates/live_plot.js").read_text(encoding="utf-8")
+        figure = t.Dict().tag(sync=True)
+        instead_of = t.Unicode().tag(sync=True)
+
+    return Answering

@@ -1,0 +1,93 @@
+"""The plots of runs: curves over steps and over time, and the memory of pods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from workbench.display.kit.plots.figure import STEP, Look, Plot, Series, look, time_axis
+from workbench.display.kit.plots.static import plot_svg
+from workbench.jobs.finetune import FineTune
+from workbench.rundir.view import RunView
+
+__all__ = ["CURVE_TITLES", "SINCE", "curve_plot", "curves_svg", "losses_plot", "memory_plot", "memory_svg"]
+
+CURVE_TITLES: Mapping[str, str] = {
+    "loss": "loss",
+    "perplexity": "perplexity of the evaluation rows",
+    "learning_rate": "learning rate",
+    "grad_norm": "gradient norm",
+    "samples_per_s": "samples per second",
+}
+SINCE = "since the start was asked for"
+_UNITS: Mapping[str, str] = {
+    "perplexity": "perplexity",
+    "learning_rate": "learning rate, per step",
+    "grad_norm": "L2 norm",
+    "samples_per_s": "samples/s",
+}
+_POINTS = 400
+_EVALUATIONS = ("eval_loss", "perplexity")
+
+
+def curve_plot(view: RunView, name: str = "loss") -> Plot:
+    """Return a curve over optimizer steps and over time; with the loss goes the loss on the evaluation rows."""
+    title = CURVE_TITLES[name]
+    if name == "loss":
+        evaluated = ("evaluation loss", view, "eval_loss", look(1))
+        return _plot("loss", _loss_unit([view]), [("training loss", view, "loss", look(0)), evaluated])
+    return _plot(title, _UNITS[name], [(title, view, name, look(0))])
+
+
+def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
+    """Return the losses of runs over each other; each has one look, its evaluations are markers."""
+    lines = [
+        (f"{name}{words}", view, curve, look(place))
+        for place, (name, view) in enumerate(runs)
+        for curve, words in (("loss", ""), ("eval_loss", ", evaluation"))
+    ]
+    return _plot("loss of the runs", _loss_unit([view for _, view in runs]), lines)
+
+
+def memory_plot(view: RunView) -> Plot:
+    """Return the memory of each pod over time."""
+    curves = [(view.pod_name(address), host.gib.thinned(_POINTS)) for address, host in sorted(view.memory.items())]
+    times = [at for _, (ats, _, _) in curves for at in ats]
+    began, ended = min(times, default=0.0), max(times, default=0.0)
+    unit, per = time_axis(ended - began)
+    axis = f"{unit} since the first sample"
+    what = "GPU memory" if view.memory_kind == "cuda" else "resident memory"
+    series = tuple(
+        Series(name=name, xs={axis: [(at - began) / per for at in ats]}, ys=sizes, look=look(place))
+        for place, (name, (ats, sizes, _)) in enumerate(curves)
+    )
+    return Plot(label=f"{what} per pod, GiB, over time", y="GiB", axes=(axis,), series=series, from_zero=True)
+
+
+def curves_svg(view: RunView, name: str = "loss") -> str:
+    """Draw a curve over optimizer steps."""
+    return plot_svg(curve_plot(view, name))
+
+
+def memory_svg(view: RunView) -> str:
+    """Draw the memory of each pod over time."""
+    return plot_svg(memory_plot(view))
+
+
+def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -> Plot:
+    ages = [view.curves[curve].last_time_s - (view.began_s or 0.0) for _, view, curve, _ in lines]
+    unit, per = time_axis(max(filter(math.isfinite, ages), default=0.0))
+    by_time = f"{unit} {SINCE}"
+    series = []
+    for name, view, curve, style in lines:
+        steps, values, times = view.curves[curve].thinned(_POINTS)
+        xs = {STEP: steps, by_time: [(at - (view.began_s or 0.0)) / per for at in times]}
+        if values:
+            series.append(Series(name=name, xs=xs, ys=values, look=style, joined=curve not in _EVALUATIONS))
+    return Plot(label=f"{label} over optimizer steps", y=y, axes=(STEP, by_time), series=series)
+
+
+def _loss_unit(views: Sequence[RunView]) -> str:
+    """Name the unit of a loss; what the loss of a script counts, only its author can say."""
+    ours = all(view.spec is not None and isinstance(view.spec.job, FineTune) for view in views)
+    return "loss, nats per token" if ours else "loss"
