@@ -62,6 +62,10 @@ class Book:
     def _command(self, name: str, **args: object) -> None:
         self.page.evaluate("([name, args]) => { window.jupyterapp.commands.execute(name, args); }", [name, args])
 
+    def save(self) -> None:
+        """Save the notebook, and wait until that is done."""
+        self.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.save()")
+
     def run_all(self) -> None:
         self._command("notebook:run-all-cells")
 

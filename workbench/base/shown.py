@@ -36,7 +36,7 @@ def as_html(record: object) -> str:
 
 @singledispatch
 def as_page(record: object) -> str:
-    """Return a record as a whole HTML page that needs no network and no script."""
+    """Return a record as a whole HTML page that needs no network."""
     return _view(as_page, record, lambda it: f"<!doctype html>{as_html(it)}")(record)
 
 

@@ -1,4 +1,4 @@
-"""The report of a benchmark: `report.html` and `report.md`, each in one file that needs no network and no script."""
+"""The report of a benchmark: `report.html` and `report.md`, each in one file that needs no network."""
 
 from __future__ import annotations
 

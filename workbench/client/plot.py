@@ -1,4 +1,4 @@
-"""`RunPlot`: a curve of a run that can be asked: values under the pointer, zoom, logarithm, steps or time, smoothing."""
+"""`RunPlot`: a curve of a run that can be asked: values under the pointer, zoom, log, steps or time, smoothing."""
 
 from __future__ import annotations
 

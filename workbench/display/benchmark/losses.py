@@ -85,7 +85,7 @@ def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Losses]) 
     all_equal = len(groups) == 1 < len(series)
     plot = Plot(
         label=f"training loss, {title}", y="training loss, nats per token",
-        axes=(by_time, STEP) if all_equal else (STEP, by_time), series=series, notes=notes,
+        axes=(STEP, by_time) if 2 * len(groups) > len(series) else (by_time, STEP), series=series, notes=notes,
     )  # fmt: skip
     apart = replace(plot, series=[_for_all(series, lines, group) for group in groups])
     return LossPlot(

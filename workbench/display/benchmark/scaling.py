@@ -57,7 +57,9 @@ def scaling_plot(sheet: Sheet, published: Sequence[Published] = ()) -> Plot:
     ]
     guide = Look(colour=FOREGROUND, marker="", dash="--")
     guides = [
-        Series(name=name, xs={_PODS: (1, most)}, ys=(share, share * most), look=guide) for name, share in shares if series
+        Series(name=name, xs={_PODS: (1, most)}, ys=(share, share * most), look=guide)
+        for name, share in shares
+        if series
     ]
     words = "; ".join(
         f"{name.rstrip(chr(0))}: " + ", ".join(f"{p.pods} pods {p.speed_up:.2f}" for p in points)

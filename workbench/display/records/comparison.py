@@ -18,8 +18,10 @@ def runs_doc(comparison: RunComparison) -> Doc:
     """State the curves, the figures, the options that differ, and in what the runs are not like for like."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs])
     drawn = plot_svg(plot, size_in=_SIZE_IN, place=_PLACE, columns=2)
+    lacking = [f"{run.name}: no losses" for run in comparison.runs if not any(map(len, run.view.curves.values()))]
+    words = "\n".join(filter(None, (plot_words(plot), *lacking)))
     options = comparison.options()
     blocks: list[Block] = [Note(note, "caution") for note in comparison.notes]
-    blocks += [Figure(drawn, "Loss over optimizer steps", plot_words(plot) or "No losses.", plot)]
+    blocks += [Figure(drawn, "Loss over optimizer steps", words, plot)]
     blocks += [Table(comparison.figures()), Table(options) if options.rows else Note(str(options.caption))]
     return Doc(blocks=blocks)

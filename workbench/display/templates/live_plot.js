@@ -37,10 +37,13 @@ async function render({ model, el }) {
       menu.active = place.layout?.updatemenus?.[n]?.active ?? 0;
       press(figure, menu.buttons[menu.active]);
     });
+    place.style.height = `${figure.layout.height}px`; // plotly.js asks its place how high it may be
     return Plotly.react(place, figure.data, figure.layout, figure.config);
   };
   await draw();
-  hiding.textContent = `.${model.get("instead_of")} { display: none; }`; // the picture that is saved stands above
+  place.className = "wb-live-plot";
+  hiding.textContent = `.${model.get("instead_of")} { display: none; } /* the picture that is saved stands above */
+    [data-jp-theme-light="false"] .wb-live-plot { filter: invert(.93) hue-rotate(180deg); }`;
   Plotly.Plots.resize(place);
   model.on("change:figure", draw);
   return () => { model.off("change:figure", draw); Plotly.purge(place); };

@@ -10,7 +10,7 @@ __all__ = ["Curve"]
 
 
 class Curve:
-    """A growing list of (x, value) pairs at 24 bytes each, with when they were; what is not a finite number is not in."""
+    """A growing list of (x, value, time) at 24 bytes each; what is not a finite number is left out."""
 
     def __init__(self) -> None:
         self._x = array("d")

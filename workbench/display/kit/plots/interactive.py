@@ -7,8 +7,9 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series, smoothed
+from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Plot, Series, smoothed
 
 __all__ = ["PLOTLY", "SMOOTHING", "interactive", "plotly_js"]
 
@@ -21,8 +22,8 @@ _SYMBOLS = {
     "*": "star", "": "circle",
 }  # fmt: skip
 _INK, _FRAME, _GRID, _PAPER = "#333333", "#8a8a8a", "#e4e4e4", "#ffffff"
-_BUTTON_PX = (0, 118, 300)  # where each group of buttons begins
-Json = dict[str, object]
+_BUTTON_PX = (-50, 62, 202)  # where each group of buttons begins, from the left of the axes
+Json = dict[str, Any]
 
 
 def interactive(plot: Plot) -> Json:
@@ -31,15 +32,27 @@ def interactive(plot: Plot) -> Json:
     traces = [_trace(one, plot.axes[0]) for one in lines]
     curves = [place for place, one in enumerate(lines) if one.joined and len(one.ys) >= _SMOOTHABLE]
     pale = [
-        {**traces[place], "uid": f"{lines[place].name}, as it is", "opacity": 0.3, "mode": "lines", "showlegend": False, "hoverinfo": "skip", "hovertemplate": None}
+        {
+            **traces[place],
+            "uid": f"{traces[place]['name']}, as it is",
+            "opacity": 0.3,
+            "mode": "lines",
+            "showlegend": False,
+            "hoverinfo": "skip",
+            "hovertemplate": None,
+        }
         for place in curves
     ]
-    menus = [_menu(0, [("linear", "relayout", [{"yaxis.type": "linear"}]), ("log", "relayout", [{"yaxis.type": "log"}])])]
+    menus = [
+        _menu(0, [("linear", "relayout", [{"yaxis.type": "linear"}]), ("log", "relayout", [{"yaxis.type": "log"}])])
+    ]
     shown = [*lines, *(lines[place] for place in curves)]
     if len(plot.axes) > 1:
         menus.append(_menu(1, [(_short(axis), "update", _over(shown, axis)) for axis in plot.axes]))
     if curves:
-        menus.append(_menu(2, [(_smoothing(weight), "restyle", _smooth(lines, curves, weight)) for weight in SMOOTHING]))
+        menus.append(
+            _menu(2, [(_smoothing(weight), "restyle", _smooth(lines, curves, weight)) for weight in SMOOTHING])
+        )
     return {
         "data": [*traces, *pale],
         "layout": _layout(plot, menus),
@@ -59,11 +72,12 @@ def plotly_js() -> str:
 
 def _trace(one: Series, axis: str) -> Json:
     colour = _INK if one.look.colour == FOREGROUND else one.look.colour
+    name = html.escape(one.name, quote=False)  # plotly.js takes names for markup
     trace: Json = {
         "type": "scatter",
-        "name": html.escape(one.name, quote=False),
-        "legendgroup": one.name,
-        "uid": one.name,
+        "name": name,
+        "legendgroup": name,
+        "uid": name,
         "x": list(one.xs[axis]),
         "y": list(one.ys),
         "mode": ("lines+markers" if one.look.marker else "lines") if one.joined else "markers",
@@ -112,14 +126,14 @@ def _layout(plot: Plot, menus: Sequence[Mapping[str, object]]) -> Json:
     axis = plot.axes[0]
     both = {"gridcolor": _GRID, "linecolor": _FRAME, "zerolinecolor": _GRID, "showline": True, "ticks": "outside",
             "automargin": True}  # fmt: skip
-    across: Json = {**both, "title": {"text": axis}, "unifiedhovertitle": {"text": _hover_title(axis)}}
+    across: Json = {**both, "title": {"text": axis, "standoff": 8}, "unifiedhovertitle": {"text": _hover_title(axis)}}
     if axis in COUNTS and len(plot.axes) == 1:
         across["dtick"] = 1
     return {
         "xaxis": across,
         "yaxis": {**both, "title": {"text": plot.y}, "rangemode": "tozero" if plot.from_zero else "normal"},
         "hovermode": "x unified", "uirevision": "stay", "height": 400, "updatemenus": list(menus),
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        "legend": {"orientation": "h", "y": -0.26, "yanchor": "top", "x": 0},
         "margin": {"l": 60, "r": 24, "t": 48, "b": 40}, "paper_bgcolor": _PAPER, "plot_bgcolor": _PAPER,
         "font": {"color": _INK, "size": 12},
     }  # fmt: skip
@@ -131,8 +145,8 @@ def _hover_title(axis: str) -> str:
 
 
 def _short(axis: str) -> str:
-    return "by " + axis.partition(" since ")[0].removeprefix("optimizer ")
+    return {STEP: "steps"}.get(axis, axis.partition(" since ")[0])
 
 
 def _smoothing(weight: float) -> str:
-    return f"smooth {weight:g}" if weight else "not smoothed"
+    return {SMOOTHING[0]: "raw", SMOOTHING[1]: f"smooth {weight:g}"}.get(weight, f"{weight:g}")

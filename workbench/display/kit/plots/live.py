@@ -28,7 +28,7 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def show_doc(doc: Doc) -> None:
-    """Display a document; a plot that can be asked is an output of its own, which JupyterLab and VS Code draw by plotly."""
+    """Display a document; a plot that can be asked is an output of its own, for front ends that know plotly."""
     from IPython.display import display
 
     for bundle in to_bundles(doc):
@@ -36,7 +36,7 @@ def show_doc(doc: Doc) -> None:
 
 
 def show_live_plot(look: Callable[[], tuple[Doc, bool]]) -> None:
-    """Display a document of one plot, which `look` states anew, with whether it is over; follow it where that is seen."""
+    """Display a document of one plot, as `look` states it, with whether it is over; follow it where that is seen."""
     doc, over = look()
     if over or not has_widgets():
         show_doc(doc)
@@ -52,7 +52,7 @@ class LivePlot:
         self._name = f"wb-plot-{uuid.uuid4().hex}"
         self._closing = threading.Event()
         self.widget = _widget_class()(instead_of=self._name)
-        comm = getattr(self.widget, "comm", None)
+        comm: Any = getattr(self.widget, "comm", None)
         if hasattr(comm, "_reply_subshell_for"):  # asked for while a cell runs, a waiting one above all
             comm._reply_subshell_for = lambda _data, asked: asked
         self.widget.on_msg(lambda widget, _content, _buffers: _send_library(widget))
@@ -79,7 +79,8 @@ class LivePlot:
 
     def _picture(self, doc: Doc) -> dict[str, object]:
         bundle = to_bundle(doc)
-        return {**bundle, "text/html": Markup('<div class="{}">{}</div>').format(self._name, Markup(bundle["text/html"]))}
+        frame = Markup('<div class="{}">{}</div>')
+        return {**bundle, "text/html": str(frame.format(self._name, Markup(bundle["text/html"])))}
 
     def _loop(self, picture: Any, widget: Any) -> None:
         count = 0
@@ -113,7 +114,7 @@ def _widget_class() -> Any:
     import anywidget
     import traitlets as t
 
-    class Answering(anywidget.AnyWidget):  # type: ignore[misc]  # it publishes no types that hold under --strict
+    class Answering(anywidget.AnyWidget):
         _esm = files("workbench.display").joinpath("templates/live_plot.js").read_text(encoding="utf-8")
         figure = t.Dict().tag(sync=True)
         instead_of = t.Unicode().tag(sync=True)
