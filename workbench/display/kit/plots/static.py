@@ -93,7 +93,7 @@ def figure_svg(
 
 def warm() -> None:
     """Load the plotting library and its fonts, which takes a second the first time, and nothing afterwards."""
-    line = Series(name="", xs={"x": (0, 1)}, ys=(0, 1), look=Look(colour=FOREGROUND, marker="o"))
+    line = Series(name="loss", xs={"x": (0, 1)}, ys=(0, 1), look=Look(colour=FOREGROUND, marker="o"))
     plot_svg(Plot(label="", y="", axes=("x",), series=(line,)))
 
 
