@@ -2,6 +2,5 @@
 
 from workbench.display.kit.plots.figure import COLOURS
 from workbench.display.kit.plots.runs import CURVE_TITLES, curves_svg, memory_svg
-from workbench.display.kit.plots.static import warm
 
-__all__ = ["COLOURS", "CURVE_TITLES", "curves_svg", "memory_svg", "warm"]
+__all__ = ["COLOURS", "CURVE_TITLES", "curves_svg", "memory_svg"]

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Look, Plot, Series
+from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series
 from workbench.display.kit.plots.labels import LineLabel, write_labels
 from workbench.display.kit.templates import Markup
 
-__all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_svg", "warm"]
+__all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_svg"]
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
@@ -89,12 +89,6 @@ def figure_svg(
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _for_a_page(out.getvalue(), label)
-
-
-def warm() -> None:
-    """Load the plotting library and its fonts, which takes a second the first time, and nothing afterwards."""
-    line = Series(name="loss", xs={"x": (0, 1)}, ys=(0, 1), look=Look(colour=FOREGROUND, marker="o"))
-    plot_svg(Plot(label="", y="", axes=("x",), series=(line,)))
 
 
 def _label(one: Series, axis: str) -> LineLabel:
