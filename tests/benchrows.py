@@ -9,6 +9,8 @@ from typing import Any
 
 from workbench import display
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
+from workbench.display.benchmark.outcome_cell import MARKS
+from workbench.display.benchmark.sheet import Sheet
 from workbench.rundir.paths import RunPaths
 
 _SORT = Path(display.__file__).parent / "templates" / "sort.js"
@@ -93,6 +95,17 @@ def write_row(
     paths.predictions.write_text("".join(json.dumps({**a, "exact_match": False}) + "\n" for a in answers))
     paths.rank_log(0, "stderr").write_text(f"the last words of {model}\n")
     return root
+
+
+def cells_of(page: Page, sheet: Sheet) -> dict[int, list[str]]:
+    """By the number of a line, the cells with its figures, of the first table and of the folded one."""
+    who = 4 + sheet.several_models
+    cells: dict[int, list[str]] = {}
+    for row in page.rows:
+        if row and row[0].isdigit():
+            is_first = row[who - 1][:1] in MARKS.values()
+            cells.setdefault(int(row[0]), []).extend(row[who if is_first else who - 1 :])
+    return cells
 
 
 class Page(HTMLParser):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, mixed_rows, write_row
+from benchrows import Page, cells_of, mixed_rows, write_row
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.benchmark.report import gather, rows_below, write_report
@@ -89,10 +89,10 @@ def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(written: tu
 
 def test_its_figures_are_the_rows(folder: Path, written: tuple[str, str]) -> None:
     sheet = sheet_of(gather(rows_below([folder])[0]).groups)
-    tables = [row for row in Page(written[0]).rows if row and row[0].isdigit() and len(row) == 5 + len(sheet.figures)]
+    tables = cells_of(Page(written[0].partition('id="scaling"')[0]), sheet)
     assert len(tables) == len(sheet.lines) == 5
-    for line, cells in zip(sheet.lines, tables, strict=True):
-        assert tuple(cell.removeprefix("★ ") for cell in cells[5:]) == line.figures
+    for line in sheet.lines:
+        assert tuple(cell.removeprefix("★ ") for cell in tables[line.number]) == line.figures
         for text in line.figures:
             assert f" {text} |" in written[1]
     speeds = {line.row.path.name: line.row.samples_per_s for line in sheet.lines if line.row.path}

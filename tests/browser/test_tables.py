@@ -98,7 +98,7 @@ def show(page: Any, html: str, width: int, theme: str = "light") -> Any:
     return page.locator("#cell")
 
 
-@pytest.mark.parametrize("name", ["plan", "history", "answers", "one model's answers", "result"])
+@pytest.mark.parametrize("name", ["plan", "history", "benchmark", "answers", "one model's answers", "result"])
 def test_the_last_column_is_in_sight_and_no_word_is_broken(page: Any, views: dict[str, str], name: str) -> None:
     assert show(page, views[name], CELL).evaluate(OUT_OF_SIGHT) == []
     assert show(page, views[name], NARROW).evaluate(BROKEN, 40) == []

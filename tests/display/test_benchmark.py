@@ -8,25 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, make_row, mixed_rows, repeated_rows
+from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows
 
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
-from workbench.display.benchmark.sheet import Sheet, sheet_of
+from workbench.display.benchmark.sheet import sheet_of
 from workbench.display.benchmark.table import benchmark_html, benchmark_text
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 
 EVIL = "<script>alert(1)</script>"
-
-
-def cells_of(page: Page, sheet: Sheet) -> dict[int, list[str]]:
-    """By the number of a line, its cells behind those that say which row it is."""
-    numbered = [row for row in page.rows if row and row[0].isdigit() and len(row) == 5 + len(sheet.figures)]
-    return {int(row[0]): row[5:] for row in numbered}
 
 
 def test_every_figure_of_the_html_is_the_row_s() -> None:
@@ -175,7 +169,7 @@ def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_fir
     assert sheet.parts[0].same.endswith("slots 1 a pod, epochs 0.480")
     page, text = Page(benchmark_html(groups(rows))), benchmark_text(groups(rows))
     assert "model tiny-t5" in page.text
-    assert [row[:4] for row in page.rows if row[:1] == ["1"]] == [["1", "ddp", "1", "✓ succeeded"]]
+    assert next(row[:4] for row in page.rows if row[:1] == ["1"]) == ["1", "ddp", "1", "✓ succeeded"]
     assert "model  " not in text.partition("Published")[0]
     other = sheet_of(groups([*rows, make_row("zero1", 2, 170.0, slots=4, key="four")]))
     assert "slots" in [figures.column.field for figures in other.figures]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -126,13 +127,9 @@ class Sheet:
         """Whether its lines are of more than one model."""
         return any(line.several_models for line in self.lines)
 
-    @property
-    def sections(self) -> tuple[tuple[str, int], ...]:
-        """The sections that stand above the columns, with how many of them each spans."""
-        spans: dict[str, int] = {}
-        for figures in self.figures:
-            spans[figures.column.section] = spans.get(figures.column.section, 0) + 1
-        return tuple(spans.items())
+    def sections(self, shown: Sequence[int]) -> tuple[tuple[str, int], ...]:
+        """Return the sections that stand above some columns, with how many of them each spans."""
+        return tuple(Counter(self.figures[place].column.section for place in shown).items())
 
     @property
     def note(self) -> str:

@@ -27,6 +27,8 @@ _TEXT_COLUMNS = 150
 _WHY_LETTERS = 44
 _MOST_LETTERS = 20
 _LETTER_PX = 7.2  # of the fonts that notebooks use, at 13 px
+_WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # of the widest of them, bold; between columns
+_CELL_PX = 1190  # of a notebook's cell in a window of 1400
 
 Live = Mapping[str, Progress] | None
 """How far the rows that run are; None for a benchmark that is over."""
@@ -55,12 +57,24 @@ def sheet_html(sheet: Sheet) -> str:
     """Draw the table itself, for a page that has the style sheet."""
     who = _who_titles(sheet)
     classes = [f"wb-stay wb-at{place}{_CLASSES[title]}" for place, title in enumerate(who[:-1])]
+    places, shown = _places(sheet, who), range(len(sheet.figures))
+    first = [n for n in shown if _reach_px(sheet, places, n) < _CELL_PX]
     return str(
         render(
-            "benchmark.html", sheet=sheet, who=who, classes=[*classes, "wb-left"], across=len(who) + len(sheet.figures),
-            places=_places(sheet, who), cells=_who_cells, colours=COLOURS, unknown=UNKNOWN,
+            "benchmark.html", sheet=sheet, who=who, classes=[*classes, "wb-left"], places=places, cells=_who_cells,
+            shown=first, more=[n for n in shown if n not in first], colours=COLOURS, unknown=UNKNOWN,
         )
     )  # fmt: skip
+
+
+def _reach_px(sheet: Sheet, places: Sequence[tuple[int, int, int]], column: int) -> float:
+    """Return about how far from the left a column ends, where all up to it stand in one table."""
+    outcome = max((len(line.outcome_text) for line in sheet.lines), default=0)
+    letters = [outcome]
+    for n, figures in enumerate(sheet.figures[: column + 1]):
+        texts = (text for line in sheet.lines for text in (_figure(line, n), line.spreads[n]))
+        letters.append(max(len(figures.column.title), *map(len, texts)))
+    return sum(width for width, _, _ in places) + sum(_WIDE_PX * n + _BETWEEN_PX for n in letters)
 
 
 def _who_titles(sheet: Sheet) -> list[str]:
@@ -93,7 +107,7 @@ def _grids(sheet: Sheet, part: Part) -> list[Grid]:
     ]
     blocks: list[list[int]] = []
     room = 0
-    for section, _ in sheet.sections:
+    for section, _ in sheet.sections(range(len(sheet.figures))):
         members = [n for n, figures in enumerate(sheet.figures) if figures.column.section == section]
         wide = sum(widths[n] for n in members)
         if not blocks or wide > room:
