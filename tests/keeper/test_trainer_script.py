@@ -98,7 +98,7 @@ def test_a_summarization_script_that_is_stopped_saves_its_model_and_that_is_here
         "--max_steps 1000000 --per_device_train_batch_size 8 --learning_rate 5e-3 --logging_steps 10"
         " --save_strategy no --predict_with_generate --generation_max_length 6 --report_to none"
     )
-    run = cluster.submit(Script(folder / "summarize.py", args=args.split()))
+    run = cluster.submit(Script(folder / "summarize.py", args=args.split(), stop_grace_s=240))
     until(lambda: run.state.is_terminal or (run.progress.loss or 9.0) < 2.0, 300, why=lambda: run.message)
     run.stop()
     result = run.wait(300, progress=False)
