@@ -95,8 +95,8 @@ class TellingClient(NotebookClient):
             if kind == "display_data":
                 self.terminal.end_line()
             self.terminal.rewrite(content["data"]["text/plain"])
-        elif kind in ("execute_result", "display_data"):
-            self.terminal.say(content["data"].get("text/plain", "") + "\n")
+        elif kind in ("execute_result", "display_data") and (text := content["data"].get("text/plain")):
+            self.terminal.say(text + "\n")
         return super().process_message(msg, cell, cell_index)
 
 
@@ -134,7 +134,9 @@ def main() -> int:
     succeeded = execute(notebook, folder)
     html = folder / NOTEBOOK.with_suffix(".html").name
     # Streams are joined only now: the client, asked to, would no longer find the displays behind them (an IndexError).
-    exporter = HTMLExporter(config=Config({"CoalesceStreamsPreprocessor": {"enabled": True}}))
+    # What it would load from a network is of no use to it: no cell has formulas or widgets.
+    offline = {"require_js_url": "", "mathjax_url": ""}
+    exporter = HTMLExporter(config=Config({"CoalesceStreamsPreprocessor": {"enabled": True}, "HTMLExporter": offline}))
     html.write_text(exporter.from_notebook_node(notebook)[0], encoding="utf-8")
     print(f"\nExecuted notebook: {html} ({time.monotonic() - started:.0f} s)")
     runs = sorted(path.parent for path in folder.glob("runs/*/runs/*/run.json"))

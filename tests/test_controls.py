@@ -62,7 +62,9 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     run.stop()
     result = run.wait(120, progress=False)
     assert (result.state, result.error, result.left_processes) == (RunState.CANCELLED, None, 0)
-    assert result.message == f"stopped after a checkpoint at step {result.steps}"
+    stopped, goes_on, *_ = result.message.split("; ")
+    assert stopped == f"stopped after a checkpoint at step {result.steps}"
+    assert goes_on == f"resume=run.path goes on from its checkpoint of step {result.steps}"
     assert 3 <= result.steps < 1000
     assert result.predictions is None
     told = [event.data for event in run.events() if event.kind in ("step", "eval")]
@@ -74,6 +76,9 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     run.stop()
     run.cancel()
     assert run.state is RunState.CANCELLED
+    assert "replace(resume=str(run.path))" in str(run)
+    again = cluster.submit(run.spec.job.replace(resume=str(run.path), max_steps=result.steps + 2))
+    assert again.wait(120, progress=False).raise_for_status().resumed_step == result.steps
 
 
 def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -> None:

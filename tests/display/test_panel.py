@@ -100,7 +100,7 @@ def test_a_trainer_is_stopped_after_a_checkpoint_and_one_that_ended_well_has_no_
     written: WrittenRun, panel: RunPanel
 ) -> None:
     assert button(panel, "stop")["text"] == "Stop after a checkpoint"
-    assert "model is saved" in str(button(panel, "stop")["tip"])
+    assert "checkpoint and model are saved" in str(button(panel, "stop")["tip"])
     written.end()
     assert "Stop: " not in words(look(panel))
 

@@ -133,9 +133,10 @@ def test_the_first_rank_tells_what_runs(ran: dict[str, Ran]) -> None:
 
 def test_every_rank_tells_its_phases_and_memory(ran: dict[str, Ran]) -> None:
     for rank in range(3):
-        names = [event["name"] for event in ran["zero1-adamw"].data("phase", rank)]
+        phases = ran["zero1-adamw"].data("phase", rank)
+        names = [event["name"] for event in phases if "done" not in event]  # how far one is depends on its time
         assert names == [
-            *("loading data", "loading model", "training", "evaluating", "training"),
+            *("joining the other ranks", "loading data", "loading model", "training", "evaluating", "training"),
             *("saving", "evaluating", "predicting"),
         ]
         memory = ran["zero1-adamw"].data("memory", rank)

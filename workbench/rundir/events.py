@@ -42,7 +42,7 @@ class EventKind(StrEnum):
     """What an event is about; of each kind, the names of its data."""
 
     PHASE = "phase"
-    """A rank begins with something: name."""
+    """A rank begins with something, or is so far with it: name, done, total."""
     DEVICE = "device"
     """What a rank computes on: name."""
     START = "start"

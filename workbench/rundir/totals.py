@@ -31,6 +31,8 @@ class RunTotals:
         self.start: Mapping[str, object] = {}
         """What rank 0 reported when training began: model, parameters, world_size, max_steps, …"""
         self.phases: dict[int, str] = {}
+        self.doing = ""
+        """What rank 0 is doing, with how far it is where it tells that."""
         self.training = False
         """Whether the first optimizer step is done."""
         self.saved_step = 0
@@ -82,7 +84,8 @@ class RunTotals:
             case EventKind.PHASE if rank is not None:
                 self.phases[rank] = event.text("name")
                 if rank == 0:
-                    return RunState.RUNNING if self.training else RunState.STARTING, event.text("name")
+                    self.doing = _doing(event)
+                    return RunState.RUNNING if self.training else RunState.STARTING, self.doing
             case EventKind.FIRST_STEP:
                 first, self.training = not self.training, True
                 if rank == 0 and self._first_step_s is None:
@@ -186,3 +189,8 @@ class RunTotals:
                 return None
             sent, pods = sent + size / steps, pods + 1 / ranks
         return sent / pods if pods and len(self._traffic) == len(self._devices) else None
+
+
+def _doing(event: Event) -> str:
+    done, total = event.whole("done"), event.whole("total")
+    return event.text("name") + (f" {done} of {total}" if done is not None and total else "")

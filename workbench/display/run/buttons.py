@@ -69,7 +69,9 @@ class RunButtons(ButtonBar):
 def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
     """Say what the buttons do: to a trainer, or to a script, whose ranks have so long to end."""
     asked, text = "asked to stop after a checkpoint", "Stop after a checkpoint"
-    tip = "Ends training after the step in progress; the model is saved and brought back"
+    tip = (
+        "Ends training after the step in progress; checkpoint and model are saved, and a later run can go on from there"
+    )
     sure = "Really kill? Nothing is saved"
     if stop_grace_s is not None:
         asked, text, sure = (

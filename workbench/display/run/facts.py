@@ -22,6 +22,11 @@ from workbench.rundir.view import RunView
 __all__ = ["RunFacts", "facts_of"]
 
 _NAMED_PODS = 8
+_STAGES = (
+    *("sending", "starting ranks", "joining the other ranks", "loading data", "loading model", "evaluating"),
+    "training",
+)
+"""What the start of a trainer consists of: how its message or phase begins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,8 @@ class RunFacts:
     head: Sequence[tuple[str, str]]
     """What it is: name and value of model, technique, hosts, global batch, time."""
     progress: Progress
+    started: float
+    """How much of its start is done, 0 to 1."""
     bar: str
     figures: Sequence[tuple[str, str]]
     memory: Sequence[tuple[str, str]]
@@ -55,6 +62,8 @@ class RunFacts:
         p = self.progress
         if self.state is RunState.SUCCEEDED:
             return 1.0
+        if self.state is RunState.STARTING:
+            return self.started
         return min(1.0, p.step / p.max_steps) if p.step and p.max_steps else 0.0
 
 
@@ -73,6 +82,7 @@ def facts_of(view: RunView) -> RunFacts:
         hint=plain(view.hint),
         head=_head(view),
         progress=progress,
+        started=max(0, _stage(view) - 1) / len(_STAGES),
         bar=_bar(view, progress),
         figures=_figures(view, progress),
         memory=_memory(view),
@@ -147,12 +157,26 @@ def _bar(view: RunView, progress: Progress) -> str:
         parts.append(f"{count(progress.step)} steps")
     if progress.eta_s is not None:
         parts.append(f"{_ticking(progress.eta_s)} left")
-    doing = view.phases.get(0, "")
+    doing = view.totals.doing
+    if view.state is RunState.STARTING and (stage := _stage(view)):
+        words = {"starting ranks": "starting ranks; each imports torch and transformers first"}
+        words["training"] = "the first step" if stage == len(_STAGES) else "setting up the optimizer"
+        return plain(f"start, {stage} of {len(_STAGES)}: {words.get(doing or view.message, doing or view.message)}")
     if not view.state.is_terminal and doing and doing != "training":
         parts.append(doing)
     if view.state.is_terminal or not parts:
         parts.append(str(view.state) if view.state.is_terminal else view.message or str(view.state))
     return plain(" · ".join(parts))
+
+
+def _stage(view: RunView) -> int:
+    """Return which part of the start of a trainer this is, from 1; 0 where that is not known, and of a script."""
+    if not (view.spec and isinstance(view.spec.job, FineTune)):
+        return 0
+    now = view.totals.phases.get(0, view.message)
+    stage = next((n for n, name in enumerate(_STAGES, 1) if now.startswith(name)), 0)
+    # It is set up under the name of training before the first evaluation.
+    return stage - (now == "training" and view.totals.eval_loss is None)
 
 
 def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
@@ -205,6 +229,8 @@ def _receipt(view: RunView) -> list[str]:
     # The first clause of a message says how the run ended.
     how = [f"Stop: {view.message.partition('; ')[0]}"] if view.state is RunState.CANCELLED and view.message else []
     lines = [*how, _ranks_left(view), _pods_left(view), _files_left(view)]
+    if view.state is not RunState.SUCCEEDED and (_is_there(view.paths.checkpoints) or view.paths.held.exists()):
+        lines.append("Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))")
     if _is_there(view.paths.tensorboard):
         lines.append("TensorBoard: run.tensorboard() opens it below a cell")
     return [plain(line) for line in lines]

@@ -85,12 +85,8 @@ function render({ model, el }) {
 
   function inPicture({ target }) {
     const summary = target.closest?.("summary");
-    const copied = target.closest?.("[data-copy]");
     const within = target.closest?.("[data-wb]")?.dataset.wb === model.get("picture");
     if (within && summary) model.send({ fold: summary.textContent, open: !summary.parentElement.open });
-    if (within && copied) {
-      navigator.clipboard?.writeText(copied.dataset.copy).then(() => (copied.textContent = "copied"));
-    }
   }
 
   model.on("change:buttons change:note", draw);

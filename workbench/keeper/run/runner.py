@@ -261,7 +261,9 @@ class Runner:
         if not ledger.all_done:
             state, how = RunState.CANCELLED, f"stopped when asked{self._how_it_stopped()}"
         elif ledger.totals.stopped_step is not None:
-            state, how = RunState.CANCELLED, f"stopped after a checkpoint at step {ledger.totals.stopped_step}"
+            step, saved = ledger.totals.stopped_step, self._returned.steps
+            after = f"a checkpoint at step {step}" if saved and saved[0] == step else f"step {step}"
+            state, how = RunState.CANCELLED, f"stopped after {after}"
         else:
             state, how = RunState.SUCCEEDED, "every rank is done"
         return state, "; ".join([how, *notes])

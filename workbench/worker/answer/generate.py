@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from workbench.rundir.answers import Answer, judge
 from workbench.worker.data.rows import Example, Row
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank.phases import counted
 
 __all__ = ["answers", "predict"]
 
@@ -28,6 +29,7 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
             device=trainer.args.device,
             share=(ranks.rank(), ranks.world_size()),
             synced_gpus=trainer.forward_is_collective,
+            follow=lambda calls: counted(calls, len(calls), "answering"),
         )
     parts = ranks.gather_bytes(json.dumps(mine).encode())
     everyone = {int(n): text for part in parts for n, text in json.loads(part).items()}
@@ -48,10 +50,12 @@ def answers(
     share: tuple[int, int] = (0, 1),
     synced_gpus: bool = False,
     on_text: Callable[[str], None] | None = None,
+    follow: Callable[[range], Iterable[int]] = iter,
 ) -> dict[int, str]:
     """Let a model answer rows, greedily, or the share of one rank of so many; return the answers by row number.
 
-    `on_text` is called with each piece of an answer as it is written, where there is one row.
+    `on_text` is called with each piece of an answer as it is written, where there is one row; `follow` sees each batch
+    begin.
     """
     rank, world_size = share
     size = encoder.job.per_device_eval_batch_size
@@ -61,7 +65,7 @@ def answers(
     texts: dict[int, str] = {}
     # Under ZeRO-3 and FSDP each forward pass is a collective: every rank makes the same number of calls, with a row
     # of no use where it has run out of its own.
-    for call in range(-(-len(rows) // (world_size * size))):
+    for call in follow(range(-(-len(rows) // (world_size * size)))):
         numbers = mine[call * size : (call + 1) * size]
         batch = [rows[n] for n in numbers] or [rows[order[0]]]
         texts.update(zip(numbers, _answer(model, encoder, batch, device, synced_gpus, on_text), strict=False))

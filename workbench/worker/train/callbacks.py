@@ -14,12 +14,7 @@ from workbench.rundir.events import emit
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.records import memory
 
-__all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory", "phase"]
-
-
-def phase(name: str) -> None:
-    """Emit what this rank is doing now."""
-    emit("phase", name=name)
+__all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory"]
 
 
 def emit_memory(step: int) -> None:

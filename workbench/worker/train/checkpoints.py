@@ -17,8 +17,10 @@ from workbench.rundir.events import emit
 from workbench.worker.checkpoint import snapshot
 from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank.phases import phase
 from workbench.worker.standalone import DecayTrainer
-from workbench.worker.train.callbacks import StopCallback, emit_memory, phase
+from workbench.worker.train.callbacks import StopCallback, emit_memory
+from workbench.worker.train.evaluation import note
 from workbench.worker.train.settings import Assignment
 
 __all__ = ["Checkpoints", "ResumableTrainer"]
@@ -57,9 +59,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             emit("resumed", step=state.global_step)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the Trainer to save after this step, when one is due."""
+        """Ask the Trainer to save after this step, when one is due, or when it is the last as somebody stops the run."""
         due = self.every is not None and state.global_step % self.every == 0
-        control.should_save = due or (self.every is not None and self.stop.stopped)
+        control.should_save = due or self.stop.stopped
         if self.tree is not None and state.global_step == self.first_step + 1:
             emit("first_step")
             emit_memory(state.global_step)
@@ -147,7 +149,12 @@ class ResumableTrainer(DecayTrainer):
         assert self.checkpoints is not None
         self.clock.pause()
         phase("checkpoint")
-        self.checkpoints.save(self)
+        try:
+            self.checkpoints.save(self)
+        except RunError as error:  # nobody asked for checkpoints when the run began: what cannot have one only ends
+            if self.checkpoints.every is not None:
+                raise
+            note(f"no checkpoint of step {self.state.global_step}: {error}")
         phase("training")
         self.clock.resume()
 

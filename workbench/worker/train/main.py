@@ -27,9 +27,10 @@ from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import records as report
+from workbench.worker.rank.phases import phase
 from workbench.worker.train.audit import TechniqueCheck
 from workbench.worker.train.best import BestModel
-from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory, phase
+from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler, step_to_profile
@@ -52,6 +53,7 @@ def main() -> None:
 
 def _run(work: Assignment) -> None:
     sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))  # last: they shadow nothing of the pod's
+    phase("joining the other ranks")
     prepare_process(work)
     arguments = training_arguments(work)
     work.out.mkdir(parents=True, exist_ok=True)

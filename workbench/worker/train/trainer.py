@@ -19,9 +19,10 @@ from workbench.rundir.events import emit
 from workbench.worker.data.rows import IGNORED, Row, aligned
 from workbench.worker.model import sharding
 from workbench.worker.rank import collectives as ranks
+from workbench.worker.rank.phases import counted, phase
 from workbench.worker.standalone import GlobalBatchSampler, eval_batches, token_loss
 from workbench.worker.train.best import BestModel
-from workbench.worker.train.callbacks import emit_memory, phase
+from workbench.worker.train.callbacks import emit_memory
 from workbench.worker.train.checkpoints import ResumableTrainer
 from workbench.worker.train.evaluation import Evaluator, note
 from workbench.worker.train.meter import StepMeter
@@ -230,9 +231,9 @@ class FineTuner(ResumableTrainer):
         total, tokens, right = 0.0, 0, 0
         size = self.args.per_device_eval_batch_size
         with torch.no_grad():
-            for rows, counts in eval_batches(
-                self.eval_dataset, size=size, rank=ranks.rank(), world_size=ranks.world_size()
-            ):
+            batches = eval_batches(self.eval_dataset, size=size, rank=ranks.rank(), world_size=ranks.world_size())
+            count = -(-len(self.eval_dataset) // (size * ranks.world_size()))
+            for rows, counts in counted(batches, count, "evaluating"):
                 batch = self._prepare_inputs(self.data_collator(rows))
                 labels = batch.pop("labels")
                 outputs = model(**batch)
