@@ -65,7 +65,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     stopped, goes_on, *_ = result.message.split("; ")
     assert stopped == f"stopped after a checkpoint at step {result.steps}"
     assert goes_on == f"resume=run.path goes on from its checkpoint of step {result.steps}"
-    assert 3 <= result.steps < 1000
+    assert result.steps is not None and 3 <= result.steps < 1000
     assert result.predictions is None
     told = [event.data for event in run.events() if event.kind in ("step", "eval")]
     assert [data["step"] for data in told][-2:] == [result.steps] * 2, "the last step is logged and evaluated"

@@ -29,6 +29,9 @@ class Watched:
         self.unfolded: list[tuple[str, bool]] = []
         self._bar = ButtonBar("buttons", {"stop": lambda: None})
 
+    def prepare(self) -> None:
+        pass
+
     def look(self, *, at_once: bool) -> Doc:
         return Doc(blocks=[Note(self.words)])
 

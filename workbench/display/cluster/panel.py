@@ -80,6 +80,9 @@ class ClusterPanel:
     def still(self) -> None:
         """Return nothing: the table stands everywhere."""
 
+    def prepare(self) -> None:
+        """Do nothing: there is no plot."""
+
     def look(self, *, at_once: bool = False) -> Doc:  # noqa: ARG002  # nothing here could wait
         """Look, and state it."""
         view = look_at(self._cluster, self._views)

@@ -54,6 +54,10 @@ class Watched(Protocol):
         """Seconds between two looks at least."""
         ...
 
+    def prepare(self) -> None:
+        """Load what drawing needs; in a thread, for it may take a second."""
+        ...
+
     def look(self, *, at_once: bool) -> Doc:
         """Read what is new and state it; `at_once` is what could wait too."""
         ...
@@ -198,6 +202,7 @@ class Picture:
         return self._still[0]
 
     def _loop(self) -> None:
+        self.watched.prepare()
         while not self._closing.is_set():
             began = time.thread_time()
             try:

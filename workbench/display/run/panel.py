@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from workbench.display.kit.doc import Doc, to_bundle
 from workbench.display.kit.live import show_live
+from workbench.display.kit.plots import warm
 from workbench.display.run.buttons import RunButtons
 from workbench.display.run.facts import facts_of
 from workbench.display.run.page import RunPage, run_doc
@@ -83,6 +84,10 @@ class RunPanel:
     def still(self) -> bytes:
         """Draw the losses as PNG."""
         return loss_png(self.view)
+
+    def prepare(self) -> None:
+        """Load the plotting library."""
+        warm()
 
     def look(self, *, at_once: bool = False) -> Doc:
         """Read what is new, and state it."""

@@ -59,7 +59,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             emit("resumed", step=state.global_step)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Ask the Trainer to save after this step, when one is due, or when it is the last as somebody stops the run."""
+        """Ask the Trainer to save after this step, when one is due, or when somebody stops the run here."""
         due = self.every is not None and state.global_step % self.every == 0
         control.should_save = due or self.stop.stopped
         if self.tree is not None and state.global_step == self.first_step + 1:
