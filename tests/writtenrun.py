@@ -38,16 +38,17 @@ class WrittenRun:
         with self.paths.rank_log(rank, stream).open("a") as out:
             out.write(text)
 
-    def keeper(self, phase: str = "ready", *, alive: bool = True) -> None:
+    def keeper(self, phase: str = "ready", *, alive: bool = True, arrived: int | None = None) -> None:
         pid = os.getpid()
-        write_json(self.cluster.config, {})
+        write_json(self.cluster.config, {"count": 3})
         pods = [
             {"name": f"pod-{n}", "phase": "Running", "address": f"127.0.0.{n + 2}", "ssh_port": 2222, "slots": 1}
             for n in range(3)
         ]
         write_json(
             self.cluster.state,
-            {"phase": phase, "message": "3 pods are ready", "pid": pid, "pods": pods,
+            {"phase": phase, "message": "3 pods are ready", "pid": pid,
+             "pods": pods if arrived is None else [], "arrived": pods[:arrived or 0],
              "start_time": process_start_time(pid) if alive else 1},
         )  # fmt: skip
 

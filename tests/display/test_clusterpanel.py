@@ -77,9 +77,12 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
     monkeypatch.setattr("workbench.display.kit.line.is_notebook", lambda _stream: True)
     monkeypatch.setattr("workbench.display.kit.line.Screen.show", lambda _, data: shown.append(data["text/plain"]))
     monkeypatch.setattr(panels, "_PATIENCE_S", -1.0)
-    written.keeper("starting")
+    written.keeper("starting", arrived=0)
     with follow_start(cluster) as draw:
         draw()
+        written.keeper("starting", arrived=2)
+        until(lambda: draw() or len(shown) > 1)
         written.keeper("ready")
-    assert "pod-1" in shown[0] and "Cluster starting" in shown[0]
+    assert "3 pods were asked for; none has come yet" in shown[0]
+    assert "Cluster starting" in shown[1] and (shown[1].count("Running"), shown[1].count("Pending")) == (2, 1)
     assert "3 pods are ready, 0." in shown[-1] and "pod-1" not in shown[-1]

@@ -60,6 +60,35 @@ def test_a_run_is_followed_from_the_queue_to_its_receipt(written: WrittenRun, pa
     assert panel.over
 
 
+def test_the_start_moves_the_bar_part_by_part(written: WrittenRun, panel: RunPanel) -> None:
+    seen = []
+    for words_, phase in (
+        ("sending inputs to the pods", {}), ("starting ranks", {}), ("", {"name": "joining the other ranks"}),
+        ("", {"name": "loading data"}), ("", {"name": "loading model"}), ("", {"name": "training"}),
+        ("", {"name": "evaluating"}), ("", {"name": "evaluating", "done": 3, "total": 25}),
+    ):  # fmt: skip
+        if phase:
+            written.event("phase", **phase)
+        written.state("starting", words_ or str(phase["name"]))
+        page = look(panel)
+        seen.append((re.search(r"start, \d of 7: [^<]*", page) or [""])[0])
+        assert "wb-start" in page
+        assert f"width: {100 * (int(seen[-1][7]) - 1) / 7:.2f}%" in page
+    assert seen == [
+        "start, 1 of 7: sending inputs to the pods",
+        "start, 2 of 7: starting ranks; each imports torch and transformers first",
+        "start, 3 of 7: joining the other ranks",
+        "start, 4 of 7: loading data",
+        "start, 5 of 7: loading model",
+        "start, 6 of 7: setting up the optimizer",
+        "start, 6 of 7: evaluating",
+        "start, 6 of 7: evaluating 3 of 25",
+    ]
+    written.event("eval", step=0, eval_loss=8.0)
+    written.event("phase", name="training")
+    assert "start, 7 of 7: the first step" in look(panel)
+
+
 def test_what_was_chosen_for_the_user_is_named(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training")
     written.event("start", precision="bf16", learning_rate=2e-5, chosen=["learning_rate", "precision"])

@@ -72,11 +72,17 @@ def send(place: Rendezvous, pod: Pod, token: bytes | None = None, timeout_s: flo
 def test_workers_come_at_once_in_any_order(place: Rendezvous, pods: list[Pod], pool: ThreadPoolExecutor) -> None:
     lines: list[str] = []
     done = [pool.submit(send, place, pod) for pod in reversed(pods)]
-    came = place.wait(10.0, report=lines.append)
+    up: list[list[str]] = []
+    came = place.wait(10.0, report=lines.append, arrived=lambda pods: up.append([pod.name for pod in pods]))
     assert [encode_report(pod) for pod in came] == [encode_report(pod) for pod in pods]
     assert [future.result(5) for future in done] == [None] * 3
     assert [line[:6] for line in lines] == ["1 of 3", "2 of 3", "3 of 3"]
+    assert list(map(len, up)) == [1, 2, 3] and up[-1] == [pod.name for pod in pods]
     assert not place.refused
+
+
+def place_names(pods: list[Pod]) -> list[str]:
+    return [pod.name for pod in pods]
 
 
 def test_thirty_two_workers(pods: list[Pod], pool: ThreadPoolExecutor) -> None:

@@ -34,6 +34,8 @@ class Fleet:
     def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
         self.pods: Sequence[Pod] = ()
         """The pods as they were last seen."""
+        self.arrived: Sequence[Pod] = ()
+        """The first of them, while the others are waited for."""
         self.owned = False
         """Whether pods are there, or are on their way, that this keeper is to take down."""
         self.paths = paths
@@ -68,6 +70,7 @@ class Fleet:
         self._check_wanted()
         self.pods = self._backend.launch(self._spec.pods, self._spec.count, self._context(identity))
         self._check_wanted()
+        self.arrived = ()
         _check_versions(self.pods)
         self._connect(identity)
         self._report("starting agents")
@@ -97,8 +100,12 @@ class Fleet:
             lease_s=self._spec.lease_s,
             timeout_s=self._spec.start_timeout_s,
             report=self._report,
+            arrived=self._arrive,
             warm=self._spec.warm,
         )
+
+    def _arrive(self, pods: Sequence[Pod]) -> None:
+        self.arrived = tuple(pods)
 
     def _connect(self, identity: Identity) -> None:
         identity.pin(self.pods)

@@ -251,6 +251,7 @@ class Keeper:
                 "idle_end_s": self._idle.end_s if self._phase == "ready" else None,
                 "error": self._error,
                 "pods": [pod.to_dict() for pod in self._fleet.pods],
+                "arrived": [pod.to_dict() for pod in self._fleet.arrived],
             }
         )
 

@@ -99,6 +99,8 @@ class LaunchContext:
     timeout_s: float = 120.0
     report: Callable[[str], None] = lambda _line: None
     """Takes one line of progress for people ("2 of 3 pods are up")."""
+    arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None
+    """Takes the pods that are up by now, as far as the place tells, before the next line of progress."""
     warm: bool = False
     """Whether the pods' agents will keep a process with torch imported; pods of one machine can share the import."""
 

@@ -50,6 +50,7 @@ class ClusterStatus(TolerantRecord):
     idle_end_s: Number | None = None
     """When it will close, in seconds since the epoch, if nobody uses it before; None where that is not to come."""
     raw_pods: Sequence[Mapping[str, object]] = ()
+    raw_arrived: Sequence[Mapping[str, object]] = ()
     pid: Whole | None = None
     """The keeper's process; None before there is one."""
     start_time: Whole | None = None
@@ -65,11 +66,12 @@ class ClusterStatus(TolerantRecord):
     @property
     def pods(self) -> Sequence[Pod]:
         """The pods as the keeper last saw them, in rank order; what is no pod counts as not there."""
-        pods = []
-        for raw in self.raw_pods:
-            with suppress(ValidationError):
-                pods.append(_POD.validate_python(raw))
-        return pods
+        return _pods(self.raw_pods)
+
+    @property
+    def arrived(self) -> Sequence[Pod]:
+        """The pods that are up while a start waits for the others; none before and after."""
+        return _pods(self.raw_arrived)
 
     @property
     def alive(self) -> bool:
@@ -78,10 +80,20 @@ class ClusterStatus(TolerantRecord):
         return self.pid is not None and same_boot and is_alive(self.pid, self.start_time)
 
 
+def _pods(raw: Sequence[Mapping[str, object]]) -> Sequence[Pod]:
+    pods = []
+    for each in raw:
+        with suppress(ValidationError):
+            pods.append(_POD.validate_python(each))
+    return pods
+
+
 def cluster_status(root: Path) -> ClusterStatus:
     """Read how a cluster stands."""
     raw = read_json(ClusterPaths(root).state)
-    status = ClusterStatus.read({**raw, "raw_pods": raw.get("pods"), "last_phase": raw.get("phase")})
+    status = ClusterStatus.read(
+        {**raw, "raw_pods": raw.get("pods"), "raw_arrived": raw.get("arrived"), "last_phase": raw.get("phase")}
+    )
     over = status.phase in ("closed", "failed") or status.pid is None or status.alive
     return status if over else replace(status, phase="lost")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.base.files import read_json
@@ -12,10 +12,10 @@ from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, gib
 from workbench.client.cluster import Cluster
 from workbench.display.kit.doc import Doc, Note, Table
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Phase, Pod
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_status
+from workbench.rundir.status import ClusterStatus, cluster_status
 from workbench.rundir.view import RunView
 
 __all__ = ["ClusterView", "cluster_doc", "cluster_grid", "look_at"]
@@ -47,16 +47,25 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     """Return how a cluster is, without asking its keeper."""
     run = _run_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
+    count = int(str(read_json(ClusterPaths(cluster.path).config).get("count", 0)))
     return ClusterView(
         phase=status.phase,
         message=status.message,
         idle_end=time.strftime("%H:%M:%S", time.localtime(end_s)) if (end_s := status.idle_end_s) else "",
         path=str(cluster.path),
-        count=int(str(read_json(ClusterPaths(cluster.path).config).get("count", 0))),
-        pods=status.pods,
+        count=count,
+        pods=status.pods or _arriving(status, count),
         memory={address: now for address, host in run.memory.items() if (now := host.gib.last)} if run else {},
         running=run.id if run else "",
     )
+
+
+def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
+    """Return the pods that are up by now, and those that the start still waits for."""
+    if status.phase != "starting" or not status.arrived:
+        return ()
+    here = {pod.name: replace(pod, phase=Phase.RUNNING) for pod in status.arrived}
+    return [here.get(name) or Pod(name=name) for name in (f"pod-{number}" for number in range(count))]
 
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:

@@ -105,7 +105,11 @@ class CMLPods(Place):
                 context.report(f"asked Cloudera ML for {count} workers")
                 threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
                 came = rendezvous.wait(
-                    context.timeout_s, watch=self._watch, status_of=self._status_of, report=context.report
+                    context.timeout_s,
+                    watch=self._watch,
+                    status_of=self._status_of,
+                    report=context.report,
+                    arrived=context.arrived,
                 )
             self._watch()
             self._pods = self._placed(came)

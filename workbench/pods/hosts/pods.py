@@ -161,6 +161,7 @@ class SSHPods(Place):
                 self._pods = [
                     pod_of(i, host, spec, *key) for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
                 ]
+            context.arrived(self._pods)
             context.report(f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}")
             with self._working:
                 self._enter(spec, context)

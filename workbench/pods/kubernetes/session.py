@@ -215,6 +215,7 @@ class Session:
         line += f"; waiting for {', '.join(waits)}" if waits else ""
         if line != self._reported:
             self._reported = line
+            self._context.arrived([self._pods[index] for index in sorted(self._pods)])
             self._context.report(line)
 
     def _admit(self, index: int, address: str) -> None:

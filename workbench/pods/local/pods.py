@@ -210,7 +210,11 @@ class LocalPods(Place):
                         config, self._limit(f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib)
                     )
                 self._pods = rendezvous.wait(
-                    context.timeout_s, watch=self._watch, status_of=self._status_of, report=context.report
+                    context.timeout_s,
+                    watch=self._watch,
+                    status_of=self._status_of,
+                    report=context.report,
+                    arrived=context.arrived,
                 )
             self._watch()
             return list(self._pods)

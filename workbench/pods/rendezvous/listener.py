@@ -71,8 +71,10 @@ class Rendezvous:
         watch: Callable[[], None] = lambda: None,
         status_of: Callable[[str], str] = lambda _name: "",
         report: Callable[[str], None] = lambda _line: None,
+        arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None,
     ) -> list[Pod]:
         """Block until every worker has reported."""
+        self._arrived = arrived
         started_s = time.monotonic()
         while len(self._came) < len(self.names):
             watch()
@@ -159,6 +161,7 @@ class Rendezvous:
             self._came[pod.name] = pod
             missing = [name for name in self.names if name not in self._came]
             waits = f"; waiting for {', '.join(missing)}" if missing else ""
+            self._arrived([self._came[name] for name in self.names if name in self._came])
             report(f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at {_where(pod)}{waits}")
         return ""
 
