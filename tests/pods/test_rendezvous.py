@@ -81,10 +81,6 @@ def test_workers_come_at_once_in_any_order(place: Rendezvous, pods: list[Pod], p
     assert not place.refused
 
 
-def place_names(pods: list[Pod]) -> list[str]:
-    return [pod.name for pod in pods]
-
-
 def test_thirty_two_workers(pods: list[Pod], pool: ThreadPoolExecutor) -> None:
     names = [f"pod-{i}" for i in range(32)]
     with Rendezvous(names) as place:
