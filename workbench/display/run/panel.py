@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from workbench.display.kit.doc import Doc, to_bundle
 from workbench.display.kit.live import show_live
-from workbench.display.kit.plots import warm
+from workbench.display.kit.plots.static import figure_svg
 from workbench.display.run.buttons import RunButtons
 from workbench.display.run.facts import facts_of
 from workbench.display.run.page import RunPage, run_doc
@@ -86,8 +86,8 @@ class RunPanel:
         return loss_png(self.view)
 
     def prepare(self) -> None:
-        """Load the plotting library."""
-        warm()
+        """Load the plotting library and its fonts."""
+        figure_svg(lambda axes: axes.plot([0, 1]), label="")
 
     def look(self, *, at_once: bool = False) -> Doc:
         """Read what is new, and state it."""
