@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from benchrows import make_row, mixed_rows
+from poll import until
 
+from tests.browser.conftest import notebook
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
 from workbench.base.shown import as_html, as_page
@@ -143,3 +145,17 @@ def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(page: Any, views:
         "no such thing" in body.locator("tr", has_text="failed").locator("xpath=following-sibling::tr[1]").inner_text()
     )
     assert errors == []
+
+
+@pytest.mark.long
+def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_book: Any) -> None:
+    for n, loss in enumerate((0.5, 0.25, 0.75)):
+        make_run(lab.folder / "runs" / f"run-{n}", float(n), eval_loss=loss)
+    show_runs = "from workbench import history\nhistory('runs')"
+    book = open_book(lab.add(notebook(show_runs), "history.ipynb"))
+    book.run(0)
+    book.see(0, "run-0", 120)
+    rows = book.output(0).locator("table.wb-sort tbody tr")
+    assert [text.split()[1] for text in rows.all_inner_texts()] == ["run-2", "run-1", "run-0"]
+    book.output(0).locator("th", has_text="eval").click()
+    until(lambda: [text.split()[1] for text in rows.all_inner_texts()] == ["run-1", "run-0", "run-2"], 120)

@@ -64,6 +64,26 @@ def test_one_model_has_a_column_for_each_verdict() -> None:
     assert repr(ONE) == "Answers(3 rows; 33.3 % exactly right, 33.3 % the same logic)"
 
 
+def test_answers_are_data_and_the_wrong_ones_stand_alone() -> None:
+    (model,) = ONE.models
+    assert [row.predicted for row in model.wrong] == [EXPECTED.replace("town", EVIL), ""]
+    assert len(answered(answer("x", None)).wrong) == 0, "nobody knows"
+    frame = model.to_dataframe()
+    assert list(frame.columns)[:4] == ["source", "expected", "predicted", "exact_match"]
+    assert list(frame["exact_match"]) == [True, False, False]
+    both = TWO.to_dataframe()
+    assert list(both["model"]) == ["before training"] * 3 + [EVIL] * 3
+    assert list(answered().to_dataframe().columns) == list(frame.columns)
+
+
+def test_words_are_marked_only_where_most_are_right() -> None:
+    wrong = answered(answer("people of the town"), answer(EXPECTED.replace("town", "city")))
+    page = wrong._repr_html_()
+    assert page.count("<mark") == 2
+    assert ">city</mark>" in page
+    assert "✗" in page
+
+
 def test_several_models_stand_side_by_side() -> None:
     shares, rows = str(TWO).split("\n\n")
     assert re.search(r"before training +50.0 %", shares)

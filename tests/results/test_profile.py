@@ -207,3 +207,15 @@ def test_the_modules_of_any_level_are_all_leaves_or_of_that_level(shape: tuple[o
         level = list(root.at(depth))
         assert sum(module.params for _, module in level) == root.params
         assert len({path for path, _ in level}) == len(level)
+
+
+def test_the_modules_are_a_data_frame() -> None:
+    profile = read_profile(SAMPLE)
+    frame = profile.to_dataframe()
+    assert list(frame.columns)[:3] == ["path", "level", "module"]
+    assert len(frame) == sum(1 for _ in profile.root.walk(99))  # type: ignore[union-attr]
+    root = frame.iloc[0]
+    assert (root["level"], root["params"], root["macs_share"]) == (0, pytest.approx(4.67e6), 1.0)
+    attention = frame[frame["path"] == "encoder.block.0.layer.0"].iloc[0]
+    assert attention["latency_s"] == child(profile.root, "encoder", "block.0", "layer.0").latency_s  # type: ignore[arg-type]
+    assert len(parse_profile("DeepSpeed Flops Profiler").to_dataframe()) == 0
