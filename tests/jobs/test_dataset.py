@@ -64,7 +64,7 @@ def test_files_with_columns_by_name(tmp_path: Path) -> None:
 
 
 def test_a_prepared_folder_is_a_dataset_again(tmp_path: Path) -> None:
-    first = prepare(Mini(train_rows=20, eval_rows=5), tmp_path / "a")
+    first = prepare(Mini(train_rows=20, eval_rows=5), str(tmp_path / "a"))
     second = prepare(dataset_from(str(tmp_path / "a")), tmp_path / "b")
     for name in ("train", "eval", "tables"):
         assert lines(getattr(first, name)) == lines(getattr(second, name))

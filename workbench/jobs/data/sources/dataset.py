@@ -187,7 +187,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
 
 
-def prepare(dataset: Dataset, folder: Path, *, refusal: Refusal = any_row) -> Prepared:
+def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
     """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there.
 
     Args:
@@ -201,6 +201,7 @@ def prepare(dataset: Dataset, folder: Path, *, refusal: Refusal = any_row) -> Pr
     if isinstance(dataset, Hub):
         dataset.check_rows(refusal=refusal)
         return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=dataset.model_dump())
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
