@@ -39,7 +39,13 @@ def test_everything_that_is_tracked_is_packed(wheel: Path) -> None:
     tracked = ["git", "ls-files", "workbench", "dsconfig"]
     listed = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     expected = {name if name.startswith("workbench/") else f"workbench/{name}" for name in listed}
-    assert expected - set(ZipFile(wheel).namelist()) == set()
+    packed = set(ZipFile(wheel).namelist())
+    assert expected - packed == set()
+    shared = {name.partition(".data/data/")[2] for name in packed}
+    labextension = "share/jupyter/labextensions/deepspeed-workbench"
+    for name in (f"{labextension}/package.json", f"{labextension}/static/remoteEntry.js"):
+        assert name in shared
+    assert "etc/jupyter/jupyter_server_config.d/deepspeed-workbench.json" in shared
 
 
 def test_its_command_trains_and_reports_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:

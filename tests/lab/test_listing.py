@@ -101,6 +101,14 @@ def test_the_page_runs_nothing_and_loads_nothing(written: WrittenRun, listing: L
     assert "alert(1)" in page["html"]
 
 
+def test_a_look_through_too_many_folders_ends_and_says_so(written: WrittenRun, listing: Listing) -> None:
+    (listing.root / "runs" / "zero").mkdir()
+    assert not listing.look("", 50)["cut"]
+    listing.look_s = -1.0
+    answer = listing.look("", 50)
+    assert (answer["cut"], answer["runs"]) == (True, [])
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "runs/../../..", "a\0b", "link"])
 def test_nothing_outside_the_servers_root_is_read(name: str, listing: Listing, tmp_path: Path) -> None:
     write_run(tmp_path / "elsewhere")

@@ -10,10 +10,13 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from jupyter_core.paths import jupyter_path
+from jupyterlab_server.config import get_federated_extensions
 from jupyterserver import Server, start_server
 from poll import until
 from writtenrun import WrittenRun, write_run
 
+import workbench.lab
 from workbench.base.process import is_alive
 from workbench.results.tensorboard.board import BOARD_PATH, Way, _jupyter, find_route
 from workbench.results.tensorboard.server import BoardServer
@@ -84,6 +87,24 @@ def test_runs_are_listed_and_drawn_for_who_is_logged_in(server: Server, written:
         assert (gone.status_code, "not a run directory" in gone.json()["message"]) == (409, True)
         assert client.post("workbench/api/tensorboard", json={"runs": []}).status_code == 400
         assert client.get(f"{BOARD_PATH}/{'0' * 20}/").status_code == 404
+
+
+def test_a_sidebar_that_is_open_does_not_keep_the_server_from_being_idle(server: Server) -> None:
+    with client_of(server) as client:
+        client.get("api/contents")
+        before = client.get("api/status").json()["last_activity"]
+        client.get("workbench/api/runs")
+        assert client.get("api/status").json()["last_activity"] == before
+
+
+def test_what_is_installed_is_what_is_here() -> None:
+    source = Path(workbench.lab.__file__).parent / "labextension"
+    extension = get_federated_extensions(jupyter_path("labextensions"))["deepspeed-workbench"]
+    assert extension["version"] == workbench.__version__
+    files = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
+    assert {Path(extension["jupyterlab"]["_build"]["load"]), Path("static/style.css")} <= set(files)
+    for file in files:
+        assert (Path(extension["ext_path"]) / file).read_text() == (source / file).read_text(), "run make setup"
 
 
 def test_tensorboard_is_behind_the_login_and_opens_no_port(server: Server, written: WrittenRun) -> None:

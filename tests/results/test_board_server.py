@@ -14,8 +14,10 @@ from urllib.error import HTTPError
 
 import pytest
 from poll import until
+from writtenrun import write_run
 
-from workbench.base.errors import BackendError
+from workbench import Run, tensorboard
+from workbench.base.errors import BackendError, RunError
 from workbench.base.process import is_alive, process_start_time
 from workbench.results.tensorboard import server as boardserver
 from workbench.rundir.events import Event
@@ -123,6 +125,30 @@ def test_who_does_not_know_the_token_gets_nothing(tmp_path: Path) -> None:
             assert server.token.encode() not in answer + str(refused.value.headers).encode() + argv
     finally:
         server.stop()
+
+
+def test_several_runs_are_shown_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CDSW_ENGINE_ID", "JUPYTERHUB_SERVICE_PREFIX", "TENSORBOARD_PROXY_URL", "WORKBENCH_JUPYTER"):
+        monkeypatch.delenv(name, raising=False)
+    runs = [write_run(tmp_path / name) for name in ("first", "second")]
+    for run in runs:
+        curves(run.paths.tensorboard)
+    board = tensorboard([str(runs[0].paths.root), Run.load(runs[1].paths.root)])
+    try:
+        names = [f"{name}/cluster/runs/{runs[0].paths.root.name}" for name in ("first", "second")]
+        assert list(board.runs) == names, "where the directories have the same name, those above tell them apart"
+        url = f"http://127.0.0.1:{board.server.port}/{board.server.token}/data/plugin/scalars/tags"
+
+        def shown() -> list[str]:
+            with urllib.request.urlopen(url) as answer:
+                return sorted(json.load(answer))
+
+        until(lambda: shown() == [name.replace("/", " ") for name in names], 120, every_s=0.5, why=shown)
+        assert tensorboard(run.paths.root for run in runs).server == board.server
+    finally:
+        board.stop()
+    with pytest.raises(RunError, match="not a run directory"):
+        tensorboard(tmp_path)
 
 
 class Stranger(BaseHTTPRequestHandler):

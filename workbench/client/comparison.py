@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -138,7 +138,7 @@ def compare(
     return RunComparison(runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in runs))
 
 
-def tensorboard(runs: AnyRun | Sequence[AnyRun]) -> Board:
+def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
     """Return TensorBoard of one run or of several, each by its name, until this kernel ends.
 
     A cell that ends with it has a button that shows the page.
@@ -158,17 +158,19 @@ def tensorboard(runs: AnyRun | Sequence[AnyRun]) -> Board:
     return show_tensorboard(folders)
 
 
-def _paths(runs: Sequence[AnyRun]) -> list[Path]:
+def _paths(runs: Iterable[AnyRun]) -> list[Path]:
     return [Path(run) if isinstance(run, str | Path) else run.path for run in runs]
 
 
 def _distinct(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:
-    """Call runs by their names or those of their directories, with what is above these where names are the same."""
-    short = [name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)]
-    return [
-        f"{path.parent.name}/{path.name}" if short.count(name) > 1 else name
-        for name, path in zip(short, paths, strict=True)
-    ]
+    """Call runs by their names or those of their directories, with as much above these as tells the same apart."""
+    distinct = [name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)]
+    for depth in range(2, max((len(path.parts) for path in paths), default=0)):
+        distinct = [
+            "/".join(path.parts[-depth:]) if distinct.count(name) > 1 else name
+            for name, path in zip(distinct, paths, strict=True)
+        ]
+    return distinct
 
 
 def _options(spec: RunSpec | None) -> Mapping[str, str]:

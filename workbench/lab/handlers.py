@@ -75,6 +75,8 @@ def _listing(root: str) -> Listing:
 class RunsHandler(_Handler):
     """Lists runs and clusters."""
 
+    _track_activity = False  # a sidebar that is open asks all day; a server that stops when nobody uses it still does
+
     @web.authenticated
     async def get(self) -> None:
         """List what is below `folder`, the newest `limit` runs."""
@@ -85,6 +87,8 @@ class RunsHandler(_Handler):
 
 class PageHandler(_Handler):
     """Draws a run."""
+
+    _track_activity = False
 
     @web.authenticated
     async def get(self) -> None:

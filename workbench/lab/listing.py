@@ -34,6 +34,7 @@ __all__ = ["Listing"]
 
 logger = logging.getLogger(__name__)
 _VIEWS = 64  # of runs whose events are kept in memory
+_LOOK_S = 2.0  # what a look through folders may cost: somebody's home has more of them than anybody waits for
 Row = dict[str, Any]
 
 
@@ -42,6 +43,7 @@ class Listing:
 
     def __init__(self, root: Path):
         self.root = root.resolve()
+        self.look_s = _LOOK_S
         self._ended: dict[Path, tuple[str, Row]] = {}
         self._views: dict[Path, RunView] = {}
 
@@ -49,8 +51,14 @@ class Listing:
         """List what is below a folder, the newest `limit` runs of it, and what that cost."""
         began = time.thread_time()
         is_alive = cache(is_keeper_alive)  # clusters have many runs
-        runs, clusters = [], []
-        for paths in find_all(self._place(folder)):
+        runs, clusters, cut = [], [], False
+
+        def goes_on() -> bool:
+            nonlocal cut
+            cut = time.thread_time() > began + self.look_s
+            return not cut
+
+        for paths in find_all(self._place(folder), goes_on=goes_on):
             if isinstance(paths, ClusterPaths):
                 clusters.append(self._cluster(paths))
             else:
@@ -59,7 +67,8 @@ class Listing:
         shown = [{**row, **self._so_far(row)} if row["live"] else row for row in runs[:limit]]
         live = sum(bool(row["live"]) for row in runs)
         return {
-            "runs": shown, "clusters": clusters, "total": len(runs), "live": live, "took_s": time.thread_time() - began
+            "runs": shown, "clusters": clusters, "total": len(runs), "live": live, "cut": cut,
+            "took_s": time.thread_time() - began,
         }  # fmt: skip
 
     def page(self, name: str) -> Row:

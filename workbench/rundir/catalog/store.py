@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,15 +64,17 @@ class RunRecord(ResultRecord):
 
 
 def find_runs(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths]:
-    """Return the run directories at or below a folder, in no order."""
+    """Return the run directories at or below a folder, the nearest first."""
     return (paths for paths in find_all(folder, depth) if isinstance(paths, RunPaths))
 
 
-def find_all(folder: Path, depth: int = _DEEPEST) -> Iterator[RunPaths | ClusterPaths]:
-    """Return the directories of runs and clusters at or below a folder, in no order; none that lies in a run's own."""
-    pending = [(str(folder), 0)]
-    while pending:
-        place, level = pending.pop()
+def find_all(
+    folder: Path, depth: int = _DEEPEST, goes_on: Callable[[], bool] = lambda: True
+) -> Iterator[RunPaths | ClusterPaths]:
+    """Return the directories of runs and clusters at or below a folder, the nearest first; none within a run's own."""
+    pending = deque([(str(folder), 0)])
+    while pending and goes_on():
+        place, level = pending.popleft()
         try:
             with os.scandir(place) as entries:
                 inside = list(entries)

@@ -8,7 +8,7 @@
   const ICON = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24"><path class="jp-icon3"
     fill="#616161" d="M3 3h2v16h16v2H3zm4 10 4-4 3 3 5-6 1.500 1.300-6.400 7.700-3.100-3.100L8.400 14.400z"/></svg>`;
   const LEAST_MS = 2500;
-  const MOST_MS = 15000;
+  const MOST_MS = 30000;
   const SHARE = 10; // the server is asked again after so many times what an answer cost it
   const SURE_MS = 6000;
   const SAID_MS = 15000;
@@ -198,7 +198,9 @@
         const runs = `${answer.total} ${answer.total === 1 ? "run" : "runs"}`;
         write(place, `${runs}${folder && ` below ${folder}`}, ${answer.live} live`);
         fit(list, grouped(answer), () => clusterElement(tools), (child, group) => child.update(group));
-        notice.rest(answer.total ? "" : "No runs yet. Those that a notebook starts appear here.");
+        const far = "Too many folders to look through: in the file browser, open one that is nearer to the runs.";
+        const none = answer.total ? "" : "No runs yet. Those that a notebook starts appear here.";
+        notice.rest(answer.cut ? far : none);
         more.hidden = answer.runs.length >= answer.total;
         return answer.took_s;
       } catch (error) {
