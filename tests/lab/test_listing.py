@@ -12,6 +12,7 @@ from workbench.base.errors import RunError
 from workbench.lab import listing as lab
 from workbench.lab.listing import Listing
 from workbench.results.tensorboard.board import serve_folders
+from workbench.rundir.catalog.label import write_label
 
 
 @pytest.fixture
@@ -41,7 +42,10 @@ def test_a_live_run_is_listed_with_its_progress_and_its_cluster(written: Written
     assert "30 of 100 steps" in row["bar"]
     assert (cluster["path"], cluster["phase"], cluster["pods"]) == ("runs/cluster", "ready", "3 pods")
     written.step(50)
-    assert listing.look("", 50)["runs"][0]["share"] == 0.5
+    write_label(written.paths, name="the first try")
+    (row,) = listing.look("", 50)["runs"]
+    assert (row["share"], row["what"]) == (0.5, "the first try")
+    assert row["detail"] == f"zero1 · {written.paths.root.name}"
     assert (answer["total"], answer["live"]) == (1, 1)
     json.dumps(answer, allow_nan=False)
     assert listing.look("nothing/here", 50)["runs"] == []

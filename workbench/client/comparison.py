@@ -19,6 +19,7 @@ from workbench.client.run import Run
 from workbench.results.profile import compare as profiles
 from workbench.results.profile.parse import Profile
 from workbench.results.tensorboard.board import Board, board_folder, show_tensorboard
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.catalog.store import RunRecord, record_of
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -154,8 +155,8 @@ def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
     paths = [run_at(path) for path in _paths(some)]
     if not paths:
         raise ConfigError("tensorboard takes a run or several in a list, and was given none")
-    folders = {name: board_folder(run) for name, run in zip(_distinct([p.root for p in paths]), paths, strict=True)}
-    return show_tensorboard(folders)
+    names = _distinct([run.root for run in paths], [read_label(run).name for run in paths])
+    return show_tensorboard({name: board_folder(run) for name, run in zip(names, paths, strict=True)})
 
 
 def _paths(runs: Iterable[AnyRun]) -> list[Path]:

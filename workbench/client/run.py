@@ -270,7 +270,7 @@ class Run(ShownLive, TrainedModel, Named):
         """
         from workbench.results.tensorboard.board import board_folder, show_tensorboard
 
-        return show_tensorboard({self.path.name: board_folder(self.paths)})
+        return show_tensorboard({self.name or self.path.name: board_folder(self.paths)})
 
     @property
     def _cluster(self) -> ClusterPaths:

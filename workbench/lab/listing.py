@@ -23,6 +23,7 @@ from workbench.display.run.facts import facts_of
 from workbench.display.run.page import run_view_doc
 from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
 from workbench.results.tensorboard.server import find_by_key
+from workbench.rundir.catalog.label import read_label
 from workbench.rundir.catalog.store import RunRecord, find_all, record_of, stamp_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import cluster_of
@@ -89,7 +90,7 @@ class Listing:
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard of runs, unless it runs, and return the path of its page."""
         runs = [self.run(name) for name in names]
-        server = serve_folders({run.root.name: board_folder(run) for run in runs})
+        server = serve_folders({read_label(run).name or run.root.name: board_folder(run) for run in runs})
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
     def close_board(self, key: str) -> Row:
@@ -130,7 +131,8 @@ class Listing:
             "path": self._name(record.path),
             "cluster": self._name(cluster_of(RunPaths(record.path))),
             "id": plain(record.id),
-            "what": plain(record.trained),
+            "what": plain(record.name or record.trained),
+            "detail": plain(" · ".join(filter(None, (record.name and record.trained, record.id)))),
             "state": record.state,
             "live": record.is_live,
             "message": plain(record.message),

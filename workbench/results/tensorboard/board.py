@@ -28,6 +28,7 @@ JUPYTER_VARIABLE = "WORKBENCH_JUPYTER"
 
 _PORT = "%PORT%"
 _KEY = "%KEY%"
+_LONGEST_NAME = 240  # bytes; a file's name may have 255
 
 
 class Way(StrEnum):
@@ -142,7 +143,7 @@ def board_folder(paths: RunPaths) -> Path:
 
 def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:
     """Return the TensorBoard of some folders, each below its own name, started now unless it runs already."""
-    links = {name.replace("/", " "): os.path.realpath(folder) for name, folder in folders.items()}
+    links = {_file_name(name): os.path.realpath(folder) for name, folder in folders.items()}
     digest = hashlib.sha256(json.dumps(sorted(links.items())).encode()).hexdigest()
     shown = private_folder() / f"runs-{digest[:20]}"
     shown.mkdir(mode=0o700, exist_ok=True)
@@ -150,6 +151,17 @@ def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> Board
         if not os.path.lexists(shown / name):
             (shown / name).symlink_to(target)
     return serve(shown, port=port)
+
+
+def _file_name(name: str) -> str:
+    """Make a name one of a file.
+
+    Example:
+        >>> _file_name("runs/../a"), _file_name("..")
+        ('runs .. a', 'run')
+    """
+    plain_name = name.replace("/", " ").replace("\0", " ").lstrip(".")
+    return plain_name.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore") or "run"
 
 
 def show_tensorboard(folders: Mapping[str, Path]) -> Board:

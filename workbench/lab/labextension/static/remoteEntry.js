@@ -131,7 +131,7 @@
       item.dataset.state = now.state;
       write(parts.what, now.what || now.id);
       write(parts.state, now.state);
-      write(parts.id, now.what ? now.id : "");
+      write(parts.id, now.what ? now.detail : "");
       bar.hidden = now.share === null;
       fill.style.width = `${100 * (now.share ?? 0)}%`;
       bar.setAttribute("aria-valuenow", Math.round(100 * (now.share ?? 0)));
