@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests bench chaos notebooks docs docs-check clean
+.PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests bench chaos pictures notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,9 @@ bench: setup ## Measure our pieces beside the plain way, as ratios (minutes; on 
 
 chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1)
 	@$(BIN)/python -m tests.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+pictures: setup ## Take the pictures of README and docs anew, of real runs in chromium (minutes)
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/browser/pictures.py
 
 notebooks: setup ## Run the notebooks alone
 	@$(BIN)/python -m pytest notebooks --nbmake

@@ -89,10 +89,21 @@ def test_commands_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
 def test_python_parses_and_imports_public_names(path: Path) -> None:
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
-        for node in ast.walk(ast.parse(block)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench"):
-                assert node.module == "workbench"
-                assert {alias.name for alias in node.names} <= set(workbench.__all__)
+        assert private_names(block) == []
+
+
+def private_names(source: str) -> list[str]:
+    """What a piece of Python imports of us that is not public."""
+    private = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ImportFrom(module="workbench", names=names):
+                private += [alias.name for alias in names if alias.name not in workbench.__all__]
+            case ast.ImportFrom(module=str(module)) if module.startswith("workbench."):
+                private.append(module)
+            case ast.Import(names=names):
+                private += [alias.name for alias in names if alias.name.startswith("workbench.")]
+    return private
 
 
 def anchors_of(path: Path) -> set[str]:
@@ -189,13 +200,14 @@ def test_the_notebooks_of_the_design_are_here() -> None:
 def test_notebook_is_kept_clean(path: Path) -> None:
     notebook = json.loads(path.read_text())
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert {"name", "version", "mimetype"} <= notebook["metadata"]["language_info"].keys(), "opening it would change it"
     cells = cells_of(path)
     assert [c["id"] for c in cells if c.get("outputs") or c.get("execution_count")] == [], "run nbstripout"
     ids = [cell["id"] for cell in cells]
     assert len(set(ids)) == len(ids)
     for cell in cells:
         if cell["cell_type"] == "code":
-            ast.parse(cell["source"])
+            assert private_names(cell["source"]) == []
             assert cell["source"].count("\n") < 35, f"cell {cell['id']} is long"
 
 

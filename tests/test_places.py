@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -32,10 +33,11 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_pa
             f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), 3"
         )
         done = NotebookClient(book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}).execute()
-        text = "".join(out.get("text", "") for cell in done.cells for out in cell.get("outputs", []))
+        outputs = [out for cell in done.cells for out in cell.get("outputs", [])]
+        text = "\n".join(out.get("data", {}).get("text/plain", "") for out in outputs)
         (cluster,) = (tmp_path / "runs").iterdir()
         assert place.left(LaunchContext(cluster_id="", directory=cluster, public_key="")) == []
-    assert "train loss" in text
+    assert re.search(r"^launcher +ssh +pdsh", text, re.MULTILINE), text
     runs = [Run.load(folder) for folder in sorted((cluster / "runs").iterdir())]
     assert sorted(run.result.launcher for run in runs) == ["pdsh", "ssh"]
     assert len({run.result.train_loss for run in runs}) == 1

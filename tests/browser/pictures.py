@@ -1,0 +1,102 @@
+"""`make pictures`: the pictures of README and docs, taken anew of real runs in a real JupyterLab.
+
+No test: its name keeps it out of the tests. Each picture is the output of one cell, in the light theme, as wide as the
+cell at 1,400 px. Folders of this machine are shown as `demo`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from tests.browser.conftest import REPOSITORY, notebook
+
+PICTURES = REPOSITORY / "docs" / "pictures"
+LIMIT_BYTES = 200_000
+WIDTH, HEIGHT = 1400, 1500
+pytestmark = pytest.mark.timeout(900)
+
+START = """
+from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, compose, plan
+cluster = Cluster(LocalPods(), PodSpec(cpus=1, memory_gib=2), count=2, path="demo").start()
+"""
+PANEL = """
+job = FineTune(technique="zero1", max_steps=240, eval_steps=60, per_device_train_batch_size=6, learning_rate=2e-3,
+               dataset={"kind": "wikisql-mini", "eval_rows": 100}, predict_rows=16)
+run = cluster.submit(job)
+run
+"""
+FAILING = """
+import os
+import torch
+
+rows, weights = torch.ones(8, 64), torch.ones(32, 64)
+if os.environ["RANK"] == "1":
+    print("loss", (rows @ weights).mean())
+"""
+CARD = """
+failed = cluster.submit(Script("train.py"))
+failed.wait(progress=False)
+failed
+"""
+PLAN = """
+plan(FineTune(model="t5-large", per_device_train_batch_size=32, max_source_length=96, max_target_length=96),
+     pods=3, gpus=1, gpu_memory_gib=24)
+"""
+DOCTOR = "cluster.doctor(job)"
+BENCHMARK = """
+small = FineTune(dataset={"kind": "wikisql-mini", "train_rows": 400, "eval_rows": 24}, max_steps=12,
+                 max_source_length=64, max_target_length=64, predict_rows=0, profile_step=0)
+grid = Benchmark([small], ["ddp", "zero1", "zero3", "fsdp"], pods=[1, 2], vary={"global_batch_size": [24]})
+table = grid.run(cluster)
+table
+"""
+PLOTS = "table.plots()"
+COMPOSE = 'compose(model="tiny-llama", technique="zero2", peft="lora", count=2, max_steps=200, prompt="alpaca")'
+
+_NEUTRAL = """([folder]) => {
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) {
+        const node = walk.currentNode;
+        if (node.data.includes(folder)) node.data = node.data.replaceAll(folder + "/", "").replaceAll(folder, "demo");
+    }
+}"""
+
+
+def take(book: Any, index: int, name: str, *, folder: Path, most: int = HEIGHT) -> None:
+    """Take the picture of a cell's output, cut where it ends."""
+    area = book.output(index)
+    area.evaluate("e => e.scrollIntoView({block: 'start'})")
+    book.page.wait_for_timeout(1500)
+    book.page.evaluate(_NEUTRAL, [str(folder)])
+    parts = area.locator(".jp-OutputArea-output").all()
+    boxes = [box for part in parts if (box := part.bounding_box()) and box["height"] > 4]
+    left, top = min(box["x"] for box in boxes), min(box["y"] for box in boxes)
+    right = max(box["x"] + box["width"] for box in boxes)
+    bottom = max(box["y"] + box["height"] for box in boxes)
+    clip = {"x": left - 8, "y": top - 6, "width": right - left + 16, "height": min(most, bottom - top + 12)}
+    png = book.page.screenshot(clip=clip)
+    assert len(png) < LIMIT_BYTES, f"{name}: {len(png)} bytes"
+    assert matplotlib.image.imread(io.BytesIO(png)).std() > 0.01, f"{name} is empty"
+    (PICTURES / f"{name}.png").write_bytes(png)
+
+
+def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
+    PICTURES.mkdir(exist_ok=True)
+    (lab.folder / "train.py").write_text(FAILING)
+    cells = (START, PANEL, "result = run.wait(progress=False)", CARD, PLAN, DOCTOR, BENCHMARK, PLOTS, COMPOSE)
+    book = open_book(lab.add(notebook(*cells, "cluster.close()"), "demo.ipynb"))
+    book.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    names = {2: "panel", 3: "card", 4: "plan", 5: "doctor", 6: "benchmark", 7: "plots", 8: "compose"}
+    for index in range(len(cells)):
+        book.run(index)
+        book.wait_idle(600)
+        if index in names:
+            take(book, 1 if names[index] == "panel" else index, names[index], folder=lab.folder)
+    book.run(len(cells))
+    book.wait_idle(120)
