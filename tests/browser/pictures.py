@@ -79,7 +79,7 @@ def take(book: Any, index: int, name: str, *, folder: Path, most: int = HEIGHT) 
     left, top = min(box["x"] for box in boxes), min(box["y"] for box in boxes)
     right = max(box["x"] + box["width"] for box in boxes)
     bottom = max(box["y"] + box["height"] for box in boxes)
-    clip = {"x": left - 8, "y": top - 6, "width": right - left + 16, "height": min(most, bottom - top + 12)}
+    clip = {"x": left - 4, "y": top, "width": right - left, "height": min(most, bottom - top)}
     png = book.page.screenshot(clip=clip)
     assert len(png) < LIMIT_BYTES, f"{name}: {len(png)} bytes"
     assert matplotlib.image.imread(io.BytesIO(png)).std() > 0.01, f"{name} is empty"
