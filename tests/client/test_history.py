@@ -166,12 +166,14 @@ def test_events_are_iterated_anew_and_are_a_data_frame(folder: Path) -> None:
     run = Run.load(folder / "aaa")
     assert list(run.events().to_dataframe().columns) == ["time_s", "rank", "kind"]
     lines = [{"time_s": float(n), "rank": 0, "kind": "step", "step": n, "loss": 1.0 / n} for n in (1, 2)]
+    lines[1]["metrics"] = {"accuracy": 0.75}
     run.paths.events.write_text("".join(json.dumps(line) + "\n" for line in lines))
     events = run.events()
     assert [event.whole("step") for event in events] == [event.whole("step") for event in events] == [1, 2]
     frame = events.to_dataframe()
-    assert list(frame.columns) == ["time_s", "rank", "kind", "step", "loss"]
+    assert list(frame.columns) == ["time_s", "rank", "kind", "step", "loss", "metric.accuracy"]
     assert list(frame["loss"]) == [1.0, 0.5]
+    assert frame["metric.accuracy"][1] == 0.75
 
 
 def test_the_index_notices_a_new_name(folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
 from workbench.base.frame import data_frame
-from workbench.base.json_values import number, parse_record, text, whole
+from workbench.base.json_values import number, parse_record, part, text, whole
 from workbench.base.process import RUN_MARK
 
 if TYPE_CHECKING:
@@ -198,8 +198,15 @@ class Events:
         return read_events(self.path)
 
     def to_dataframe(self) -> DataFrame:
-        """Return them as a pandas DataFrame, one a row: time_s, rank, kind, and a column a name of their data."""
-        rows = ({**event.data, "time_s": event.time_s, "rank": event.rank, "kind": event.kind} for event in self)
+        """Return them as a pandas DataFrame, one a row: time_s, rank, kind, and a column a name of data and metrics."""
+        rows = (
+            {
+                **{name: value for name, value in event.data.items() if name != "metrics"},
+                **{f"metric.{name}": value for name, value in part(event.data, "metrics").items()},
+                **{"time_s": event.time_s, "rank": event.rank, "kind": event.kind},
+            }
+            for event in self
+        )
         return data_frame(rows, ("time_s", "rank", "kind"))
 
 

@@ -101,7 +101,7 @@ class FormField:
                 return str(value).lower()
             case list() | tuple() if all(isinstance(part, str) for part in value):
                 return ", ".join(value)
-        return json.dumps(value) if value else ""
+        return json.dumps(value, default=str) if value else ""
 
     def read(self, value: Any) -> object:
         """Return what the option is to be.
