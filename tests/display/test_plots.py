@@ -20,13 +20,14 @@ from workbench.base.shown import as_bundle
 from workbench.client.comparison import compare
 from workbench.client.plot import PLOTS
 from workbench.client.run import Run
-from workbench.display.kit.doc import to_bundles
+from workbench.display.kit.doc import to_bundles, to_html
 from workbench.display.kit.plots.figure import COLOURS, Plot, look, plot_words, smoothed
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, losses_plot, memory_plot
-from workbench.display.kit.plots.static import draw_plot, plot_svg
+from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg
 from workbench.display.records.comparison import runs_doc
+from workbench.display.run.page import run_view_doc
 from workbench.display.run.plot import run_plot_doc
 from workbench.rundir.view import RunView
 
@@ -108,6 +109,7 @@ def test_evaluations_are_markers_and_lines_are_told_apart_without_colour(view: R
 def test_every_axis_has_its_unit(view: RunView) -> None:
     svg = plot_svg(curve_plot(view))
     assert ">loss, nats per token<" in svg and ">optimizer step<" in svg
+    assert plot_png(curve_plot(view)).startswith(b"\x89PNG")
     assert ">GiB<" in plot_svg(memory_plot(view)) and ">seconds since the first sample<" in plot_svg(memory_plot(view))
 
 
@@ -117,6 +119,7 @@ def test_one_point_is_no_plot(write: Callable[..., WrittenRun]) -> None:
     one.event("sample", T0, rank=None, host="127.0.0.2", rss_gib=0.5)
     lone = RunView(one.paths.root)
     assert not curve_plot(lone) and plot_svg(curve_plot(lone)) == "" == plot_svg(memory_plot(lone))
+    assert plot_png(curve_plot(lone)) == b""
     assert curve_plot(lone).y == "loss", "what a script's loss counts is not known"
     (note,) = to_bundles(run_plot_doc(Run.load(one.paths.root).plot()))
     assert "has not logged two points of loss" in str(note["text/plain"]) and PLOTLY not in note
@@ -206,3 +209,7 @@ def test_lines_stand_out_from_the_page(page: str) -> None:
         light, dark = sorted((luminance(colour), luminance(page)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3, colour
     assert all(one != other for one, other in itertools.combinations(COLOURS, 2))
+
+
+def test_a_bar_of_progress_has_a_name(view: RunView) -> None:
+    assert 'role="progressbar" aria-label="progress"' in to_html(run_view_doc(view))

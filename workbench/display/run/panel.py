@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from workbench.display.kit.doc import Doc, to_bundle
 from workbench.display.kit.live import show_live
-from workbench.display.kit.plots.static import figure_svg
+from workbench.display.kit.plots.runs import curve_plot
+from workbench.display.kit.plots.static import figure_svg, plot_png
 from workbench.display.run.buttons import RunButtons
 from workbench.display.run.facts import facts_of
 from workbench.display.run.page import RunPage, run_doc
-from workbench.display.run.still import loss_png
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
 
@@ -83,7 +83,7 @@ class RunPanel:
 
     def still(self) -> bytes:
         """Draw the losses as PNG."""
-        return loss_png(self.view)
+        return plot_png(curve_plot(self.view))
 
     def prepare(self) -> None:
         """Load the plotting library and its fonts."""

@@ -11,7 +11,7 @@ from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series
 from workbench.display.kit.plots.labels import LineLabel, write_labels
 from workbench.display.kit.templates import Markup
 
-__all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_svg"]
+__all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_png", "plot_svg"]
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
@@ -89,6 +89,23 @@ def figure_svg(
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _for_a_page(out.getvalue(), label)
+
+
+def plot_png(plot: Plot) -> bytes:
+    """Draw a plot on white, for places that strip style and SVG from what is saved: a GitHub page, a mail."""
+    if not plot:
+        return b""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=_SIZE_IN, dpi=96, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw_plot(axes, plot, plot.axes[0])
+    axes.legend(frameon=False)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
 
 
 def _label(one: Series, axis: str) -> LineLabel:
