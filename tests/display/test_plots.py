@@ -61,7 +61,7 @@ def view(written: WrittenRun) -> RunView:
 def drawn(plot: Plot, axis: str) -> dict[str, Any]:
     axes = MplFigure().add_subplot()
     draw_plot(axes, plot, axis)
-    return {line.get_label(): line for line in axes.get_lines()}
+    return {str(line.get_label()): line for line in axes.get_lines()}
 
 
 def pressed(figure: dict[str, Any], label: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_static_and_interactive_hold_the_same_numbers(view: RunView) -> None:
 def test_evaluations_are_markers_and_lines_are_told_apart_without_colour(view: RunView) -> None:
     lines = drawn(curve_plot(view), "optimizer step")
     assert (lines["training loss"].get_linestyle(), lines["evaluation loss"].get_linestyle()) == ("-", "None")
-    modes = {t["name"]: t["mode"] for t in interactive(curve_plot(view))["data"] if t.get("showlegend", True)}  # type: ignore[attr-defined]
+    modes = {t["name"]: t["mode"] for t in interactive(curve_plot(view))["data"] if t.get("showlegend", True)}
     assert modes == {"training loss": "lines+markers", "evaluation loss": "markers"}
     assert [one.joined for one in curve_plot(view, "perplexity").series] == [False]
     pods = memory_plot(view).series
