@@ -183,7 +183,7 @@ class Picture:
         return {}
 
     def _bundle(self, doc: Doc) -> dict[str, object]:
-        if not self.watched.over:
+        if self.watched.clickable:  # a reader without a kernel sees that it went on from there
             doc = replace(doc, blocks=[*doc.blocks, Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")])
         self._beat += 1
         bundle = to_bundle(doc)
