@@ -18,7 +18,7 @@ from writtenrun import WrittenRun, write_run
 
 import workbench.lab
 from workbench.base.process import is_alive
-from workbench.results.tensorboard.board import BOARD_PATH, Way, _jupyter, find_route
+from workbench.results.tensorboard.board import BOARD_PATH, JUPYTER_VARIABLE, Way, _jupyter, find_route
 from workbench.results.tensorboard.server import BoardServer
 from workbench.rundir.events import Event
 from workbench.rundir.figures.scalars import ScalarWriter
@@ -53,7 +53,7 @@ def path_of(written: WrittenRun) -> str:
 
 
 def kernel_environment(server: Server) -> dict[str, str]:
-    """The environment of a kernel that this server starts."""
+    """What the environment of a kernel that this server starts tells of the server."""
     with client_of(server) as client:
         kernel = client.post("api/kernels", json={}).json()["id"]
         try:
@@ -70,7 +70,7 @@ def kernel_environment(server: Server) -> dict[str, str]:
                 return bool(found)
 
             until(started, 120)
-            return found[0]
+            return {name: found[0].get(name, "") for name in ("JPY_PARENT_PID", JUPYTER_VARIABLE)}
         finally:
             client.delete(f"api/kernels/{kernel}")
 
