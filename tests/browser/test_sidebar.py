@@ -80,7 +80,7 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(page: Any, lab: Any
         assert "beat.py" in live.inner_text()
         assert "ready, 1 pod" in side.inner_text()
         failed = side.locator(".dw-run[data-state='failed']")
-        assert "1.50 GiB at most" in failed.inner_text()
+        assert "peak 1.50 GiB" in failed.inner_text()
         assert "<img src=x onerror=alert(1)>" in failed.inner_text()
         assert "result.json" in side.locator(".dw-run[data-state='lost']").inner_text()
         assert page.locator("img[src=x]").count() == 0

@@ -10,10 +10,10 @@ from poll import until
 from writtenrun import T0, WrittenRun
 
 from workbench.client.run import Run
-from workbench.display.kit.doc import to_bundle
+from workbench.display.failure.stacks import stacks_blocks
+from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture
 from workbench.display.run import panel as panels
-from workbench.display.run.buttons import stacks_html
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import RunPanel
 
@@ -157,7 +157,7 @@ def test_foreign_text_is_text_everywhere(written: WrittenRun, panel: RunPanel) -
         page = look(panel)
         assert "<img" not in page and "&lt;img" in page
         written.end("failed", evil, error=fault, model=evil)
-    assert "<img" not in stacks_html({0: evil})
+    assert "<img" not in blocks_html(stacks_blocks({0: evil}))
 
 
 def test_what_all_ranks_print_is_shown_once_and_each_rank_has_its_fold(written: WrittenRun, panel: RunPanel) -> None:
@@ -200,7 +200,7 @@ def test_stacks_are_offered_when_no_step_came(written: WrittenRun, panel: RunPan
 
 
 def test_ranks_at_the_same_place_share_one_stack() -> None:
-    page = stacks_html({0: "in barrier", 1: "in forward", 2: "in barrier\n", 3: ""})
+    page = blocks_html(stacks_blocks({0: "in barrier", 1: "in forward", 2: "in barrier\n", 3: ""}))
     assert words(page) == "rank 0,2 in barrier rank 1 in forward rank 3 it did not answer"
 
 
@@ -230,10 +230,10 @@ def test_a_script_that_printed_nothing_has_no_empty_places(write: Callable[..., 
 def test_memory_is_never_more_than_at_most(written: WrittenRun, panel: RunPanel) -> None:
     written.event("memory", T0, step=0, rss_gib=0.4, peak_rss_gib=0.45)
     written.event("sample", T0 + 5, rank=None, host="127.0.0.2", rss_gib=0.5)
-    assert "memory per pod pod-0 0.50 GiB, 0.50 GiB at most" in words(look(panel))
+    assert "memory per pod pod-0 now 0.50 GiB, peak 0.50 GiB" in words(look(panel))
     written.event("sample", T0 + 10, rank=None, host="127.0.0.2", rss_gib=0.4)
     page = words(look(panel))
-    assert "memory per pod, GiB" in page and "0.40 GiB, 0.50 GiB at most" in page
+    assert "memory per pod, GiB" in page and "now 0.40 GiB, peak 0.50 GiB" in page
 
 
 def test_the_receipt_says_how_to_open_tensorboard(written: WrittenRun, panel: RunPanel) -> None:
@@ -299,3 +299,22 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
     assert len(page) < 400_000
     assert "100,000" in page
     assert took_s < 5
+
+
+def test_the_receipt_of_a_stopped_run_has_the_line_that_goes_on_from_it(written: WrittenRun) -> None:
+    line = "Go on from step 7: cluster.submit(run.spec.job.replace(resume=run.path))"
+    written.event("checkpoint", step=7)
+    written.end("cancelled", "stopped after a checkpoint at step 7")
+    assert line not in run_text(RunView(written.paths.root)), "there is none any more"
+    written.paths.held.write_text("{}")
+    assert f"{line}; until its cluster closes it is on the pods" in run_text(RunView(written.paths.root))
+    (written.paths.checkpoints / "step-7").mkdir(parents=True)
+    view = RunView(written.paths.root)
+    assert f"{line}\n" in run_text(view) and line in words(to_html(run_view_doc(view)))
+    written.end()
+    assert line not in run_text(RunView(written.paths.root)), "it came to its end"
+
+
+def test_a_model_in_a_folder_is_named_by_the_folder(write: Callable[..., WrittenRun], tmp_path: Path) -> None:
+    view = RunView(write({"kind": "finetune", "model": str(tmp_path / "flan-mine")}).paths.root)
+    assert dict(facts_of(view).head)["model"] == "flan-mine"

@@ -64,7 +64,7 @@ def test_a_run_that_has_ended_is_read_once_until_its_files_change(
     assert (len(read), first["total"], len(first["runs"]), first["live"]) == (21, 21, 5, 0)
     row = next(row for row in listing.look("", 50)["runs"] if row["path"] == name_of(written))
     assert row["bar"] == "100 steps · 25.5 s · evaluation loss 0.75"
-    assert (row["state"], row["memory"], row["share"]) == ("succeeded", "1.50 GiB at most", None)
+    assert (row["state"], row["memory"], row["share"]) == ("succeeded", "peak 1.50 GiB", None)
     assert len(read) == 21
     written.end("failed", "rank 1 failed")
     assert "failed" in {row["state"] for row in listing.look("", 50)["runs"]}

@@ -179,4 +179,4 @@ def test_throughput_is_one_figure_whoever_shows_it(written: WrittenRun) -> None:
     written.end(**totals.facts(None))
     result = RunResult.load(written.paths.root)
     assert {*shown(), f"{result.train_samples_per_s:g}"} == {"45.5"}
-    assert "samples per second 45.5" in " ".join(str(result).split())
+    assert "samples/s 45.5" in " ".join(str(result).split())

@@ -139,7 +139,7 @@ class Listing:
             "submitted_s": record.submitted_s or 0.0,
             "share": None,
             "bar": " · ".join(_came_to(record)),
-            "memory": f"{gib(peak)} at most" if peak is not None else "",
+            "memory": f"peak {gib(peak)}" if peak is not None else "",
         }
 
     def _so_far(self, row: Row) -> Row:

@@ -37,7 +37,7 @@ def model_card_doc(card: ModelCard) -> Doc:
         ("trained parameters", count(result.trainable_parameters)),
         ("ranks", count(result.world_size)),
         ("optimizer steps", count(result.steps)),
-        ("rows per step", count(result.global_batch_size)),
+        ("global batch size", count(result.global_batch_size)),
         ("learning rate", number(job.learning_rate)),
         ("precision in training", result.precision),
         ("number format of these weights", card.dtype),

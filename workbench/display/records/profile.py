@@ -44,7 +44,7 @@ def _tree(root: ModuleProfile) -> str:
     left_out = _count(root) - sum(1 for _ in root.walk(depth))
     cut = f"; {count(left_out)} modules deeper than level {depth} are left out" if left_out else ""
     return render(
-        "profile.html", root=root, title=f"Modules, to unfold{cut}", depth=depth, open=_OPEN, scaled=scaled,
+        "profile.html", root=root, title=f"Modules{cut}", depth=depth, open=_OPEN, scaled=scaled,
         duration=duration, percent=percent,
     )  # fmt: skip
 

@@ -37,13 +37,13 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("hosts", _hosts(result)),
         ("launcher", result.launcher),
         ("optimizer steps", _measured(result.steps, count(result.steps))),
-        ("rows per step", _measured(result.global_batch_size, count(result.global_batch_size))),
+        ("global batch size", _measured(result.global_batch_size, count(result.global_batch_size))),
         ("whole run", _measured(result.duration_s, duration(result.duration_s))),
         ("time to first step", _measured(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
         ("training loop", _measured(result.train_runtime_s, duration(result.train_runtime_s))),
-        ("samples per second", _measured(result.train_samples_per_s, number(result.train_samples_per_s))),
-        ("tokens per second", _tokens(result)),
-        ("arithmetic", _arithmetic(result)),
+        ("samples/s", _measured(result.train_samples_per_s, number(result.train_samples_per_s))),
+        ("tokens/s", _tokens(result)),
+        ("compute", _arithmetic(result)),
         ("sent per step and pod", _measured(result.sent_bytes_per_step, scaled(result.sent_bytes_per_step, "B"))),
         ("training loss, all steps", _measured(result.train_loss, number(result.train_loss))),
         ("evaluation loss", _eval_loss(result)),
@@ -105,7 +105,7 @@ def _arithmetic(result: RunResult) -> str:
         return ""
     share = "" if result.mfu is None else f", {percent(result.mfu)} of its peak (MFU)"
     device = f" ({result.device})" if result.device else ""
-    return f"{scaled(rate * 1e12, 'FLOP/s')} needed of each rank{device}{share}"
+    return f"{scaled(rate * 1e12, 'FLOP/s')} per rank{device}{share}"
 
 
 def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:

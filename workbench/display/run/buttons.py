@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.base.shown import as_html
+from workbench.display.failure.stacks import stacks_blocks
 from workbench.display.kit.buttons import Button, ButtonBar
-from workbench.display.kit.doc import Code, Fold, Note, blocks_html
-from workbench.display.kit.logs import clean, ranks_word
+from workbench.display.kit.doc import blocks_html
 from workbench.display.kit.style import styled
 from workbench.display.run.facts import RunFacts
 
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
-__all__ = ["RunButtons", "stacks_html"]
+__all__ = ["RunButtons"]
 
 _STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
 
@@ -57,7 +56,7 @@ class RunButtons(ButtonBar):
 
     def _show_stacks(self) -> None:
         self.say("asking every rank …")
-        self.bring_up(styled(stacks_html(self._run.stacks())))
+        self.bring_up(styled(blocks_html(stacks_blocks(self._run.stacks()))))
         self.say("")
 
     def _show_board(self) -> None:
@@ -85,12 +84,3 @@ def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
         )
     kill = Button(name="kill", text="Kill", sure=sure, tip="Ends all ranks at once")
     return asked, Button(name="stop", text=text, tip=tip), kill
-
-
-def stacks_html(stacks: Mapping[int, str]) -> str:
-    """Draw the stacks of ranks; ranks that are at the same place share one."""
-    places: dict[str, list[int]] = {}
-    for rank, text in sorted(stacks.items()):
-        places.setdefault(clean(text).strip() or "it did not answer", []).append(rank)
-    blocks = [Fold(f"rank {ranks_word(ranks, 0)}", [Code(text)], open=True) for text, ranks in places.items()]
-    return blocks_html(blocks or [Note("no rank answered")])

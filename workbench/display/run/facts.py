@@ -9,7 +9,7 @@ from pathlib import Path
 from workbench.base import json_values
 from workbench.base.files import read_json
 from workbench.base.json_values import text, whole
-from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, plain, scaled
+from workbench.base.words import UNKNOWN, count, counted, duration, gib, middle_cut, number, percent, plain, scaled
 from workbench.display.failure.fault import FaultCard, fault_card
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
@@ -98,7 +98,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     match job:
         case FineTune():
             adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
-            pairs.append(("model", f"{job.model}{_size(view)}"))
+            pairs.append(("model", f"{middle_cut(job.model, 40)}{_size(view)}"))
             # The ranks have the last word: a format that was chosen for GPUs that lack it is another one there.
             precision = text(view.start.get("precision")) or job.number_format
             pairs.append(("technique", f"{job.technique}{adapters} {precision}"))
@@ -106,12 +106,12 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         case Script():
             pairs.append(("script", job.path.rpartition("/")[2]))
         case None if view.result:
-            pairs += [("model", view.result.model), ("technique", view.result.technique)]
+            pairs += [("model", middle_cut(view.result.model, 40)), ("technique", view.result.technique)]
     pairs.append(("hosts", _hosts(view)))
     if view.batch is not None:
-        pairs.append(("global batch", f"{view.batch} rows (micro-batch x accumulation x ranks)"))
+        pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
     elif (rows := whole(view.start.get("global_batch_size"))) is not None:
-        pairs.append(("global batch", f"{count(rows)} rows"))
+        pairs.append(("global batch size", count(rows)))
     if view.elapsed_s is not None:
         pairs.append(("time", duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s)))
     return [(name, plain(text)) for name, text in pairs if text]
@@ -216,11 +216,11 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
     pairs = []
     for address in addresses:
         host = view.memory.get(address)
-        now = gib(host.gib.last) if host and not view.state.is_terminal else ""
+        now = f"now {gib(host.gib.last)}" if host and not view.state.is_terminal else ""
         # Ranks report their peak at evaluations only: what was sampled since may be more.
         measured = [host.peak_gib, host.gib.highest] if host else []
         highest = peaks.get(address) or max((size for size in measured if size is not None), default=None)
-        peak = f"{gib(highest)} at most" if highest is not None else ""
+        peak = f"peak {gib(highest)}" if highest is not None else ""
         pairs.append((plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN))
     return pairs
 

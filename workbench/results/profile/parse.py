@@ -88,7 +88,7 @@ class Profile(Shown):
         """Return the modules as a table, one a row."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
-        columns = ("module", "class", "params", "of all", "MACs", "of all MACs", "forward", "of all time")
+        columns = ("module", "class", "params", "of all", "MACs", "of all MACs", "forward", "share of time")
         rows = [
             (
                 name, m.module, scaled(m.params), percent(m.params_share), scaled(m.macs),
