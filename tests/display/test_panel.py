@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from poll import until
@@ -14,8 +15,10 @@ from workbench.display.failure.stacks import stacks_blocks
 from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture
 from workbench.display.run import panel as panels
+from workbench.display.run.facts import facts_of
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import RunPanel
+from workbench.rundir.view import RunView
 
 
 def look(panel: RunPanel, *, at_once: bool = True) -> str:
@@ -301,20 +304,7 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
     assert took_s < 5
 
 
-def test_the_receipt_of_a_stopped_run_has_the_line_that_goes_on_from_it(written: WrittenRun) -> None:
-    line = "Go on from step 7: cluster.submit(run.spec.job.replace(resume=run.path))"
-    written.event("checkpoint", step=7)
-    written.end("cancelled", "stopped after a checkpoint at step 7")
-    assert line not in run_text(RunView(written.paths.root)), "there is none any more"
-    written.paths.held.write_text("{}")
-    assert f"{line}; until its cluster closes it is on the pods" in run_text(RunView(written.paths.root))
-    (written.paths.checkpoints / "step-7").mkdir(parents=True)
-    view = RunView(written.paths.root)
-    assert f"{line}\n" in run_text(view) and line in words(to_html(run_view_doc(view)))
-    written.end()
-    assert line not in run_text(RunView(written.paths.root)), "it came to its end"
-
-
 def test_a_model_in_a_folder_is_named_by_the_folder(write: Callable[..., WrittenRun], tmp_path: Path) -> None:
     view = RunView(write({"kind": "finetune", "model": str(tmp_path / "flan-mine")}).paths.root)
-    assert dict(facts_of(view).head)["model"] == "flan-mine"
+    named = dict(facts_of(view).head)["model"]
+    assert named.endswith("/flan-mine") and len(named) <= 40
