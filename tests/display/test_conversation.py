@@ -10,7 +10,8 @@ import pytest
 from poll import until
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.display.records.conversation import conversation_widget
+from workbench.display.kit.doc import to_html
+from workbench.display.records.conversation import conversation_doc, conversation_field
 from workbench.results.answers.conversation import Conversation
 
 
@@ -57,15 +58,29 @@ def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_ther
     models = Models()
     talk = Conversation(["one"], models.ask)
     models.goes_on.clear()
-    page, field = conversation_widget(talk).children
+    drawn = [conversation_doc(talk)]
+    field = conversation_field(talk, drawn.append)
+
+    def page() -> str:
+        return to_html(drawn[-1])
+
+    assert "A chat with one: nothing has been said yet." in page()
     field.value = "<b>Hi</b>"
-    until(lambda: "one" in page.value.split("&lt;b&gt;Hi")[-1] and models.read)
+    # The last piece is drawn, though none comes after it.
+    until(lambda: "one read 1 …" in page(), 120)
     assert field.disabled and field.value == "" and talk.exchanges == []
     models.goes_on.set()
-    until(lambda: not field.disabled)
-    assert "one read 1" in page.value and "<b>Hi" not in page.value
+    until(lambda: not field.disabled, 120)
+    assert "one read 1" in page() and "…" not in page() and "<b>Hi" not in page()
     models.failing = "one"
     field.value = "More"
-    until(lambda: "no &lt;chat template&gt;" in page.value)
-    until(lambda: not field.disabled)
+    until(lambda: "no &lt;chat template&gt;" in page(), 120)
+    until(lambda: not field.disabled, 120)
     assert len(talk.exchanges) == 1
+
+
+def test_lines_of_an_answer_stay_lines_in_a_page_and_are_one_in_text() -> None:
+    talk = Conversation(["one"], lambda *_: "def f():\n    return \x1b[31m<1>")
+    talk.send("Hi")
+    assert "def f():\n    return \ufffd[31m&lt;1&gt;" in talk._repr_html_() and "pre-wrap" in talk._repr_html_()
+    assert "def f(): return" in str(talk)

@@ -25,6 +25,7 @@ def _style(grid: Grid, title: str, share: int) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
     space = "; white-space: nowrap" if title in grid.whole or title in grid.right else _breaks(grid, title)
+    space += _lines(grid, title)
     # Sentences share what room there is, however long one of them is, and stay wide enough to read in a table that
     # scrolls.
     wide = f"; min-width: 14em; width: {share}%" if share else ""
@@ -45,3 +46,10 @@ def _texts(grid: Grid, title: str) -> list[str]:
 def _prose(grid: Grid) -> list[str]:
     loose = [title for title in grid.columns if title not in grid.whole]
     return [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
+
+
+def _lines(grid: Grid, title: str) -> str:
+    """Keep the line breaks of a column of plain texts, such as code or what a model wrote."""
+    place = list(grid.columns).index(title)
+    broken = any("\n" in text for text in _texts(grid, title))
+    return "; white-space: pre-wrap" if broken and all(isinstance(row[place], str) for row in grid.rows) else ""

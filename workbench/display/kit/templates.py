@@ -45,9 +45,14 @@ def _environment() -> Environment:
     )
     environment.filters["plain"] = lambda text: escape(plain(text))
     environment.filters["middle_cut"] = lambda text: escape(middle_cut(plain(text)))
+    environment.filters["lines"] = lambda text: escape("\n".join(map(_indented, text.split("\n"))))
     environment.filters["key"] = _key
     environment.filters["source"] = _source
     return environment
+
+
+def _indented(line: str) -> str:
+    return " " * (len(line) - len(line.lstrip(" "))) + plain(line)
 
 
 def _key(value: Key) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from workbench.base.table import Cell, Grid
 from workbench.base.words import UNKNOWN, counted
-from workbench.display.kit.buttons import act_in_thread
-from workbench.display.kit.doc import Block, Doc, Note, Table, to_bundle, to_html
-from workbench.display.kit.live import has_widgets
+from workbench.display.kit.buttons import VIEW, act_in_thread, heard_at_once
+from workbench.display.kit.doc import Block, Doc, Note, Table, to_bundle
+from workbench.display.kit.live import has_widgets, put
 from workbench.results.answers.conversation import Conversation
 
-__all__ = ["conversation_doc", "conversation_widget", "show_conversation"]
+__all__ = ["conversation_doc", "conversation_field", "show_conversation"]
 
 _REFRESH_S = 0.25
+_INVITES, _WAITS = "Write, and press Enter", "Wait for the answer"
 
 
 def conversation_doc(
@@ -26,56 +28,72 @@ def conversation_doc(
         (exchange.asked, *(exchange.answers[name] or UNKNOWN for name in conversation.names))
         for exchange in conversation.exchanges
     ]
-    caption = f"{counted(len(rows), 'turn')} with {', '.join(conversation.names)}"
     if pieces is not None:
-        rows.append((asked, *(pieces.get(name, "") for name in conversation.names)))
-    blocks: list[Block] = [Table(Grid(columns=("you", *conversation.names), rows=rows, caption=caption), 60)]
+        rows.append((asked, *(f"{pieces.get(name, '').rstrip()} …".lstrip() for name in conversation.names)))
+    names = ", ".join(conversation.names)
+    caption = f"{counted(len(rows), 'turn')} with {names}"
+    said: Block = Table(Grid(columns=("you", *conversation.names), rows=rows, caption=caption), 60)
+    blocks = [said if rows else Note(f"A chat with {names}: nothing has been said yet.")]
     return Doc(blocks=[*blocks, *([Note(problem, "bad")] if problem else [])], full=True)
 
 
 def show_conversation(conversation: Conversation) -> None:
-    """Display a chat, with a field to write in where there are widgets."""
-    from IPython.display import display
-
+    """Display a chat, which a saved notebook keeps, with a field to write in where there are widgets."""
+    name = uuid.uuid4().hex
+    put(to_bundle(conversation_doc(conversation)), name, update=False)
     if has_widgets():
-        display(conversation_widget(conversation))  # type: ignore[no-untyped-call]
-    else:
-        display(to_bundle(conversation_doc(conversation)), raw=True)  # type: ignore[no-untyped-call]
+        field = heard_at_once(conversation_field(conversation, lambda doc: put(to_bundle(doc), name)))
+        view = (field._repr_mimebundle_() or {})[VIEW]
+        put({"text/plain": "(the field to write in: it needs the kernel)", VIEW: view}, f"{name}-field", update=False)
 
 
-def conversation_widget(conversation: Conversation) -> Any:
-    """Make the field and the table that the answers stream into."""
+def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) -> Any:
+    """Make the field; what is entered there is asked, and drawn with the answers as they are written."""
     import ipywidgets as w
 
-    field = w.Text(placeholder="Write, and press Enter", continuous_update=False, layout={"width": "100%"})
-    page = w.HTML(to_html(conversation_doc(conversation)))
-
-    def say(asked: str) -> None:
-        pieces: dict[str, str] = {}
-        drawn_at = 0.0
-
-        def add(name: str, piece: str) -> None:
-            nonlocal drawn_at
-            pieces[name] = pieces.get(name, "") + piece
-            if time.monotonic() - drawn_at >= _REFRESH_S:
-                drawn_at = time.monotonic()
-                page.value = to_html(conversation_doc(conversation, asked, pieces))
-
-        try:
-            conversation.send(asked, add)
-            page.value = to_html(conversation_doc(conversation))
-        finally:
-            field.disabled = False
-
-    def fail(problem: str) -> None:
-        page.value = to_html(conversation_doc(conversation, problem=problem))
+    field = w.Text(placeholder=_INVITES, continuous_update=False, layout={"width": "auto", "max_width": "60em"})
 
     def entered(change: Mapping[str, str]) -> None:
         asked = change["new"].strip()
         if asked and not field.disabled:
-            field.disabled, field.value = True, ""
-            page.value = to_html(conversation_doc(conversation, asked, {}))
+            field.disabled, field.value, field.placeholder = True, "", _WAITS
             act_in_thread(lambda: say(asked), fail, "chat")
 
+    def say(asked: str) -> None:
+        _say(conversation, asked, draw)
+        ready()
+
+    def fail(problem: str) -> None:
+        draw(conversation_doc(conversation, problem=problem))
+        ready()
+
+    def ready() -> None:
+        field.disabled, field.placeholder = False, _INVITES
+        field.focus()
+
     field.observe(entered, names="value")
-    return w.VBox([page, field])
+    return field
+
+
+def _say(conversation: Conversation, asked: str, draw: Callable[[Doc], None]) -> None:
+    pieces: dict[str, str] = {}
+    done = threading.Event()
+
+    def follow() -> None:
+        drawn: Mapping[str, str] | None = None
+        while drawn is None or not done.wait(_REFRESH_S):
+            if drawn != (now := dict(pieces)):
+                drawn = now
+                draw(conversation_doc(conversation, asked, now))
+
+    def add(name: str, piece: str) -> None:
+        pieces[name] = pieces.get(name, "") + piece
+
+    follower = threading.Thread(target=follow, name="chat being written", daemon=True)
+    follower.start()
+    try:
+        conversation.send(asked, add)
+    finally:
+        done.set()
+        follower.join()
+    draw(conversation_doc(conversation))
