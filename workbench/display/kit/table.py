@@ -24,8 +24,11 @@ def html_table(grid: Grid) -> str:
 def _style(grid: Grid, title: str, share: int) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
-    space = "; white-space: nowrap" if title in grid.whole or title in grid.right else _breaks(grid, title)
-    space += _lines(grid, title)
+    space = (
+        "; white-space: nowrap"
+        if title in grid.whole or title in grid.right
+        else _breaks(grid, title) + _lines(grid, title)
+    )
     # Sentences share what room there is, however long one of them is, and stay wide enough to read in a table that
     # scrolls.
     wide = f"; min-width: 14em; width: {share}%" if share else ""
@@ -50,6 +53,6 @@ def _prose(grid: Grid) -> list[str]:
 
 def _lines(grid: Grid, title: str) -> str:
     """Keep the line breaks of a column of plain texts, such as code or what a model wrote."""
-    place = list(grid.columns).index(title)
-    broken = any("\n" in text for text in _texts(grid, title))
-    return "; white-space: pre-wrap" if broken and all(isinstance(row[place], str) for row in grid.rows) else ""
+    cells = [row[list(grid.columns).index(title)] for row in grid.rows]
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    return "; white-space: pre-wrap" if len(texts) == len(cells) and any("\n" in text for text in texts) else ""
