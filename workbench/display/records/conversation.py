@@ -42,7 +42,8 @@ def show_conversation(conversation: Conversation) -> None:
     name = uuid.uuid4().hex
     put(to_bundle(conversation_doc(conversation)), name, update=False)
     if has_widgets():
-        field = heard_at_once(conversation_field(conversation, lambda doc: put(to_bundle(doc), name)))
+        field = conversation_field(conversation, lambda doc: put(to_bundle(doc), name))
+        heard_at_once(field)
         view = (field._repr_mimebundle_() or {})[VIEW]
         put({"text/plain": "(the field to write in: it needs the kernel)", VIEW: view}, f"{name}-field", update=False)
 
