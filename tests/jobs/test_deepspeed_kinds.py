@@ -16,6 +16,7 @@ from wrong import WRONG, inner, replaced
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.keys import TOP_LEVEL
 from workbench.jobs.deepspeed.kinds import Kind, Table, check_kinds
 from workbench.jobs.finetune import FineTune
@@ -194,3 +195,11 @@ def test_a_deep_configuration_is_refused(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"own\.json cannot be read: it is nested too deeply"):
             resolve(FineTune(deepspeed=str(file)), gpus=0)
+
+
+def test_a_device_is_no_deepspeed_file_and_a_link_to_one_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'/dev/zero' cannot be read: it is not a regular file"):
+        load(FineTune(deepspeed="/dev/zero", technique="zero1"))
+    (tmp_path / "real.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    (tmp_path / "link.json").symlink_to("real.json")
+    assert load(FineTune(deepspeed=str(tmp_path / "link.json")))[0] == {"zero_optimization": {"stage": 1}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import is_there, user_path
+from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part, text
 from workbench.jobs.adapters import Lora
 from workbench.jobs.choices import Peft
@@ -48,7 +48,7 @@ def on_base(job: FineTune) -> FineTune:
 
 def _read(folder: Path) -> Json:
     try:
-        return part({"config": parse_json((folder / ADAPTERS).read_text(encoding="utf-8"))}, "config")
+        return part({"config": parse_json(read_given(folder / ADAPTERS))}, "config")
     except (OSError, ValueError) as error:
         raise ConfigError(f"the adapters in {folder} cannot be gone on with: {ADAPTERS} is unreadable") from error
 

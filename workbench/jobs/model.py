@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.files import is_folder, is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part
 
 __all__ = [
@@ -101,7 +101,7 @@ def has_chat_template(model: str) -> bool | None:
 def _config_of(model: str, name: str = "config") -> Json:
     # Links are followed here: the folders of the hub's cache are made of them.
     try:
-        text = (Path(model).expanduser() / f"{name}.json").read_text(encoding="utf-8")
+        text = read_given(Path(model).expanduser() / f"{name}.json")
         return part({"config": parse_json(text)}, "config")
     except (OSError, RuntimeError, ValueError):
         return {}

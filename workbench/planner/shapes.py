@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_given
 from workbench.jobs.model import TINY_LLAMA, TINY_T5, ModelKind, model_kind
 
 __all__ = ["KNOWN", "model_config"]
@@ -86,7 +87,7 @@ def model_config(model: str) -> Mapping[str, object]:
 
 def _read(path: Path) -> Mapping[str, object]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_given(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); give a folder made by save_pretrained") from error
     match config:

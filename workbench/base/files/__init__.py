@@ -7,6 +7,7 @@ from workbench.base.files.records import (
     load_json,
     open_record,
     read_bytes,
+    read_given,
     read_json,
     read_text,
     user_path,
@@ -16,6 +17,6 @@ from workbench.base.files.records import (
 )
 
 __all__ = [
-    "LARGEST", "is_folder", "is_there", "load_json", "open_record", "read_bytes", "read_json", "read_text", "user_path",
-    "write_bytes", "write_json", "write_text",
+    "LARGEST", "is_folder", "is_there", "load_json", "open_record", "read_bytes", "read_given", "read_json",
+    "read_text", "user_path", "write_bytes", "write_json", "write_text",
 ]  # fmt: skip

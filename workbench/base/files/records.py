@@ -101,6 +101,11 @@ def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> s
     return read_bytes(path, within, limit).decode("utf-8", errors="replace")
 
 
+def read_given(path: Path) -> str:
+    """Return the UTF-8 text of a file that a user named, links followed. Raises OSError, ValueError; of devices too."""
+    return read_bytes(Path(os.path.realpath(path))).decode("utf-8")  # which never raises for a circle of links
+
+
 def is_there(path: Path) -> bool:
     """Whether there is a file at a path, which may be too long or hold what no path may."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists raises for those)

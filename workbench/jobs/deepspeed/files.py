@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import is_there, user_path
+from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import parse_json
 from workbench.jobs.finetune import FineTune
 
@@ -60,7 +60,7 @@ def _names(package: Traversable) -> set[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_given(path)
     except OSError as error:
         raise ConfigError(f"deepspeed file {str(path)!r} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.files import user_path
+from workbench.base.files import read_given, user_path
 from workbench.base.json_values import Json, text
 from workbench.jobs.data.sources.dataset import Prepared
 from workbench.jobs.evaluation import METRICS, answered_rows, evaluates, metric_function, own_metrics
@@ -55,7 +55,7 @@ def _metric(metric: str) -> Mapping[str, str]:
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(f"metric: {path} is larger than 1 MiB; name a file with the function alone")
-        source = path.read_text(encoding="utf-8")
+        source = read_given(path)
         tree = ast.parse(source)
     except OSError as error:
         raise ConfigError(f"metric: {path} cannot be read: {error.strerror}; paths count from {Path.cwd()}") from error
