@@ -84,8 +84,7 @@ def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path)
     shown = str(run)
     assert "Out of GPU memory: rank 1 on pod-1 (127.0.0.3) failed first" in shown
     assert "memory: 2.50 GiB asked for, 1.23 GiB free, 79.19 GiB in all" in shown
-    assert "per_device_train_batch_size=2 with gradient_accumulation_steps=2" in shown
-    assert 'technique="zero' in shown
+    assert "per_device_train_batch_size=2, gradient_accumulation_steps=2: the same global batch" in shown
     assert RunSpec.load(run.paths.spec).job.per_device_train_batch_size == 4  # type: ignore[union-attr]
 
 
