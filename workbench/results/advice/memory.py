@@ -81,6 +81,8 @@ def _largest(prediction: Mapping[str, object]) -> dict[str, int]:
 def _leaner(job: FineTune, prediction: Mapping[str, object]) -> list[str]:
     """Name the first technique under which the planner says that the job fits; none where nobody could say."""
     largest, micro = _largest(prediction), job.per_device_train_batch_size
+    if largest.get(job.technique, micro) >= micro:  # it fits by the planner, which erred: of others it knows no more
+        return []
     others = {name: size for name, size in largest.items() if name in _LADDER and name != job.technique}
     if better := next((name for name in _LADDER if others.get(name, 0) >= micro), ""):
         return [f'technique="{better}" {_LADDER[better]}: by the planner the job fits as it is']
