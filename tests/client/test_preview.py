@@ -20,18 +20,18 @@ from workbench.pods.hostfile import Hostfile
     [
         Composition(),
         Composition(technique="single", count=1, cpus=0.5),
-        Composition(technique="zero3", launcher="pdsh", backend_options='{"port": 2222}', precision="bf16"),
+        Composition(technique="zero3", launcher="pdsh", backend={"kind": "local", "port": 2222}, precision="bf16"),
         Composition(technique="zero3-offload", max_steps=0, epochs=0.25, optimizer="sgd", learning_rate=1e-5),
-        Composition(backend="ssh", backend_options='{"hosts": ["gpu-1", "ada@gpu-2:7"], "key": "/k"}'),
-        Composition(backend="cml", backend_options='{"cpu": 4}'),
-        Composition(model='google/"t5"\\x', dataset="wikisql", gradient_accumulation_steps=3),
+        Composition(count=2, backend={"kind": "ssh", "hosts": ["gpu-1", "ada@gpu-2:7"], "key": __file__}),
+        Composition(model="google/t5-x", prompt='a "b" \\ {source}', dataset="wikisql", gradient_accumulation_steps=3),
     ],
 )
 def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> None:
-    made, _, rest = preview_of(composition).pages["Python cell"].text.partition("run = ")
-    assert rest == "cluster.start().submit(job)\nrun\n"
+    made, _, rest = preview_of(composition).cell.partition("with ")
+    head, _, rest = rest.partition(" as cluster:\n")
+    assert rest == "    run = cluster.submit(job)\n    display(run)\n    result = run.wait()\nresult\n"
     scope: dict[str, object] = {}
-    exec(made, scope)
+    exec(f"{made}cluster = {head}", scope)
     job, cluster = scope["job"], scope["cluster"]
     assert job == composition.make_job()
     assert isinstance(job, FineTune)
@@ -43,16 +43,16 @@ def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> N
 
 def test_a_place_that_needs_options_says_so_while_it_has_none() -> None:
     preview = preview_of(Composition(backend="ssh"))
-    assert "hosts=" in str(preview.problems)
-    assert "Cluster(SSHPods()," in preview.pages["Python cell"].text
+    assert "“Hosts”" in str(preview.problems)
+    assert preview.cell == ""
 
 
 def test_the_batch_is_spelled_out() -> None:
     batch = preview_of(Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, count=5)).batch
-    assert batch.startswith("4 rows a rank × 2 accumulated × 5 ranks = 40 rows per optimizer step")
+    assert batch.startswith("Global batch size: 4 per device × 2 accumulated × 5 ranks = 40 rows")
     composed = Composition(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=10)
     assert preview_of(composed).batch == (
-        "4 rows a rank × 2 accumulated × 3 ranks = 24 rows per optimizer step; 10 steps see 240 rows, 0.06 epochs"
+        "Global batch size: 4 per device × 2 accumulated × 3 ranks = 24 rows; 10 steps read 240 rows, 0.06 epochs"
     )
     assert "1 rank = 8 rows" in preview_of(Composition(technique="single")).batch
     assert "167 steps" in preview_of(Composition()).batch  # 4,000 rows by 24
@@ -85,24 +85,20 @@ def test_every_technique_has_a_preview(technique: Technique) -> None:
     assert preview_of(Composition(technique=str(technique))).problems == {}
 
 
-def test_what_is_refused_still_has_its_cell() -> None:
-    preview = preview_of(Composition(precision="fp16", backend_options="{"))
-    assert 'precision="fp16"' in preview.pages["Python cell"].text
-    assert "LocalPods()" in preview.pages["Python cell"].text
-    assert (preview.batch, preview.memory, list(preview.pages)) == ("", "", ["Python cell"])
-    assert "Precision (empty: chosen): " in dict(preview.parts)["Refused"]
+def test_what_is_refused_has_no_cell() -> None:
+    preview = preview_of(Composition(precision="fp16"))
+    assert (preview.cell, preview.batch, preview.memory, preview.pages) == ("", "", "", {})
+    assert "use 'bf16'" in preview.problems["precision"]
 
 
 def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     form = Composition(technique="zero3", count=2)
-    assert preview_of(form).memory == "Not counted yet: plan(job, pods=2) shows what fits."
+    assert preview_of(form).memory == "Memory is being counted; plan(job, pods=2) shows every technique."
     assert not preview_of(form).is_counted
     request = request_of(form.make_job(), model_config(form["model"]), ["fp32"], gpu=False, lengths=None)
     sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
     preview = preview_of(form)
-    assert preview.is_counted and preview.memory.startswith("Predicted at the longest rows: ")
-    assert ("Memory", preview.memory) in preview.parts
-    job = FineTune(model="me/mine")
-    assert "Not predicted" in preview_of(Composition(model=job.model)).memory
+    assert preview.is_counted and preview.memory.startswith("Predicted peak at the longest rows: ")
+    assert "Memory is not predicted" in preview_of(Composition(model="me/mine")).memory
