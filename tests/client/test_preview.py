@@ -23,7 +23,7 @@ from workbench.pods.hostfile import Hostfile
         Composition(technique="zero3", launcher="pdsh", backend={"kind": "local", "port": 2222}, precision="bf16"),
         Composition(technique="zero3-offload", max_steps=0, epochs=0.25, optimizer="sgd", learning_rate=1e-5),
         Composition(count=2, backend={"kind": "ssh", "hosts": ["gpu-1", "ada@gpu-2:7"], "key": __file__}),
-        Composition(model="google/t5-x", prompt='a "b" \\ {instruction}', dataset="wikisql", gradient_accumulation_steps=3),
+        Composition(model="org/llm", prompt='a "b" \\ {instruction}', dataset="wikisql", gradient_accumulation_steps=3),
     ],
 )
 def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> None:
