@@ -128,7 +128,7 @@ class Figures:
         """Write a figure of it, `–` where there is none.
 
         Example:
-            >>> figures_of(COLUMNS[4], [25.13, 7.3]).write(7.3)
+            >>> figures_of(COLUMNS[0], [25.13, 7.3]).write(7.3)
             '7.30'
         """
         if value is None or not math.isfinite(value):
