@@ -79,7 +79,7 @@ def test_what_went_through_the_steps_and_what_stands_behind_it(run: WrittenRun) 
     assert (result.tflops_per_device, result.mfu) == (row.tflops_per_device, row.mfu)
     text = str(result)
     assert "600, with padding 1000" in text and "2 MB" in text and "(MFU)" in text
-    assert "of each rank (NVIDIA A100-SXM4-40GB)" in text and "127.0.0.2 1.50 GiB, 127.0.0.3 1.25 GiB" in text
+    assert "per rank (NVIDIA A100-SXM4-40GB)" in text and "127.0.0.2 1.50 GiB, 127.0.0.3 1.25 GiB" in text
 
 
 def test_a_benchmark_names_its_rows_itself(run: WrittenRun) -> None:

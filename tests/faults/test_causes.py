@@ -143,4 +143,4 @@ def test_numbers_beyond_fp16_are_told_in_a_plain_sentence(world: World, tmp_path
     assert "loss scale already at minimum" in result.error.message
     shown = str(run)
     assert "Numbers left the range of fp16: rank 0 on pod-0" in shown
-    assert 'precision="bf16": it has the range of fp32' in shown
+    assert "bf16, which has the range of fp32" in shown

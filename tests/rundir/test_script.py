@@ -77,6 +77,17 @@ def test_a_folder_that_is_left_out_is_not_even_looked_into(folder: Path) -> None
     assert travels(folder) == PLAIN, "links to folders and to nothing do not travel"
 
 
+def test_a_cluster_s_directory_stays_wherever_it_lies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cluster.json", "keeper.log", "identity/key", "pods/store/a.zip.part"):
+        (folder / "c" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "c" / name).touch()
+    (folder / "lib" / "cluster.json").touch()  # one of the user's own
+    assert travels(folder) == {*PLAIN, "lib/cluster.json"}
+    monkeypatch.setattr("workbench.rundir.make.script._with", lambda script: [script, folder / "vanished"])
+    with pytest.raises(ConfigError, match="vanished was in the script's folder and has gone"):
+        zip_script(folder / "train.py")
+
+
 def test_the_same_files_give_the_same_zip(folder: Path) -> None:
     first = zip_script(folder / "train.py")
     for path in folder.rglob("*"):

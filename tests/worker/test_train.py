@@ -309,7 +309,7 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra_before_anything
     run = short["no-tracker"]
     assert set(run.exit_codes.values()) == {1}
     assert "PodSpec(pip=['wandb'])" in str(run.record(0, "error.json")["message"])
-    assert not run.data("phase")
+    assert [phase["name"] for phase in run.data("phase")] == ["joining the other ranks"]
 
 
 def test_no_rank_prints_progress_bars_or_compiles_anything(ran: dict[str, Ran]) -> None:

@@ -15,6 +15,7 @@ from workbench.base.files import is_there
 from workbench.base.package import zip_files
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, size
+from workbench.rundir.paths import ClusterPaths
 
 __all__ = [
     "DEFAULTS", "IGNORE_FILE", "SECRETS", "check_args", "check_outputs", "check_script", "files_of", "left_out",
@@ -124,8 +125,14 @@ def files_of(folder: Path) -> list[Path]:
 
 def zip_script(script: Path) -> bytes:
     """Zip the folder of a script; the same files give the same bytes."""
-    check_script(script)
-    return zip_files(script.parent, _with(script))
+    try:
+        check_script(script)
+        return zip_files(script.parent, _with(script))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{error.filename} was in the script's folder and has gone while it was read; submit again, or name it in "
+            f"{script.parent / IGNORE_FILE}"
+        ) from error
 
 
 def travelling(archive: bytes) -> str:
@@ -178,13 +185,19 @@ def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, s
         here = Path(place)
         if nested and here != folder and ".gitignore" in names:
             rules.insert(-2, (here, _git_spec(here)))
-        pruned = {name for name in folders if _ignored(rules, here / name, True)}
+        pruned = {name for name in folders if _ignored(rules, here / name, True) or _is_cluster(here / name)}
         yield from ((f"{(here / name).relative_to(folder).as_posix()}/", _IGNORED) for name in pruned)
         folders[:] = [name for name in folders if name not in pruned]
         for name in names:
             if (here / name).is_file():
                 stays = _IGNORED if _ignored(rules, here / name, False) else ""
                 yield (here / name).relative_to(folder).as_posix(), stays
+
+
+def _is_cluster(folder: Path) -> bool:
+    """Whether it is a cluster's directory: it holds keys, and files that come and go."""
+    paths = ClusterPaths(folder)
+    return paths.config.is_file() and paths.keeper_log.is_file()
 
 
 def _git_spec(folder: Path) -> GitIgnoreSpec:
