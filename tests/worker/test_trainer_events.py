@@ -1,4 +1,4 @@
-"""What a script writes for TensorBoard by torch's own writer stands in the panel too, and nothing in it changes."""
+"""What a script writes for TensorBoard, by torch's writer or tensorboardX's, stands in the panel too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.worker.rank.trainer_stop import stop_callback
 
 ROOT = Path(__file__).parent.parent.parent
 LOOP = """
-from torch.utils.tensorboard import SummaryWriter
+from WRITER import SummaryWriter
 
 writer, valid = SummaryWriter("logs"), SummaryWriter("logs/valid")
 for step in range(1, 2001):
@@ -27,7 +27,7 @@ for step in range(1, 2001):
     writer.add_scalar("weights/std", 0.5, step)
     if step % 1000 == 0:
         valid.add_scalar("loss", 16 / step, step)
-        writer.add_scalar("val/accuracy", step / 4000, step)
+        writer.add_scalars("accuracy", {"val": step / 4000, "best": 1}, step)
 """
 
 
@@ -44,8 +44,9 @@ def test_a_tag_has_a_name_in_the_panel_or_is_tensorboards_alone(tag: str, name: 
 
 
 @pytest.mark.slow
-def test_losses_and_evaluations_of_a_loop_are_reported_by_step_and_not_every_one(tmp_path: Path) -> None:
-    (tmp_path / "loop.py").write_text(LOOP)
+@pytest.mark.parametrize("writer", ["torch.utils.tensorboard", "tensorboardX"])
+def test_losses_and_evaluations_of_a_loop_are_reported_by_step_and_not_every_one(writer: str, tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP.replace("WRITER", writer))
     env = {**os.environ, "PYTHONPATH": f"{ROOT / entries.SCRIPT_SITE}:{ROOT}", "RANK": "0", "WORKBENCH_RUN": "r"}
     command = [sys.executable, "-u", "loop.py"]
     ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=True)
@@ -59,7 +60,13 @@ def test_losses_and_evaluations_of_a_loop_are_reported_by_step_and_not_every_one
     assert [(event["step"], event["eval_loss"], event["metrics"]) for event in events if event["kind"] == "eval"] == [
         (1000, 0.016, {"accuracy": 0.25}), (2000, 0.008, {"accuracy": 0.5}),
     ]  # fmt: skip
-    assert len(list((tmp_path / "logs").rglob("events.out.*"))) == 2
+    files = sorted(str(file.parent.relative_to(tmp_path)) for file in tmp_path.rglob("events.out.*"))
+    of_several = (
+        ["logs/accuracy_best", "logs/accuracy_val"]
+        if writer != "tensorboardX"
+        else ["logs/accuracy/best", "logs/accuracy/val"]
+    )
+    assert files == ["logs", *of_several, "logs/valid"]
 
 
 class Torch(SimpleNamespace):

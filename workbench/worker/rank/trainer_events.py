@@ -111,21 +111,44 @@ def _add(module: Any) -> None:
     module.DEFAULT_CALLBACKS.append(ProgressEvents)
 
 
+def _before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
+    """Have a method of a class do something else first."""
+
+    def replace(first: Callable[..., None]) -> None:
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def both(*args: Any, **options: Any) -> Any:
+            _quiet(first)(*args, **options)
+            return method(*args, **options)
+
+        setattr(owner, name, both)
+
+    return replace
+
+
 @_quiet
 def _follow(module: Any) -> None:
     from workbench.rundir.events import log
 
-    add_scalar, figures = module.SummaryWriter.add_scalar, _Figures(log)
+    writer, figures = module.SummaryWriter, _Figures(log)
     take = _quiet(figures.take)
 
-    @functools.wraps(add_scalar)
-    def followed(self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *args: Any, **options: Any) -> Any:
+    def tell(writer: Any, tag: Any, value: Any, step: Any) -> None:
         if not _trainers:
-            folder = os.path.basename(str(getattr(self, "log_dir", "")))  # noqa: PTH119
-            take(f"{folder}/{tag}" if folder in _OF_EVAL else str(tag), scalar_value, global_step)
-        return add_scalar(self, tag, scalar_value, global_step, *args, **options)
+            place = getattr(writer, "log_dir", "") or getattr(writer, "logdir", "")  # torch's word, tensorboardX's
+            folder = os.path.basename(str(place))  # noqa: PTH119
+            take(f"{folder}/{tag}" if folder in _OF_EVAL else str(tag), value, step)
 
-    module.SummaryWriter.add_scalar = followed
+    @_before(writer, "add_scalar")
+    def _one(self: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any) -> None:
+        tell(self, tag, scalar_value, global_step)
+
+    @_before(writer, "add_scalars")
+    def _several(self: Any, main_tag: Any, tag_scalar_dict: Any, global_step: Any = None, *_: Any, **__: Any) -> None:
+        for tag, value in dict(tag_scalar_dict).items():
+            tell(self, f"{main_tag}/{tag}", value, global_step)
+
     atexit.register(_quiet(figures.report), True)
 
 
