@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from poll import until
@@ -46,13 +47,16 @@ GOOD = {
     "cores": 16,
     "locks": [],
 }
+SPEC = PodSpec(gpus=1)
 
 
-def judged(facts: Mapping[str, object] | None = None, words: str = "", **changes: object) -> dict[str, Finding]:
+def judged(
+    facts: Mapping[str, object] | None = None, words: str = "", spec: PodSpec = SPEC, **changes: object
+) -> dict[str, Finding]:
     out = "" if facts is None else "welcome to this machine\n" + json.dumps({**facts, **changes}) + "\n"
     code = 255 if facts is None else 0
     seen = CommandResult(reached=code != 255, exit_code=code, out=out, words=words, began_s=1000.0, ended_s=1001.0)
-    report = judge_result(seen, POD, PodSpec(gpus=1), HERE, [])
+    report = judge_result(seen, POD, spec, HERE, [])
     found = {finding.check: finding for finding in report.findings}
     assert [check for check in CHECKS if check in found] == list(found)
     assert all(bool(finding.fix) == (finding.verdict in (Verdict.BAD, Verdict.WARNING)) for finding in found.values())
@@ -92,7 +96,11 @@ def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
         ("clock", {"time_s": 970.0}, "warning", "-30.0 s"),
         ("GPUs", {"gpus": []}, "bad", "0 1 were asked for"),
         ("GPU memory", {"gpus": [{"index": 0, "used_gib": 35.0, "total_gib": 40.0}]}, "warning", "5.0 of .*GPU 0"),
-        ("memory", {"memory_gib": 0.4}, "bad", "0.4 GiB free"),
+        ("memory", {"memory_gib": 0.4}, "bad", "0.4 GiB, free on its machine"),
+        ("memory", {"memory_limit_gib": 0.5}, "bad", "0.5 GiB, the pod's limit"),
+        ("memory", {"memory_limit_gib": 64.0}, "good", "60.0 GiB, free on its machine"),
+        ("memory", {"memory_limit_gib": 64.0, "spec": PodSpec(gpus=1, memory_gib=2)}, "good", "2.0 GiB, the pod's"),
+        ("GPUs", {"gpus": [], "spec": PodSpec()}, "absent", "none"),
         ("memory", {"memory_gib": None}, "unknown", "unknown"),
         ("disk", {"disk": {"free_gib": 0.02, "total_gib": 10.0}}, "bad", "20 MiB free .*/data/pod-1"),
         ("disk", {"disk": {"free_gib": 5.0, "total_gib": 10.0}}, "warning", "5.0 GiB free"),
@@ -103,9 +111,7 @@ def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
         ("compiled ops", {"locks": [{"path": "/x/lock", "age_s": 900.0, "busy": True}]}, "good", "being compiled"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_with_what_mends_it(
-    check: str, changes: dict[str, object], verdict: str, said: str
-) -> None:
+def test_what_is_wrong_is_said_with_what_mends_it(check: str, changes: dict[str, Any], verdict: str, said: str) -> None:
     finding = judged(GOOD, **changes)[check]
     assert finding.verdict == verdict
     assert re.search(said, f"{finding.detail} {finding.fix}")
@@ -133,8 +139,9 @@ def test_two_real_pods_are_well(launched: Launched) -> None:
     for host, pod in zip(hosts, launched.pods, strict=True):
         found = {finding.check: finding for finding in host.findings}
         assert host.pod == pod.name
-        for check in ("ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench", "GPUs"):
+        for check in ("ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench"):
             assert found[check].verdict is Verdict.GOOD, found[check]
+        assert found["GPUs"].verdict is (Verdict.GOOD if found["GPUs"].detail != "none" else Verdict.ABSENT)
         assert found["torch"].detail == installed_versions()["torch"]
         assert host.interface == "lo"
 

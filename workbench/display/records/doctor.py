@@ -15,7 +15,7 @@ from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdi
 
 __all__ = ["diagnosis_doc"]
 
-_SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?"}
+_SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?", Verdict.ABSENT: "–"}
 _SHORT = 32  # letters of a finding that are shown, at least
 _ACROSS = 120  # letters of all hosts' findings, where these are few
 

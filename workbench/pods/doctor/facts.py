@@ -42,8 +42,9 @@ class PodFacts(BaseModel):
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
     memory_gib: float | None = None
-    """Memory that is free."""
+    """Memory that is free on its machine, whatever the pod's own limit."""
     memory_limit_gib: float | None = None
+    """The limit of its cgroup, or all that the machine has, whichever is less."""
     disk: DiskSpace | None = None
     shm: DiskSpace | None = None
     locks: Sequence[CompileLock] = ()

@@ -37,6 +37,8 @@ class Verdict(StrEnum):
     WARNING = "warning"
     BAD = "bad"
     UNKNOWN = "unknown"
+    ABSENT = "absent"
+    """There is none, and none was asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +57,7 @@ def judge_facts(facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
         yield _version(package, facts.versions.get(package, ""), here.get(package, ""))
     yield from _gpus(facts.gpus, pod, spec)
-    yield _memory(facts.memory_gib)
+    yield _memory(facts, spec)
     yield _disk(facts.disk, pod)
     yield _shm(facts.shm, bool(spec.gpus))
     yield _locks(facts.locks)
@@ -93,7 +95,7 @@ def _public(version: str) -> str:
 
 def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Finding]:
     wanted = spec.gpus
-    verdict, fix = Verdict.GOOD, ""
+    verdict, fix = Verdict.GOOD if gpus else Verdict.ABSENT, ""
     if len(gpus) < wanted:
         verdict = Verdict.BAD
         fix = f"{wanted} were asked for: look at nvidia-smi on {pod.name}, its driver and CUDA_VISIBLE_DEVICES"
@@ -110,14 +112,17 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
     )
 
 
-def _memory(available: float | None) -> Finding:
-    if available is None:
+def _memory(facts: PodFacts, spec: PodSpec) -> Finding:
+    limits = [size for size in (spec.memory_gib, facts.memory_limit_gib) if size is not None]
+    sizes = ((facts.memory_gib, "free on its machine"), (min(limits, default=None), "the pod's limit"))
+    gib, of = min(((size, of) for size, of in sizes if size is not None), default=(None, ""))
+    if gib is None:
         return Finding(check="memory", verdict=Verdict.UNKNOWN, detail="unknown")
-    tight = available < _MEMORY_LEAST_GIB
+    tight = gib < _MEMORY_LEAST_GIB
     return Finding(
         check="memory",
         verdict=Verdict.BAD if tight else Verdict.GOOD,
-        detail=_free(available),
+        detail=f"{gib:.1f} GiB, {of}",
         fix="less than a rank needs to start: end what else runs there, or take a larger pod" if tight else "",
     )
 
