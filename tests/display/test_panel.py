@@ -222,12 +222,18 @@ def test_a_script_that_printed_nothing_has_no_empty_places(write: Callable[..., 
     written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
     panel = RunPanel(Run.load(written.paths.root))
     page = re.sub(r">\s+<", "><", look(panel))
-    assert '<div class="wb-plots"><div></div><div><div class="wb-name">memory per pod' in page
-    assert "nothing printed yet" in page
+    assert '<div class="wb-plots"><div><div class="wb-name">memory per pod' in page
+    assert '<div><div class="wb-quiet">the script has printed nothing yet' in page
     written.end("failed")
     page = look(panel)
-    assert "printed nothing" in page and "run.tensorboard()" not in page
+    assert "the script printed nothing" in page and "run.tensorboard()" not in page
     assert panel.still() == b""
+
+
+def test_nobody_waits_for_what_a_trainer_prints(written: WrittenRun, panel: RunPanel) -> None:
+    assert "printed" not in look(panel)
+    written.end()
+    assert "printed" not in look(panel)
 
 
 def test_memory_is_never_more_than_at_most(written: WrittenRun, panel: RunPanel) -> None:

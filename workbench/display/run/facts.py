@@ -57,6 +57,11 @@ class RunFacts:
     """Seconds that the ranks of a script have to end when they are asked to; None where a trainer ends after a step."""
 
     @property
+    def is_script(self) -> bool:
+        """Whether it is a script of the user's, which reports by what it prints."""
+        return self.stop_grace_s is not None
+
+    @property
     def share(self) -> float:
         """How much of the way is done, 0 to 1."""
         p = self.progress
