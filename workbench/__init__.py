@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from workbench.pods.pod import Pod
     from workbench.pods.pod_spec import PodSpec
     from workbench.results.answers.ask import compare_predictions
-    from workbench.results.answers.predictions import Predictions
-    from workbench.rundir.answers import judge as judge_answer
+    from workbench.results.answers.predictions import Predictions, judge_answers
     from workbench.rundir.catalog.index import RunIndex
     from workbench.rundir.events import log
     from workbench.worker.model.tokenizer import train_tokenizer
@@ -86,7 +85,7 @@ __all__ = [
     "dataset_from",
     "fill_prompt",
     "history",
-    "judge_answer",
+    "judge_answers",
     "load_deepspeed_config",
     "log",
     "mini_rows",
@@ -133,7 +132,7 @@ _HOME = {
     "dataset_from": "workbench.jobs.data.sources.dataset",
     "fill_prompt": "workbench.jobs.prompts:fill",
     "history": "workbench.client.history",
-    "judge_answer": "workbench.rundir.answers:judge",
+    "judge_answers": "workbench.results.answers.predictions",
     "load_deepspeed_config": "workbench.jobs.deepspeed.files:load",
     "log": "workbench.rundir.events",
     "mini_rows": "workbench.jobs.data.sources.mini",

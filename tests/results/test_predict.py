@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.base.errors import RunError
+from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.data.sources.dataset import Mini, prepare
 from workbench.jobs.data.sources.mini import mini_tables
 from workbench.jobs.data.tables import SqlTable
-from workbench.results.answers.predictions import Predictions, read_predictions
+from workbench.results.answers.predictions import Predictions, judge_answers, read_predictions
 from workbench.rundir.answers import judge
 
 TABLE = SqlTable(id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003)))
@@ -58,6 +58,9 @@ def test_a_runs_answers_are_read_judged_and_run(tmp_path: Path) -> None:
     assert read.logical_match == read.execution_match == pytest.approx(5 / 6)
     assert [row.table_id for row in read] == [row["table_id"] for row in rows]
     assert repr(read) == "Predictions(6 answers, 66.7 % exactly right, 83.3 % the same logic, 83.3 % the same result)"
+    assert judge_answers(rows, [answer["predicted"] for answer in answers], made.tables) == read
+    with pytest.raises(ConfigError, match="5 answers to 6 rows"):
+        judge_answers(rows, ["…"] * 5)
     without = read_predictions(tmp_path / "predictions.jsonl")
     assert without.execution_match is None
     assert without.logical_match == read.logical_match

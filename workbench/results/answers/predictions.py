@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,13 @@ from workbench.base.frame import data_frame
 from workbench.base.shown import Shown, as_grid
 from workbench.base.table import Grid
 from workbench.base.words import count, percent
-from workbench.rundir.answers import Answer, read_answers, share
+from workbench.jobs.data.sources.convert import read_tables
+from workbench.rundir.answers import Answer, judge, read_answers, share
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["AnsweredRow", "Answers", "Predictions", "read_predictions"]
+__all__ = ["AnsweredRow", "Answers", "Predictions", "judge_answers", "read_predictions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +172,27 @@ class Answers(Shown):
 def read_predictions(path: Path, tables: Path | None = None) -> Predictions:
     """Read and judge the answers of a run."""
     return Predictions(tuple(read_answers(path, tables)))
+
+
+def judge_answers(rows: Sequence[Mapping[str, str]], answers: Sequence[str], tables: Path | None = None) -> Predictions:
+    """Compare a model's answers with the expected ones.
+
+    Args:
+        rows: What was asked, as in `eval.jsonl`: `source`, `target`, and perhaps `input` and `table_id`.
+        answers: What the model wrote, one text a row, in the same order.
+        tables: A `tables.jsonl`, on which the queries are run too; None: text and logic alone are compared.
+
+    Raises:
+        ConfigError: There is not one answer for each row, or a line of `tables` is broken.
+    """
+    if len(rows) != len(answers):
+        raise ConfigError(f"{len(answers)} answers to {len(rows)} rows: give one for each, in the same order")
+    by_id = {table.id: table for table in read_tables(tables)} if tables else {}
+    judged = (
+        judge(
+            row["source"], row["target"], answer, table=by_id.get(row.get("table_id", "")),
+            table_id=row.get("table_id"), input=row.get("input", ""),
+        )
+        for row, answer in zip(rows, answers, strict=True)
+    )  # fmt: skip
+    return Predictions(tuple(judged))

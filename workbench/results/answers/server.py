@@ -90,8 +90,9 @@ class ModelServer:
 
         `on_text` is called with each piece of the answer to a single question.
         """
-        sent = ("source", "input", "opening", "messages", "tools")
-        asked = [{name: getattr(question, name) for name in sent} for question in questions]
+        asked = [
+            {"source": q.source, "input": q.input, "opening": q.opening, "messages": q.messages} for q in questions
+        ]
         which = "before" if before else "after"
         request = {"which": which, "questions": asked, "pieces": on_text is not None}
         reply = self._answered(request, timeout_s, on_text)
