@@ -75,6 +75,11 @@ def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callab
     book.see(0, "1 rank = 4 rows; 2,000 steps")
     book.see(0, 'lora={"r": 2}')
     book.shoot(0, "compose")
+    form.get_by_role("button", name="Insert as a cell").click()
+    until(lambda: len(book.saved()["cells"]) == 2, 10)
+    first, second = book.saved()["cells"]
+    assert second["source"].startswith("from workbench import ") and second["source"] in book.said(0)
+    assert second["cell_type"] == "code" and not second["outputs"] and first["outputs"], "it is put there, and not run"
     form.get_by_role("button", name="Start").click()
     moving_steps(book, 0, 3, 120)
     form.get_by_role("button", name="Stop the pods").click()

@@ -92,9 +92,21 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(page: Any, lab: Any
         frame = tab.frame_locator("iframe")
         frame.get_by_text("line").first.wait_for(timeout=WAIT_MS)
         assert run.id in frame.locator("body").inner_text()
+        assert page.evaluate("() => window.jupyterapp.shell.currentWidget.title.label") == "beat.py script"
         assert tab.locator("iframe").get_attribute("sandbox") == "allow-same-origin"
-        first = frame.locator(".wb-log").first.inner_text()
-        until(lambda: frame.locator(".wb-log").first.inner_text() != first, 120, every_s=0.5)
+        log, fold = frame.locator(".wb-log").first, frame.locator("details").first
+        until(lambda: log.evaluate("e => e.scrollHeight > e.clientHeight"), 120, every_s=0.5)
+        page.set_viewport_size({"width": 1205, "height": 300})
+        places = "e => [document.documentElement.scrollTop, e.scrollTop]"
+        log.evaluate("e => { document.documentElement.scrollTo(0, 20); e.scrollTo(0, -15); }")
+        first = log.text_content()
+        until(lambda: log.text_content() != first, 120, every_s=0.5)
+        assert log.evaluate(places) == [20, -15], "whoever reads is left alone"
+        fold.locator("summary").click()
+        first = log.text_content()
+        until(lambda: log.text_content() != first, 120, every_s=0.5)
+        assert not fold.evaluate("e => e.open")
+        fold.locator("summary").click()
         shoot(page, "sidebar-live")
 
         ends = side.get_by_role("button", name=f"Stop run {run.id}")

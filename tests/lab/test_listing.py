@@ -98,11 +98,17 @@ def test_a_damaged_or_hostile_run_is_a_row_that_says_so(written: WrittenRun, lis
 def test_the_page_runs_nothing_and_loads_nothing(written: WrittenRun, listing: Listing) -> None:
     written.log(0, "<script>alert(1)</script><img src=x onerror=alert(2)>\n")
     page = listing.page(name_of(written))
-    assert (page["state"], page["live"]) == ("running", True)
+    assert (page["state"], page["live"], page["over"]) == ("running", True, False)
     assert "default-src 'none'" in page["html"]
     assert "<script" not in page["html"]
     assert "<img" not in page["html"]
     assert "alert(1)" in page["html"]
+    written.end()
+    page = listing.page(name_of(written))
+    assert (page["live"], page["over"]) == (False, False), "its cluster may go on"
+    written.keeper("closed", alive=False)
+    page = listing.page(name_of(written))
+    assert page["over"] and "the cluster is closed" in page["html"]
 
 
 def test_a_look_through_too_many_folders_ends_and_says_so(written: WrittenRun, listing: Listing) -> None:

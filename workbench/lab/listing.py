@@ -78,8 +78,10 @@ class Listing:
         view = self._view(self.run(name).root)
         title = f"Run {plain(view.id)}"
         html = to_page(run_view_doc(view), title)
-        live = not view.state.is_terminal
-        return {"title": title, "state": view.state, "live": live, "html": html, "took_s": time.thread_time() - began}
+        return {
+            "title": title, "state": view.state, "live": not view.state.is_terminal, "over": view.is_over,
+            "html": html, "took_s": time.thread_time() - began,
+        }  # fmt: skip
 
     def stop(self, name: str) -> Row:
         """Ask the keeper of a run to end it after the step in progress."""

@@ -117,6 +117,11 @@ class RunView:
         return changed
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come: the run has ended, and its cluster too."""
+        return self.state.is_terminal and self.cluster_phase in ("closed", "failed", "")
+
+    @property
     def progress(self) -> Progress:
         """How far it is: step, loss, speed, time left."""
         return self.totals.progress(self.state, self.message)

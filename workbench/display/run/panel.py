@@ -58,7 +58,7 @@ class RunPanel:
     @property
     def over(self) -> bool:
         """Whether nothing more is to come: the run has ended, and its cluster too."""
-        return self.view.state.is_terminal and self.view.cluster_phase in ("closed", "failed", "")
+        return self.view.is_over
 
     @property
     def clickable(self) -> bool:

@@ -1,5 +1,6 @@
 // The fields of the form of `compose()`. What is chosen goes to the kernel; what it comes to is displayed below.
 const SURE_MS = 6000;
+const INSERT = "deepspeed-workbench:insert-cell"; // our extension of JupyterLab listens
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -90,6 +91,11 @@ function render({ model, el }) {
     await copy(model.get("state").cell);
     status.textContent = "The cell is on the clipboard: paste it into the notebook.";
   });
+  const insert = (source) =>
+    !el.dispatchEvent(new CustomEvent(INSERT, { bubbles: true, composed: true, cancelable: true, detail: { source } }));
+  const inserted = button("Insert as a cell", () => {
+    if (insert(model.get("state").cell)) status.textContent = "The cell stands below this one.";
+  });
   const edit = button("Show the form", send("edit"));
   let asked = 0;
   const calm = () => {
@@ -126,13 +132,14 @@ function render({ model, el }) {
     fields.hidden = start.hidden = rows.hidden = state.folded;
     start.disabled = rows.disabled = state.busy || !state.cell;
     copied.hidden = !state.cell;
+    inserted.hidden = !state.cell || !insert();
     edit.hidden = !state.folded;
     stop.hidden = !state.has_pods;
     status.textContent = state.status;
     status.className = state.is_bad ? "wb-form-why" : "";
   }
 
-  const buttons = make("div", { className: "wb-form-row" }, start, rows, copied, edit, stop, status);
+  const buttons = make("div", { className: "wb-form-row" }, start, rows, inserted, copied, edit, stop, status);
   el.classList.add("wb-form");
   el.append(fields, why, buttons);
   for (const name of ["values", "problems", "state"]) model.on(`change:${name}`, draw);

@@ -234,16 +234,24 @@
   function dress(frame, html) {
     const root = frame.contentDocument?.documentElement, from = getComputedStyle(document.body);
     if (!root) return;
+    root.querySelector("h1")?.remove(); // the tab has a head
     for (const name of new Set(html.match(/--jp-[\w-]+/g))) root.style.setProperty(name, from.getPropertyValue(name));
     root.style.setProperty("--wb-page", from.getPropertyValue("--jp-layout-color1"));
     root.style.colorScheme = document.body.dataset.jpThemeLight === "false" ? "dark" : "light";
   }
 
+  // What a reader has folded, and how far the page and its logs are scrolled, stay.
   function refill(frame, html) {
-    const page = frame.contentDocument, folds = () => [...page.querySelectorAll("details")];
-    const open = new Map(folds().map(fold => [fold.textContent.slice(0, 40), fold.open]));
-    page.body.replaceChildren(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
-    for (const fold of folds()) fold.open = open.get(fold.textContent.slice(0, 40)) ?? fold.open;
+    const page = frame.contentDocument;
+    const folds = () => [...page.querySelectorAll("details")].map(fold => [fold.firstElementChild.textContent, fold]);
+    const boxes = () => [page.documentElement, ...page.querySelectorAll(".wb-log, pre")];
+    const open = new Map(folds().map(([title, fold]) => [title, fold.open]));
+    const scrolled = boxes().map(box => [box.scrollLeft, box.scrollTop]);
+    const next = new DOMParser().parseFromString(html, "text/html");
+    next.querySelector("h1").remove();
+    page.body.replaceChildren(...next.body.childNodes);
+    for (const [title, fold] of folds()) fold.open = open.get(title) ?? fold.open;
+    boxes().forEach((box, n) => box.scrollTo(...(scrolled[n] ?? [0, 0])));
   }
 
   function runTab(Widget, server, row, tools) {
@@ -251,20 +259,20 @@
     const note = make("span", "dw-note", "", {role: "status", "aria-live": "polite"}), {say, rest} = notes(note);
     const buttons = actions(row, {stop: () => tools.stop(row, say), board: () => tools.board(row, say)});
     const frame = make("iframe", "dw-frame", "", {sandbox: "allow-same-origin", title: `Run ${row.id}`});
-    let html = "", live = true;
+    let html = "", over = false;
 
     async function look() {
       try {
         const page = await server.ask("page", {run: row.path});
         widget.node.dataset.state = page.state;
         write(state, page.state);
-        live = page.live;
-        buttons.update(live);
+        over = page.over;
+        buttons.update(page.live);
         rest("");
         if (!html) frame.srcdoc = page.html;
         else if (page.html !== html) refill(frame, page.html);
         html = page.html;
-        return page.took_s;
+        return page.live ? page.took_s : Infinity; // then only its cluster can still change
       } catch (error) {
         rest(error.message, true);
       }
@@ -281,7 +289,7 @@
     buttons.update(row.live);
     head.append(state, make("span", "dw-id", row.id), buttons.box, note);
     widget.node.append(head, frame);
-    const polling = repeat(() => live && widget.isVisible && !document.hidden, look);
+    const polling = repeat(() => !over && widget.isVisible && !document.hidden, look);
     widget.onAfterShow = widget.onAfterAttach = () => polling.now();
     widget.disposed.connect(() => { polling.stop(); themes.disconnect(); });
     return widget;
@@ -302,7 +310,24 @@
     return widget;
   }
 
-  function activate({Widget}, {LabIcon}, coreutils, services, app, browser, restorer) {
+  // The form of compose() asks for a cell below its own with `detail.source`; without one it asks whether that is
+  // possible. Whoever can do it prevents the event's default.
+  function insertCells(notebooks) {
+    document.addEventListener(`${NAME}:insert-cell`, event => {
+      const book = notebooks.find(panel => panel.node.contains(event.target))?.content;
+      const place = book?.widgets.findIndex(cell => cell.node.contains(event.target)) ?? -1;
+      if (place < 0 || book.model.readOnly) return;
+      event.preventDefault();
+      const source = event.detail?.source;
+      if (!source) return;
+      book.model.sharedModel.insertCell(place + 1, {cell_type: "code", source, metadata: {trusted: true}});
+      book.activeCellIndex = place + 1;
+      book.scrollToItem(place + 1);
+    });
+  }
+
+  function activate({Widget}, {LabIcon}, coreutils, services, app, browser, restorer, notebooks) {
+    if (notebooks) insertCells(notebooks);
     const server = connect(app, coreutils, services), icon = new LabIcon({name: `${NAME}:runs`, svgstr: ICON});
     const where = () => browser ? app.serviceManager.contents.localPath(browser.model.path) : "";
     const tabs = new Map();
@@ -312,6 +337,8 @@
       if (!tab || tab.isDisposed) {
         tab = create();
         tab.title.icon = icon;
+        tab.node.tabIndex = -1; // what has the focus is JupyterLab's current tab: its commands close that one
+        tab.onActivateRequest = () => tab.node.focus();
         tabs.set(key, tab);
         app.shell.add(tab, "main");
       }
@@ -343,14 +370,14 @@
 
   async function extension() {
     const names = ["@lumino/widgets", "@jupyterlab/ui-components", "@jupyterlab/coreutils", "@jupyterlab/services",
-      "@jupyterlab/filebrowser", "@jupyterlab/application"];
-    const [widgets, components, coreutils, services, files, application] = await Promise.all(names.map(shared));
+      "@jupyterlab/filebrowser", "@jupyterlab/application", "@jupyterlab/notebook"];
+    const [widgets, components, coreutils, services, files, application, notebook] = await Promise.all(names.map(shared));
     document.head.append(make("link", "", "", {rel: "stylesheet", href: STYLE}));
     return {
       id: `${NAME}:runs`,
       description: "Lists the runs of the folder that the file browser shows",
       autoStart: true,
-      optional: [files.IDefaultFileBrowser, application.ILayoutRestorer],
+      optional: [files.IDefaultFileBrowser, application.ILayoutRestorer, notebook.INotebookTracker],
       activate: (...given) => activate(widgets, components, coreutils, services, ...given),
     };
   }
