@@ -1,14 +1,14 @@
 """`make pictures`: the pictures of README and docs, taken anew of real runs in a real JupyterLab.
 
 No test: its name keeps it out of the tests. Each picture is the output of one cell, in the light theme, as wide as the
-cell at 1,400 px. Folders of this machine are shown as `demo`.
+cell at 1,400 px; that of the sidebar is the whole window. Folders of this machine are shown as `demo`.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +57,7 @@ table = grid.run(cluster)
 table
 """
 PLOTS = "table.plots()"
+SIDE_WIDTH, SIDE_HEIGHT = 1205, 800
 COMPOSE = 'compose(model="tiny-llama", technique="zero2", peft="lora", count=2, max_steps=200, prompt="alpaca")'
 
 _NEUTRAL = """([folder]) => {
@@ -68,19 +69,37 @@ _NEUTRAL = """([folder]) => {
 }"""
 
 
-def take(book: Any, index: int, name: str, *, folder: Path, most: int) -> None:
+def take(book: Any, index: int, name: str, *, most: int) -> None:
     """Take the picture of a cell's output, cut where it ends."""
     area = book.output(index)
     area.evaluate("e => e.scrollIntoView({block: 'start'})")
     book.page.wait_for_timeout(1500)
-    book.page.evaluate(_NEUTRAL, [str(folder)])
+    book.page.evaluate(_NEUTRAL, [str(book.lab.folder)])
     parts = area.locator(".jp-OutputArea-output").all()
     boxes = [box for part in parts if (box := part.bounding_box()) and box["height"] > 4]
     left, top = min(box["x"] for box in boxes), min(box["y"] for box in boxes)
     right = max(box["x"] + box["width"] for box in boxes)
     bottom = max(box["y"] + box["height"] for box in boxes)
     clip = {"x": left - 4, "y": top + 1, "width": right - left + 5, "height": min(most, bottom - top) - 1}
-    picture = Image.open(io.BytesIO(book.page.screenshot(clip=clip))).convert("RGB")
+    keep(book.page.screenshot(clip=clip), name)
+
+
+def take_sidebar(book: Any) -> None:
+    """Take the picture of the sidebar and of the tab of the run in progress."""
+    page = book.page
+    page.set_viewport_size({"width": SIDE_WIDTH, "height": SIDE_HEIGHT})
+    page.evaluate("() => window.jupyterapp.shell.activateById('deepspeed-workbench-runs')")
+    page.locator(".dw-run[data-state='running'] .dw-open").click()
+    frame = page.locator(".dw-tab:visible").frame_locator("iframe")
+    frame.get_by_text(re.compile(r"^1\d\d of 240 steps")).wait_for(timeout=120_000)
+    keep(page.screenshot(), "sidebar")
+    page.evaluate("() => { window.jupyterapp.shell.currentWidget.close(); window.jupyterapp.shell.collapseLeft(); }")
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context?.path")
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+
+
+def keep(shot: bytes, name: str) -> None:
+    picture = Image.open(io.BytesIO(shot)).convert("RGB")
     path = PICTURES / f"{name}.png"
     picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size < LIMIT_BYTES, f"{name}: {path.stat().st_size} bytes"
@@ -95,9 +114,11 @@ def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
     names = {2: "panel", 3: "card", 4: "plan", 5: "doctor", 6: "benchmark", 7: "plots", 8: "compose"}
     for index in range(len(cells)):
         book.run(index)
+        if index == 1:
+            take_sidebar(book)
         book.wait_idle(600)
         if index in names:
             most = 520 if names[index] == "benchmark" else HEIGHT  # what others published is no picture
-            take(book, 1 if names[index] == "panel" else index, names[index], folder=lab.folder, most=most)
+            take(book, 1 if names[index] == "panel" else index, names[index], most=most)
     book.run(len(cells))
     book.wait_idle(120)
