@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,10 +61,7 @@ def tokenizer_for_all(
 
 
 def _said(example: Example) -> list[str]:
-    if not example.messages:
-        return [example.source, example.target]
-    written = [json.dumps(each) for turn in example.messages for each in turn.get("tool_calls", ())]
-    return [*(turn["content"] for turn in example.messages), *written, *map(json.dumps, example.tools)]
+    return [turn["content"] for turn in example.messages] or [example.source, example.target]
 
 
 def _head_start(model: Any) -> None:
