@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.display.kit.follow import follow_run
-from workbench.display.kit.line import ProgressLine, progress_text
+from workbench.display.kit.line import ProgressLine, progress_text, show_bundle
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 
@@ -159,3 +159,8 @@ def test_following_a_run_draws_its_end(capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("running [#")
     assert lines[-1].startswith("succeeded [#")
+
+
+def test_a_program_without_ipython_gets_the_text_of_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    show_bundle({"text/plain": "Run r failed", "text/html": "<b>Run r</b> failed"})
+    assert capsys.readouterr().out == "Run r failed\n"

@@ -222,8 +222,9 @@ def test_a_push_without_token_or_right_is_refused_first(
     with pytest.raises(RunError, match="the token lacks the right to write to me/model"):
         whole.push("me/model", token=TOKEN)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(RunError, match=r"me/model cannot be uploaded to http://127\.0\.0\.1:9: .*refused"):
+    with pytest.raises(RunError, match=r"me/model cannot be uploaded to http://127\.0\.0\.1:9: .*refused") as unreached:
         whole.push("me/model", token=TOKEN)
+    assert str(unreached.value).count("refused") == 1
     assert not standin.files
     assert not [line for line in standin.asked if "preupload" in line]
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from typing import Any, Self, TextIO
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
 
-__all__ = ["ProgressLine", "Screen", "cut", "is_notebook", "progress_text"]
+__all__ = ["ProgressLine", "Screen", "cut", "is_notebook", "progress_text", "show_bundle"]
 
 _INTERVAL_S = 0.25
 _NOTEBOOK_COLUMNS = 120
@@ -155,3 +155,14 @@ def cut(text: str, columns: int) -> str:
 def is_notebook(stream: TextIO) -> bool:
     """Whether a stream is that of a notebook's cell."""
     return type(stream).__module__.split(".")[0] == "ipykernel"
+
+
+def show_bundle(bundle: Mapping[str, object]) -> None:
+    """Display a bundle; a program without IPython gets its text."""
+    from IPython.core.getipython import get_ipython
+    from IPython.display import display
+
+    if get_ipython() is None:
+        Screen().write(f"{bundle['text/plain']}\n")
+    else:
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.display.kit.doc import Doc, Note, to_bundle
-from workbench.display.kit.line import is_notebook
+from workbench.display.kit.line import is_notebook, show_bundle
 from workbench.display.kit.templates import Markup
 
 if TYPE_CHECKING:
@@ -235,10 +235,9 @@ def show_live(path: Path, make: Callable[[], Watched], *, keep_bar: bool = False
         place: Where it was reserved that it be shown, by a cell in which somebody clicked; else it is this cell.
     """
     from IPython.core.getipython import get_ipython
-    from IPython.display import display
 
     if not is_notebook(sys.stdout):
-        display(to_bundle(make().look(at_once=True)), raw=True)  # type: ignore[no-untyped-call]
+        show_bundle(to_bundle(make().look(at_once=True)))
         return
     for before in [other for other, shown in _PICTURES.items() if place and shown.id == place and other != path]:
         _PICTURES.pop(before).close()

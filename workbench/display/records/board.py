@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import has_widgets
 from workbench.display.kit.templates import macro
 from workbench.results.tensorboard.board import Board, Way
@@ -28,10 +29,10 @@ def board_bundle(board: Board) -> dict[str, object]:
 
 def show_board(board: Board) -> None:
     """Display the line, and where there are widgets the button that shows the page."""
-    from IPython.display import display
-
-    display(board_bundle(board), raw=True)  # type: ignore[no-untyped-call]
+    show_bundle(board_bundle(board))
     if has_widgets():
+        from IPython.display import display
+
         display(frame_widget(board))  # type: ignore[no-untyped-call]
 
 

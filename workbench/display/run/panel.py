@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from workbench.display.kit.doc import Doc, to_bundle
+from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import show_live
 from workbench.display.kit.plots.runs import curve_plot
 from workbench.display.kit.plots.static import figure_svg, plot_png
@@ -32,9 +33,7 @@ _PLOT_EVERY_S = 1.0
 def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
     """Display a run, and keep it up to date; its buttons go when it has ended, unless its `buttons` are wanted."""
     if state_or_problem(run.paths)[1]:
-        from IPython.display import display
-
-        display(to_bundle(run_doc(run)), raw=True)  # type: ignore[no-untyped-call]
+        show_bundle(to_bundle(run_doc(run)))
         return
     show_live(run.path, lambda: RunPanel(run), keep_bar=buttons, place=place)
 

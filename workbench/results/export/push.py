@@ -126,5 +126,5 @@ def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
         }.get(error.response.status_code, f"{api.endpoint} refused {repo_id}")
         raise RunError(mask_secrets(f"{words}\n{error}")) from error
     except (HTTPError, OSError, RuntimeError, ValueError) as error:
-        why = error if error.__cause__ is None else f"{error} {error.__cause__}"
+        why = " ".join(dict.fromkeys(str(each) for each in (error, error.__cause__) if each))
         raise RunError(mask_secrets(f"{repo_id} cannot be uploaded to {api.endpoint}: {why}")) from error

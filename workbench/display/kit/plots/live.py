@@ -14,6 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from workbench.display.kit.doc import Doc, Figure, to_bundle, to_bundles
+from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import has_widgets
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import interactive, plotly_js
@@ -29,10 +30,8 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 
 def show_doc(doc: Doc) -> None:
     """Display a document; a plot that can be asked is an output of its own, for front ends that know plotly."""
-    from IPython.display import display
-
     for bundle in to_bundles(doc):
-        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+        show_bundle(bundle)
 
 
 def show_live_plot(look: Callable[[], tuple[Doc, bool]]) -> None:
