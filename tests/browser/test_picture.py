@@ -52,11 +52,6 @@ def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequ
     return book
 
 
-def save(book: Any) -> None:
-    book.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
-    book.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
-
-
 def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(shown: Any) -> None:
     cell = shown.output(2)
     assert cell.locator("img").count() == 1 and not cell.locator("img").is_visible()
@@ -76,7 +71,7 @@ def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_
 
 
 def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str], Any]) -> None:
-    save(shown)
+    shown.save()
     shown.page.close()
     book = open_book(shown.name)
     book.run(3)
@@ -85,7 +80,7 @@ def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str
 
 
 def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Callable[[str], Any]) -> None:
-    save(shown)
+    shown.save()
     shown.restart()
     shown.output(2).get_by_role("button", name="Stacks").click()
     shown.see(2, "Run the cell again", 30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from workbench.rundir.spec import ClusterSpec, RunSpec
 
 pytestmark = pytest.mark.slow  # transformers, in children
 
-SAMPLES = Path(__file__).parents[1] / "samples" / "chat"
-GEMMA, QWEN, TRL = ((SAMPLES / f"{name}.jinja").read_text() for name in ("gemma", "qwen2.5", "qwen2.5-trl"))
+PUBLISHED = Path(str(find_spec("trl").submodule_search_locations[0])) / "chat_templates"
+GEMMA, QWEN, TRL, LLAMA, PHI = (
+    (PUBLISHED / f"{name}.jinja").read_text() for name in ("gemma", "qwen2_5", "qwen2_5_training", "llama3_1", "phi3")
+)
 
 
 def chat(*roles: str) -> Row:
@@ -42,7 +45,7 @@ def test_rows_are_refused_by_file_and_line_before_a_run_is_made(tmp_path: Path) 
     job = FineTune(model="tiny-llama", dataset=files, chat_template=GEMMA)
     with pytest.raises(
         ConfigError,
-        match=r"train\.jsonl, line 3 cannot be learned from: the chat template refuses the turns \(system, user\)",
+        match=r"train\.jsonl, line 3 cannot be learned from: the chat template refuses the turns \(system, user, ",
     ):
         prepare_run(RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -63,7 +66,9 @@ def test_the_template_is_found_in_a_folder_and_in_the_hubs_cache(
     config = {"bos_token": {"content": "<bos>"}, "eos_token": "<eos>", "chat_template": several}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     in_folder = reasons(FineTune(model=str(folder)), rows)
-    assert in_folder[0] == "" and "(user, assistant, tool): Conversation roles must alternate" in in_folder[1]
+    assert (
+        in_folder[0] == "" and "(user, assistant, tool, assistant): Conversation roles must alternate" in in_folder[1]
+    )
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     cached = tmp_path / "hub" / "models--me--chat"
@@ -76,6 +81,38 @@ def test_the_template_is_found_in_a_folder_and_in_the_hubs_cache(
     assert reasons(FineTune(model="me/other"), rows) == ["", ""], "not known here: the pods refuse it"
     # Nothing is asked where no template is in play.
     assert reasons(FineTune(model="tiny-llama"), [row_from({"source": "a", "target": "b"}, "here")]) == [""]
+
+
+def test_what_a_template_refuses_of_the_words_is_met_in_any_of_the_first_rows_and_in_a_share_of_the_others() -> None:
+    picky = GEMMA.replace(
+        "{% for message in messages %}",
+        "{% for message in messages %}{% if 'rude' in message['content'] %}{{ raise_exception('No.') }}{% endif %}",
+    )
+    job = FineTune(model="tiny-llama", chat_template=picky)
+    fine = row_from({"source": "1+1?", "target": "2"}, "here")
+    rude = row_from({"source": "1+1?", "target": "a rude word"}, "here")
+    whys = reasons(job, [fine] * 20 + [rude] + [fine] * 979 + [rude] * 200)
+    assert whys[20] == "cannot be learned from: the chat template refuses the turns (user, assistant): No."
+    assert not any(whys[21:1000])
+    refused = [bool(why) for why in whys[1000:]]
+    assert any(refused) and not all(refused), "a thousand in n of the n-th row on"
+    assert [bool(why) for why in reasons(job, [fine] * 1000 + [rude] * 200)[1000:]] == refused, "drawn by the seed"
+
+
+def test_calls_that_a_template_does_not_know_are_refused_before_a_run() -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    turns = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns += [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]
+    row = row_from({"messages": turns, "tools": [{"name": "add", "description": "", "parameters": {}}]}, "here")
+    twice = row_from({"messages": [turns[0], {**turns[1], "tool_calls": [call, call]}, *turns[2:]]}, "here")
+    assert reasons(FineTune(model="tiny-llama", chat_template=QWEN), [row, twice]) == ["", ""]
+    one, two = reasons(FineTune(model="tiny-llama", chat_template=LLAMA), [row, twice])
+    assert one == "" and "This model only supports single tool-calls at once!" in two
+    (why,) = reasons(FineTune(model="tiny-llama", chat_template=PHI), [row])
+    assert why == (
+        "cannot be learned from: the chat template leaves out the assistant's tool_calls; give one that writes it as "
+        "chat_template="
+    )
 
 
 def test_templates_that_mark_answers_and_those_that_cannot_be_learned_from() -> None:

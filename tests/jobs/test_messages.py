@@ -19,6 +19,11 @@ def said(*turns: str) -> list[dict[str, str]]:
     return [dict(zip(("role", "content"), turn.split(": ", 1), strict=True)) for turn in turns]
 
 
+def calls(**options: object) -> dict[str, object]:
+    """A call as OpenAI writes it."""
+    return {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}", **options}}
+
+
 HELLO = said("system: Be brief.", "user: Hi", "assistant: Hello.", "user: 1+1?", "assistant: 2")
 SHAREGPT = [
     {"from": "system", "value": "Be brief."},
@@ -45,6 +50,33 @@ def test_what_may_vary_is_read_into_the_one_form() -> None:
     # A system turn that says nothing is none, and a question that nobody answered teaches nothing.
     open_end = [{"role": "system", "content": ""}, *HELLO[1:], *said("user: And 2+2?")]
     assert row_from({"messages": open_end}, "here").messages == tuple(HELLO[1:])
+
+
+def test_calls_of_every_published_form_are_one_row() -> None:
+    def row(call: dict[str, object], tools: object) -> Row:
+        turns = [*said("user: 1+1?"), {"role": "assistant", "content": None, **call}]
+        turns += [{"role": "tool", "content": 2, "name": "add", "tool_call_id": "call_1", "is_error": None}]
+        return row_from({"messages": [*turns, *said("assistant: It is 2.")], "tools": tools}, "here")
+
+    schema = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    wrapped = {"type": "function", "function": schema}
+    made = row({"tool_calls": [calls(arguments='{"a": 1}')]}, [wrapped])
+    assert made.tools == (wrapped,)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert made.messages[1] == {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", **call}]}
+    assert made.messages[2] == {"role": "tool", "content": "2", "name": "add", "tool_call_id": "call_1"}
+    assert row_from(json.loads(made.to_json()), "here") == made
+    # Tables of objects have every key in each, and those that are not meant are null; lists may be JSON as text.
+    sparse = {"id": "call_1", "function": {"name": "add", "arguments": {"a": 1, "b": None}}, "other": None}
+    assert row({"tool_calls": [sparse]}, json.dumps([schema])) == made
+    older = row({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, None)
+    assert older.messages[1]["tool_calls"] == [call] and older.tools == ()
+    with pytest.raises(ConfigError, match=r"here: tools is \"add\", which is not JSON"):
+        row({"tool_calls": [sparse]}, "add")
+    with pytest.raises(ConfigError, match=r"here: the key 'tools\[0\].name' is missing"):
+        row({"tool_calls": [sparse]}, [{"title": "add"}])
+    with pytest.raises(ConfigError, match=r'here: tools is \{"name": "add"\}; it must be a list of JSON schemas'):
+        row({"tool_calls": [sparse]}, {"name": "add"})
 
 
 @pytest.mark.parametrize(
@@ -75,7 +107,19 @@ def test_what_may_vary_is_read_into_the_one_form() -> None:
         ("Hi", 'messages is "Hi"; it must be a list'),
         (
             [*said("user: Hi"), {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}],
-            r"messages\[1\].tool_calls is not read; write the call into content",
+            r"the key 'messages\[1\].tool_calls\[0\].name' is missing; there is: id",
+        ),
+        (
+            [*said("user: Hi"), {"role": "assistant", "content": "", "tool_calls": [calls(arguments="{a")]}],
+            r'messages\[1\].tool_calls\[0\].function.arguments is "{a", which is not JSON',
+        ),
+        (
+            [*said("user: Hi"), {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": [1]}}],
+            r"messages\[1\].function_call.arguments is \[1\]; it must be an object",
+        ),
+        (
+            [{"role": "user", "content": "Hi", "tool_calls": [calls()]}],
+            r"messages\[0\].tool_calls stands in a turn of 'user'; only the assistant calls functions",
         ),
     ],
 )

@@ -6,12 +6,14 @@ import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from random import Random
 from typing import IO
 
 from workbench.base import entries
 from workbench.base.child import child_environment, start
+from workbench.base.json_values import Json
 from workbench.base.wire import from_line, to_line
-from workbench.jobs.data.messages import Message, asked
+from workbench.jobs.data.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.jobs.data.rows import Refusal, Row
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
@@ -20,7 +22,8 @@ from workbench.jobs.refusals import row_refusal
 
 __all__ = ["checked_rows"]
 
-_MOST = 200  # sequences of roles
+_SHAPES = 200  # of which the first row is rendered wherever it stands
+_ROWS = 1000  # of these on, the n-th row is rendered with a chance of so many in n
 _ANSWER_S = 120.0
 
 
@@ -28,22 +31,27 @@ _ANSWER_S = 120.0
 def checked_rows(job: FineTune) -> Iterator[Refusal]:
     """Yield what says why the job's model cannot learn from a row; its words are empty where it can.
 
-    Of the rows that a chat template writes, the first of each sequence of roles is rendered, in a process that has
-    transformers: what templates refuse (a system turn, turns that do not alternate) are roles.
+    Rows that a chat template writes are rendered in a process that has transformers: the first thousand, and then ever
+    fewer, drawn by the job's seed; of each shape (roles, calls, tools) the first in any case.
     """
     by_form, child = row_refusal(job), _Child(job)
-    answers: dict[tuple[str, ...], str] = {}
+    chance, shapes, count = Random(job.seed), set[Shape](), 0
 
     def refusal(row: Row) -> str:
+        nonlocal count
         if (why := by_form(row)) or row.is_plain or not _is_rendered(job, row):
             return why
-        answer: Message = {"role": "assistant", "content": row.target}
-        turns = [*asked(row.messages, source_text(row.source, row.input), job.system), answer]
-        roles = tuple(turn["role"] for turn in turns)
-        if roles not in answers and len(answers) < _MOST:
-            why = child.refusal(turns)
-            answers[roles] = f"cannot be learned from: {why}" if why else ""
-        return answers.get(roles, "")
+        turns = [
+            *asked(row.messages, source_text(row.source, row.input), job.system),
+            answer_of(row.messages, row.target),
+        ]
+        count, shape = count + 1, shape_of(turns, row.tools)
+        is_new = shape not in shapes and len(shapes) < _SHAPES
+        if not is_new and chance.random() >= _ROWS / count:
+            return ""
+        shapes.add(shape)
+        why = child.refusal(turns, row.tools)
+        return f"cannot be learned from: {why}" if why else ""
 
     try:
         yield refusal
@@ -67,7 +75,7 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_silent = False
 
-    def refusal(self, turns: Sequence[Message]) -> str:
+    def refusal(self, turns: Sequence[Message], tools: Sequence[Json]) -> str:
         """Return why the template refuses turns; empty where it does not, or is not known."""
         if self._is_silent:
             return ""
@@ -79,16 +87,16 @@ class _Child:
         end.daemon = True
         end.start()
         try:
-            return str(self._answer(self._process.stdin, self._process.stdout, turns))
+            return str(self._answer(self._process.stdin, self._process.stdout, {"turns": turns, "tools": tools}))
         except (OSError, ValueError):  # the pods, which have the model, refuse what it would have refused
             self._is_silent = True
             return ""
         finally:
             end.cancel()
 
-    def _answer(self, to: IO[bytes] | None, of: IO[bytes] | None, turns: Sequence[Message]) -> object:
+    def _answer(self, to: IO[bytes] | None, of: IO[bytes] | None, row: Json) -> object:
         assert to is not None and of is not None
-        to.write(to_line({**self._model, "turns": list(turns)}))
+        to.write(to_line({**self._model, **row}))
         to.flush()
         return from_line(of.readline())["refusal"]
 

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import NotRequired, TypedDict
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.jobs.data.lines import Fields, short
+from workbench.base.json_values import Json, parse_json
+from workbench.jobs.data.lines import Fields, no_constant, short
 
-__all__ = ["CHAT", "CHAT_KEYS", "Message", "answered", "asked", "chat_key", "last_of", "turns_of"]
+__all__ = [
+    "CHAT", "CHAT_KEYS", "TOOLS", "Message", "Shape", "answer_of", "answered", "asked", "chat_key", "last_of",
+    "shape_of", "tools_of", "turns_of",
+]  # fmt: skip
 
-Message = Mapping[str, str]
-"""One turn: `role` (system, user, assistant or tool) and `content`."""
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+    tool_calls: NotRequired[Sequence[Json]]
+    """The functions that the assistant calls, in OpenAI's form, with `arguments` as an object."""
+    name: NotRequired[str]
+    """Of a tool's turn, the function that returned."""
+    tool_call_id: NotRequired[str]
+
+
+Shape = tuple[object, ...]
+"""What a chat is made of, whatever its words are."""
 
 CHAT = "messages"
 """The key of a chat row's turns."""
 
 CHAT_KEYS = (CHAT, "conversations")
+
+TOOLS = "tools"
+"""The key of the functions that a chat row's assistant may call."""
 
 _ROLES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -47,6 +69,17 @@ def turns_of(row: Fields) -> tuple[Message, ...]:
     return tuple(turn for _, turn in kept)
 
 
+def tools_of(row: Fields) -> tuple[Json, ...]:
+    """Return the schemas of the functions that a chat row's assistant may call; the list may be JSON text."""
+    listed = _parsed(row, TOOLS)
+    match listed:
+        case None:
+            return ()
+        case [*schemas]:
+            return tuple(_schema(Fields(_filled(raw), row.where, f"{TOOLS}[{n}].")) for n, raw in enumerate(schemas))
+    return row.fail(TOOLS, f"is {short(listed)}; it must be a list of JSON schemas")
+
+
 def chat_key(row: Fields) -> str:
     """Return the key that holds a row's turns; empty where there is none."""
     return next((key for key in CHAT_KEYS if row.data.get(key) is not None), "")
@@ -71,6 +104,17 @@ def asked(messages: Sequence[Message], question: str, system: str | None) -> lis
     return turns if system is None or turns[0]["role"] == "system" else [{"role": "system", "content": system}, *turns]
 
 
+def answer_of(messages: Sequence[Message], target: str) -> Message:
+    """Return the turn that a row teaches at its end."""
+    return messages[-1] if messages else {"role": "assistant", "content": target}
+
+
+def shape_of(turns: Sequence[Message], tools: Sequence[Json]) -> Shape:
+    """Return the roles of turns, whether each has content, and how many calls; and whether there are tools."""
+    each = ((turn["role"], bool(turn["content"]), len(turn.get("tool_calls", ()))) for turn in turns)
+    return (bool(tools), *each)
+
+
 def last_of(turns: Sequence[Message], role: str) -> str:
     """Return what a role said last; empty where it said nothing."""
     return next((turn["content"] for turn in reversed(turns) if turn["role"] == role), "")
@@ -84,12 +128,62 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if named not in roles:
         raise one_of(f"{row.where}: {place}.{key}", named, list(roles))
     role = roles[named]
-    if turn.data.get("tool_calls") or turn.data.get("function_call"):
-        turn.fail("tool_calls", "is not read; write the call into content, as the model should write it")
-    content = _content(turn, value)
-    if not content and role in ("user", "assistant"):
+    calls, content = list(_calls(turn)), _content(turn, value)
+    if calls and role != "assistant":
+        turn.fail("tool_calls", f"stands in a turn of {role!r}; only the assistant calls functions")
+    if not content and not calls and role in ("user", "assistant"):
         turn.fail(value, f"is empty, and the turn is the {role}'s; fill it, or leave the row out")
-    return place, {"role": role, "content": content}
+    made: Message = {"role": role, "content": content}
+    if calls:
+        made["tool_calls"] = calls
+    if role == "tool" and turn.data.get("name"):
+        made["name"] = turn.text("name")
+    if role == "tool" and turn.data.get("tool_call_id"):
+        made["tool_call_id"] = turn.text("tool_call_id")
+    return place, made
+
+
+def _calls(turn: Fields) -> Iterator[Json]:
+    if turn.data.get("function_call"):  # OpenAI's older form, of one call
+        yield _call(Fields(_filled(turn.data["function_call"]), turn.where, f"{turn.path}function_call."))
+    for number, raw in enumerate(turn.items("tool_calls") if turn.data.get("tool_calls") else ()):
+        yield _call(Fields(_filled(raw), turn.where, f"{turn.path}tool_calls[{number}]."))
+
+
+def _call(call: Fields) -> Json:
+    function = call.child("function") if "function" in call.data else call
+    arguments = _parsed(function, "arguments") or {}
+    if not isinstance(arguments, Mapping):
+        function.fail("arguments", f"is {short(arguments)}; it must be an object, or JSON text of one")
+    identity = {"id": call.text("id")} if "id" in call.data else {}
+    written = {"name": function.text("name"), "arguments": _filled(arguments)}
+    return {**identity, "type": "function", "function": written}
+
+
+def _schema(tool: Fields) -> Json:
+    function = tool.child("function") if "function" in tool.data else tool
+    function.text("name")
+    return {"type": "function", "function": function.data}
+
+
+def _parsed(fields: Fields, key: str) -> object:
+    value = fields.data.get(key)
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value, parse_constant=no_constant) if value.strip() else None
+    except ValueError as error:
+        fields.fail(key, f"is {short(value)}, which is not JSON: {error}")
+
+
+def _filled(value: object) -> object:
+    """Leave out what is null: a table of objects has every key in each."""
+    match value:
+        case Mapping():
+            return {key: _filled(each) for key, each in value.items() if each is not None}
+        case [*several]:
+            return [_filled(each) for each in several]
+    return value
 
 
 def _content(turn: Fields, key: str) -> str:

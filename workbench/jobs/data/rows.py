@@ -13,9 +13,19 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.json_values import text
+from workbench.base.json_values import Json, text
 from workbench.jobs.data.lines import Fields, short
-from workbench.jobs.data.messages import CHAT, CHAT_KEYS, Message, answered, chat_key, last_of, turns_of
+from workbench.jobs.data.messages import (
+    CHAT,
+    CHAT_KEYS,
+    TOOLS,
+    Message,
+    answered,
+    chat_key,
+    last_of,
+    tools_of,
+    turns_of,
+)
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 
@@ -58,7 +68,7 @@ NESTED = ("sql", "table", *CHAT_KEYS)
 """Keys whose values are objects or lists; a table of text has them as JSON."""
 _ALONE = "text"
 _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if key) | dict.fromkeys(
-    (_ALONE, CHAT, "table_id", "table")
+    (_ALONE, CHAT, TOOLS, "table_id", "table")
 )
 
 
@@ -75,6 +85,8 @@ class Row:
     """What the instruction is about, where the row keeps that apart."""
     messages: tuple[Message, ...] = ()
     """The turns of a chat, up to the last answer; `source` and `target` are then the last question and answer."""
+    tools: tuple[Json, ...] = ()
+    """The schemas of the functions that a chat's assistant may call."""
 
     @property
     def is_plain(self) -> bool:
@@ -84,7 +96,7 @@ class Row:
     def to_json(self) -> str:
         """Return the line of `train.jsonl` or `eval.jsonl`."""
         apart = {"input": self.input} if self.input else {}
-        turns = {"messages": self.messages} if self.messages else {}
+        turns = {key: value for key, value in ((CHAT, self.messages), (TOOLS, self.tools)) if value}
         row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id, **turns}
         return json.dumps(row, ensure_ascii=False)
 
@@ -165,7 +177,7 @@ def _chat(row: Fields, turns: Sequence[Message]) -> Row:
         row.fail(chat_key(row), "has no turn of the assistant to learn from")
     table_id = row.text("table_id") if row.data.get("table_id") is not None else None
     source, target = last_of(learned, "user"), last_of(learned, "assistant")
-    return Row(source=source, target=target, table_id=table_id, messages=learned)
+    return Row(source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row))
 
 
 def _written(row: Fields) -> Row:

@@ -57,7 +57,7 @@ class Conversation(ShownLive):
         self.exchanges.clear()
 
     def _turns(self, name: str, text: str) -> list[Message]:
-        turns = [] if self._system is None else [{"role": "system", "content": self._system}]
+        turns: list[Message] = [] if self._system is None else [{"role": "system", "content": self._system}]
         for exchange in self.exchanges:
             turns.append({"role": "user", "content": exchange.asked})
             turns.append({"role": "assistant", "content": exchange.answers[name]})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
-from workbench.base.json_values import part, whole
+from workbench.base.json_values import Json, part, whole
 from workbench.jobs.data.lines import Fields, read_lines
-from workbench.jobs.data.messages import Message, last_of, turns_of
+from workbench.jobs.data.messages import Message, last_of, tools_of, turns_of
 from workbench.jobs.data.rows import ANSWERS, PREFIX, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import SqlTable
@@ -42,6 +42,8 @@ class Question:
     table_id: str | None = None
     messages: tuple[Message, ...] = ()
     """The turns of a chat, up to the one that is answered; `source` is then what the user said last."""
+    tools: tuple[Json, ...] = ()
+    """The schemas of the functions that the assistant may call."""
 
     @property
     def text(self) -> str:
@@ -165,9 +167,11 @@ def _question_of_turns(row: Fields, turns: Sequence[Message]) -> Question:
     answered = turns[-1]["role"] == "assistant"
     return Question(
         source=last_of(turns, "user"),
-        expected=turns[-1]["content"] if answered else None,
+        # How a call is written, the template says.
+        expected=turns[-1]["content"] if answered and "tool_calls" not in turns[-1] else None,
         table_id=None if row.data.get("table_id") is None else row.text("table_id"),
         messages=tuple(turns[:-1] if answered else turns),
+        tools=tools_of(row),
     )
 
 

@@ -90,9 +90,8 @@ class ModelServer:
 
         `on_text` is called with each piece of the answer to a single question.
         """
-        asked = [
-            {"source": q.source, "input": q.input, "opening": q.opening, "messages": q.messages} for q in questions
-        ]
+        sent = ("source", "input", "opening", "messages", "tools")
+        asked = [{name: getattr(question, name) for name in sent} for question in questions]
         which = "before" if before else "after"
         request = {"which": which, "questions": asked, "pieces": on_text is not None}
         reply = self._answered(request, timeout_s, on_text)

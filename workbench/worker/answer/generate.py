@@ -36,7 +36,7 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
     if ranks.rank() != 0:
         return []
     return [
-        judge(row.source, row.target, everyone[n], table_id=row.table_id, input=row.input)
+        judge(row.source, encoder.target(row), everyone[n], table_id=row.table_id, input=row.input)
         for n, row in enumerate(examples)
     ]
 

@@ -123,6 +123,7 @@ def _example(question: Mapping[str, Any]) -> Example:
         input=question.get("input", ""),
         opening=question.get("opening", ""),
         messages=tuple(question.get("messages", ())),
+        tools=tuple(question.get("tools", ())),
     )
 
 

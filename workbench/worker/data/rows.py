@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import Json
 from workbench.jobs.data.lines import Fields
-from workbench.jobs.data.messages import Message, turns_of
+from workbench.jobs.data.messages import Message, tools_of, turns_of
 
 __all__ = [
     "IGNORED",
@@ -42,6 +43,8 @@ class Example:
     table_id: str | None = None
     messages: tuple[Message, ...] = ()
     """The turns of a chat; `source` and `target` are then the last question and answer."""
+    tools: tuple[Json, ...] = ()
+    """The schemas of the functions that a chat's assistant may call."""
 
 
 Row = Mapping[str, Sequence[int]]
@@ -142,5 +145,6 @@ def _example(raw: Mapping[str, object]) -> Example:
         target=str(raw["target"]),
         input=str(raw.get("input") or ""),
         table_id=table_id,
-        messages=turns_of(Fields(raw, "")),
+        messages=(turns := turns_of(fields := Fields(raw, ""))),
+        tools=tools_of(fields) if turns else (),
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import LossOn
-from workbench.jobs.data.messages import Message, asked
+from workbench.jobs.data.messages import Message, answer_of, asked
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
@@ -77,6 +78,13 @@ class Encoder:
             return [str(text) for text in self.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
         return [self._chat.answer(ids.tolist()) for ids in tokens]
 
+    def target(self, example: Example) -> str:
+        """Return what the model should say; a call in the words of the chat template."""
+        if self._chat is None or "tool_calls" not in answer_of(example.messages, example.target):
+            return example.target
+        ids, _ = self._chat.learned([*self._turns(example), example.messages[-1]], example.tools)[-1]
+        return self._chat.answer(ids[len(self._chat.prompt(self._turns(example), example.tools)) :])
+
     def _pairs(self, examples: Sequence[Example]) -> list[Row]:
         for number, example in enumerate(examples, 1):
             if not asks(example) or example.messages:
@@ -93,8 +101,8 @@ class Encoder:
         assert self._chat is not None
         if not asks(example):
             return self._plain([*self._ids([example.target])[0], self.tokenizer.eos_token_id])
-        answer = {"role": "assistant", "content": example.target}
-        rows = self._chat.learned([*self._within(self._turns(example)), answer])
+        answer = answer_of(example.messages, example.target)
+        rows = self._chat.learned([*self._within(example), answer], example.tools)
         # A cut answer does not end: a model should not learn to stop there.
         ids, marks = rows[-1]
         begin = len(ids) - next((n for n, mark in enumerate(reversed(marks)) if not mark), len(ids))
@@ -109,17 +117,18 @@ class Encoder:
         """Return the turns that come before an example's last answer."""
         return asked(example.messages, source_text(example.source, example.input), self.job.system)
 
-    def _within(self, turns: Sequence[Message]) -> list[Message]:
+    def _within(self, example: Example) -> list[Message]:
         """Leave out the first exchanges of turns that are too long, then the end of what was asked last."""
         assert self._chat is not None
+        prompt, turns = partial(self._chat.prompt, tools=example.tools), self._turns(example)
         first = int(turns[0]["role"] == "system")
         system, rest = list(turns[:first]), list(turns[first:])
-        while len(self._chat.prompt([*system, *rest])) > self.job.max_source_length:
+        while len(prompt([*system, *rest])) > self.job.max_source_length:
             later = next((n for n, turn in enumerate(rest[1:], 1) if turn["role"] == "user"), None)
             if later is None:
                 break
             rest = rest[later:]
-        prompt, (*before, last) = self._chat.prompt, [*system, *rest]
+        *before, last = [*system, *rest]
 
         def ending(content: str) -> list[Message]:
             return [*before, {**last, "content": content}]
@@ -157,7 +166,7 @@ class Encoder:
 
     def _asked(self, example: Example) -> list[int]:
         assert self._chat is not None
-        return self._chat.prompt(self._within(self._turns(example))) if asks(example) else self._start
+        return self._chat.prompt(self._within(example), example.tools) if asks(example) else self._start
 
     def _cut(self, example: Example) -> list[int]:
         """Shorten a row's input, or where it has none its instruction, so that the form around them stays whole."""

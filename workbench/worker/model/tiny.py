@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,10 @@ def tokenizer_for_all(
 
 
 def _said(example: Example) -> list[str]:
-    return [turn["content"] for turn in example.messages] or [example.source, example.target]
+    if not example.messages:
+        return [example.source, example.target]
+    written = [json.dumps(each) for turn in example.messages for each in turn.get("tool_calls", ())]
+    return [*(turn["content"] for turn in example.messages), *written, *map(json.dumps, example.tools)]
 
 
 def _head_start(model: Any) -> None:
