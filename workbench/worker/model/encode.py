@@ -181,10 +181,10 @@ class Encoder:
         """Return as much of the beginning of a text as leaves its prompt short enough."""
         while (over := len(prompt(text)) - self.job.max_source_length) > 0:
             if not text:
-                form = f"the prompt form {self.job.prompt or 'plain'!r}" if self._chat is None else "the chat template"
-                raise ConfigError(
-                    f"max_source_length is {self.job.max_source_length}, which {form} takes alone; give more"
-                )
+                form, most = f"the prompt form {self.job.prompt or 'plain'!r} takes alone", self.job.max_source_length
+                if self._chat is not None:
+                    form = "the chat template takes alone (with the tools of a row that has some)"
+                raise ConfigError(f"max_source_length is {most}, which {form}; give {most + over} or more")
             text = self._shorter(text, over)
         return text
 
