@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from workbench.base.child import HOME
 
-__all__ = ["file_digest", "package_zip", "zip_files"]
+__all__ = ["file_digest", "package_zip", "zip_contents", "zip_files"]
 
 
 def file_digest(path: Path) -> str:
@@ -27,12 +27,18 @@ def package_zip() -> tuple[str, bytes]:
 
 
 def zip_files(root: Path, files: Iterable[Path]) -> bytes:
-    """Zip files of a folder under their names in it; the same content gives the same bytes."""
+    """Zip files of a folder under their names in it."""
+    return zip_contents({path.relative_to(root).as_posix(): path for path in files})
+
+
+def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
+    """Zip files by the names that they get; the same content gives the same bytes."""
     target = io.BytesIO()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in files:
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, content in files.items():
             # A fixed time, so that the hash depends on names and content alone.
-            info = zipfile.ZipInfo(path.relative_to(root).as_posix(), date_time=(1980, 1, 1, 0, 0, 0))
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o644 << 16
-            archive.writestr(info, path.read_bytes(), compress_type=zipfile.ZIP_DEFLATED)
+            data = content.read_bytes() if isinstance(content, Path) else content
+            archive.writestr(info, data, compress_type=zipfile.ZIP_DEFLATED)
     return target.getvalue()

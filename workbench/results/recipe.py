@@ -6,7 +6,6 @@ The run directory may be somebody else's: nothing outside it is read, what goes 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.files import open_record, read_bytes, read_json
 from workbench.base.json_values import items, part, parts, text
+from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.model import Family
@@ -55,7 +55,7 @@ class Recipe:
     @property
     def archive(self) -> bytes:
         """The files as a zip; the same files give the same bytes."""
-        return _zipped(self.files)
+        return zip_contents(dict(sorted(self.files.items())))
 
 
 def recipe_of(result: ResultRecord) -> Recipe:
@@ -222,7 +222,7 @@ def _add_rows(
             '{"source": …, "target": …} each, in the order of the hub'
         )
         return []
-    if len(_zipped(rows)) <= _MOST_DATA:
+    if len(zip_contents(rows)) <= _MOST_DATA:
         files |= rows
         return []
     differs.append(f"the rows are too many for this card; they are in {paths.inputs} where the run was started")
@@ -240,14 +240,6 @@ def _add_tokenizer(files: dict[str, bytes], differs: list[str], paths: RunPaths,
     files |= {f"tokenizer/{name}": content for name, content in kept.items()}
     if not kept:
         differs.append("the tokenizer of tiny-t5 is made by the run, and this one left none: it cannot be repeated so")
-
-
-def _zipped(files: Mapping[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, content in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name), content, compress_type=zipfile.ZIP_DEFLATED)
-    return out.getvalue()
 
 
 def _install(result: ResultRecord) -> Sequence[str]:

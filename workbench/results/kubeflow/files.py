@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +12,7 @@ from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes, read_json
 from workbench.base.json_values import part, parts
-from workbench.base.package import zip_files
+from workbench.base.package import zip_contents, zip_files
 from workbench.jobs.choices import Optimizer
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.evaluation import metric_text
@@ -46,7 +44,7 @@ def config_files(paths: RunPaths, job: Job, options: HandoverOptions, pod: PodSp
     spec = stored({"cluster": {"pods": pods, "count": nodes}, "job": {**asked, "launcher": "ssh"}})
     files = {"spec.json": json.dumps(spec, indent=1).encode(), "workbench.zip": _package()}
     if inputs:
-        files["inputs.zip"] = inputs["script"] if "script" in inputs else _zip(inputs)
+        files["inputs.zip"] = inputs["script"] if "script" in inputs else zip_contents(inputs)
     size = sum(map(len, files.values()))
     if size > _MOST_BYTES:
         what = "the script's folder" if isinstance(job, Script) else "the rows"
@@ -138,11 +136,3 @@ def _check_secrets(env: Mapping[str, str], options: HandoverOptions) -> None:
             f"the run takes {', '.join(missing)} from the environment, and no value is in a manifest: name the Secrets "
             f"that hold them, run.manifest(…, {', '.join(hints)}), or give what is no secret with env="
         )
-
-
-def _zip(files: Mapping[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, content in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(name), content, compress_type=zipfile.ZIP_DEFLATED)
-    return out.getvalue()

@@ -17,6 +17,7 @@ from workbench.base.clock import share_clock
 from workbench.base.process import (
     POD_MARK,
     Process,
+    activity,
     ancestors,
     become_subreaper,
     descendants,
@@ -43,8 +44,8 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
-    if _is_stopped(root):
-        _kill_hung(root)  # it would not answer, and there is no use in waiting for that
+    if (agent := _agent_of(root)) is not None and activity(agent.pid)[1]:
+        agent.send(signal.SIGKILL)  # stopped, it would not answer, and there is no use in waiting for that
     if (pid := _ping(root)) is not None:
         return pid
     lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -94,25 +95,11 @@ def _take_lock(root: Path, lock: int) -> int | None:
         except BlockingIOError:
             if (pid := _ping(root, 1.0)) is not None:
                 return pid
-        if time.monotonic() > hung_at:
-            _kill_hung(root)
+        if time.monotonic() > hung_at and (hung := _agent_of(root)) is not None:
+            hung.send(signal.SIGKILL)
         if time.monotonic() > deadline:
             raise RuntimeError(f"the agent in {root} neither answers nor ends; see agent.log there")
         time.sleep(0.05)
-
-
-def _kill_hung(root: Path) -> None:
-    if (process := _agent_of(root)) is not None:
-        process.send(signal.SIGKILL)
-
-
-def _is_stopped(root: Path) -> bool:
-    if (process := _agent_of(root)) is None:
-        return False
-    try:
-        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
 
 
 def _agent_of(root: Path) -> Process | None:
