@@ -17,6 +17,7 @@ __all__ = [
 Json = Mapping[str, object]
 _DEEPEST = 100  # objects and lists within one another
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_MOST_NUMBERS = 50
 _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
 
 
@@ -116,11 +117,11 @@ def number(value: object) -> float | None:
     return None
 
 
-def numbers_of(value: object, most: int = 50) -> dict[str, float]:
+def numbers_of(value: object) -> dict[str, float]:
     """Return the finite numbers of an object, the first of very many; none where it is no object."""
     match value:
         case Mapping():
-            pairs = ((str(name), number(each)) for name, each in itertools.islice(value.items(), most))
+            pairs = ((str(name), number(each)) for name, each in itertools.islice(value.items(), _MOST_NUMBERS))
             return {name: each for name, each in pairs if each is not None}
     return {}
 

@@ -17,6 +17,7 @@ from workbench.base.json_values import parse_json
 __all__ = ["ask", "connect", "from_line", "listen", "read_request", "short_path", "to_line"]
 
 _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 108, macOS 104)
+_LARGEST = 16 << 20  # bytes of a message
 
 
 def to_line(message: Mapping[str, object]) -> bytes:
@@ -71,7 +72,7 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     return connection
 
 
-def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, object]:
+def read_request(connection: socket.socket) -> dict[str, object]:
     """Read one JSON object that ends with a newline; the connection's time limit is for all of it."""
     data = bytearray()
     limit_s = connection.gettimeout()
@@ -80,7 +81,7 @@ def read_request(connection: socket.socket, limit: int = 16 << 20) -> dict[str, 
         if end_s is not None:
             connection.settimeout(max(0.001, end_s - time.monotonic()))
         block = connection.recv(65536)
-        if not block or len(data) > limit:
+        if not block or len(data) > _LARGEST:
             raise RunError("a message between notebook and keeper was cut off or too long")
         data += block
     connection.settimeout(limit_s)

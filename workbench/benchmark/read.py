@@ -64,7 +64,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         key=text(note.get("key")) or (key_of(spec) if part(spec, "job") else ""),
         repeat=whole(note.get("repeat")) or 0,
         reason=reason,
-        predicted_memory_gib=_predicted_gib(paths, facts),
+        predicted_memory_gib=result.predicted_memory_gib,
         provenance=_provenance(spec, result, read_json(paths.origin)),
         **columns,  # type: ignore[arg-type]
     )
@@ -233,13 +233,6 @@ def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
     pod_gib = number(part(part(spec, "cluster"), "pods").get("memory_gib"))
     free = (shortage.free_gib, shortage.limit_gib, pod_gib)
     return {"wanted_gib": shortage.wanted_gib, "free_gib": next((gib for gib in free if gib is not None), None)}
-
-
-def _predicted_gib(paths: RunPaths, facts: Json) -> float | None:
-    prediction = read_json(paths.prediction)
-    on_gpu = facts.get("memory_kind") == "cuda" or (not facts.get("memory_kind") and "pod_gpu_gib" in prediction)
-    name = "pod_gpu_gib" if on_gpu and prediction.get("pod_gpu_gib") is not None else "host_gib"
-    return number(prediction.get(name))
 
 
 def _provenance(spec: Json, result: RunResult, origin: Json) -> Provenance:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,6 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
-from workbench.jobs.finetune import FineTune
-from workbench.jobs.script import Script
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
@@ -154,14 +151,9 @@ class Schedule:
         return row
 
     def _new_folder(self, item: _Item) -> Path:
-        job, pods = item.planned.job, item.planned.pods
-        match job:
-            case FineTune():
-                what = job.technique
-            case Script():
-                what = re.sub(r"\W+", "-", Path(job.path).stem)
+        pods = item.planned.pods
         number = f"-r{item.planned.repeat}" if item.planned.repeat else ""
-        stem = f"{what}-{pods}{'pod' if pods == 1 else 'pods'}-{key_of(item.spec)[:6]}{number}"
+        stem = f"{item.planned.job.word}-{pods}{'pod' if pods == 1 else 'pods'}-{key_of(item.spec)[:6]}{number}"
         tries = [self._folder / stem, *(self._folder / f"{stem}-try{n}" for n in range(2, 1000))]
         return next(path for path in tries if not path.exists())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json, write_bytes
@@ -18,6 +20,8 @@ from workbench.rundir.spec import stored
 from workbench.rundir.view import RunView
 
 __all__ = ["Card", "card_of", "replace_text", "write_card"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,25 +44,20 @@ def card_of(result: RunResult, name: str = "card.html") -> Card:
     if not result.path.is_dir():
         raise RunError(f"not a run directory: {result.path}")
     missing: list[str] = []
-    view = profile = predictions = None
-    try:
-        view = RunView(result.path)
-    except WorkbenchError as error:
-        missing.append(f"no curves and logs: {error}")
-    try:
-        profile = result.profile
-    except WorkbenchError as error:
-        missing.append(f"no FLOPS profile: {error}")
-    try:
-        predictions = result.predictions
-    except WorkbenchError as error:
-        missing.append(f"no answers: {error}")
+
+    def readable(what: str, read: Callable[[], _T]) -> _T | None:
+        try:
+            return read()
+        except WorkbenchError as error:
+            missing.append(f"no {what}: {error}")
+            return None
+
     spec = read_json(RunPaths(result.path).spec)
     return Card(
         result=result,
-        view=view,
-        profile=profile,
-        predictions=predictions,
+        view=readable("curves and logs", lambda: RunView(result.path)),
+        profile=readable("FLOPS profile", lambda: result.profile),
+        predictions=readable("answers", lambda: result.predictions),
         recipe=recipe_of(result),
         spec=json.dumps(stored(spec), indent=1) if spec else "",
         missing=tuple(missing),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import one_of
 from workbench.base.shown import ShownLive
 
 __all__ = ["PLOTS", "RunPlot"]
@@ -24,5 +23,4 @@ class RunPlot(ShownLive):
 
     def __post_init__(self) -> None:
         if self.name not in PLOTS:
-            near = "".join(f"; did you mean {name!r}?" for name in difflib.get_close_matches(self.name, PLOTS, n=1))
-            raise ConfigError(f"plot takes one of {', '.join(PLOTS)}, and was given {self.name!r}{near}")
+            raise one_of("plot", self.name, PLOTS)

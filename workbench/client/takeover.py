@@ -10,13 +10,13 @@ import fcntl
 import logging
 import os
 import socket
-import stat
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import is_folder, is_there, read_json, write_json
+from workbench.base.files import is_folder, is_there, not_ours, read_json, write_json
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
 from workbench.keeper.lock import TAKEN
 from workbench.keeper.spawn import spawn_successor
@@ -179,12 +179,9 @@ def stored_spec(cluster: Path) -> ClusterSpec:
 
 def _foreign(paths: Iterable[Path]) -> str:
     for path in paths:
-        try:
-            facts = path.lstat()
-        except FileNotFoundError:
-            continue  # what is missing is missed by whoever reads it
-        if stat.S_ISLNK(facts.st_mode):
+        if path.is_symlink():
             return f"{path} is a symbolic link"
-        if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
-            return f"{path} belongs to another user, or others may write to it"
+        with suppress(FileNotFoundError):  # what is missing is missed by whoever reads it
+            if why := not_ours(path):
+                return why
     return ""

@@ -190,13 +190,11 @@ def plan(
     )
 
 
-def predict(
-    job: FineTune, *, pods: int, gpus: int, lengths: tuple[int, int] | None = None, trace: bool = True
-) -> PlanRow | None:
+def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
     """Predict what a job needs as it is, without a verdict."""
     job = choose(job, gpus=gpus)
     setting = setting_of(job, pods=pods, gpus=gpus)
-    traced = _trace(job, [setting], gpu=gpus > 0, lengths=lengths, only_cached=not trace)
+    traced = _trace(job, [setting], gpu=gpus > 0, only_cached=not trace)
     return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
 
 
@@ -221,7 +219,7 @@ def _trace(
     settings: Sequence[Setting],
     *,
     gpu: bool,
-    lengths: tuple[int, int] | None,
+    lengths: tuple[int, int] | None = None,
     only_cached: bool = False,
 ) -> Trace | None:
     wanted = sorted({setting.arithmetic for setting in settings}) or ["fp32"]

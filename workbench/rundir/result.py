@@ -216,5 +216,5 @@ class ResultRecord(Measurements):
         It is the planner's figure for the longest rows that the job allows; shorter rows need less.
         """
         raw = read_json(RunPaths(self.path).prediction)
-        on_gpu = number(raw.get("pod_gpu_gib")) if self.memory_kind == "cuda" else None
+        on_gpu = number(raw.get("pod_gpu_gib")) if self.memory_kind == "cuda" or not self.peak_memory_gib else None
         return number(raw.get("host_gib")) if on_gpu is None else on_gpu

@@ -5,6 +5,7 @@ from workbench.base.files.records import (
     is_folder,
     is_there,
     load_json,
+    not_ours,
     open_record,
     read_bytes,
     read_given,
@@ -17,6 +18,6 @@ from workbench.base.files.records import (
 )
 
 __all__ = [
-    "LARGEST", "is_folder", "is_there", "load_json", "open_record", "read_bytes", "read_given", "read_json",
+    "LARGEST", "is_folder", "is_there", "load_json", "not_ours", "open_record", "read_bytes", "read_given", "read_json",
     "read_text", "user_path", "write_bytes", "write_json", "write_text",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ __all__ = [
     "is_folder",
     "is_there",
     "load_json",
+    "not_ours",
     "open_record",
     "read_bytes",
     "read_json",
@@ -34,31 +35,28 @@ __all__ = [
 LARGEST = 16 << 20
 
 
-def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Replace a file atomically. `sync` waits until it would survive a loss of power."""
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replace a file atomically."""
     with full_disk_named(path.parent, len(data)):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with full_disk_named(path.parent, len(data)), os.fdopen(handle, "wb") as out:
             os.fchmod(out.fileno(), mode)
             out.write(data)
-            if sync:
-                out.flush()
-                os.fsync(out.fileno())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
 
 
-def write_text(path: Path, text: str, *, mode: int = 0o600, sync: bool = False) -> None:
+def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
     """Replace a text file atomically, in UTF-8."""
-    write_bytes(path, text.encode(), mode=mode, sync=sync)
+    write_bytes(path, text.encode(), mode=mode)
 
 
-def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600, sync: bool = False) -> None:
+def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> None:
     """Replace a JSON file atomically."""
-    write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode, sync=sync)
+    write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode)
 
 
 def open_record(path: Path, within: Path | None = None) -> BinaryIO:
@@ -114,6 +112,14 @@ def is_there(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether there is a folder at such a path."""
     return os.path.isdir(path)  # noqa: PTH112 (as above)
+
+
+def not_ours(path: Path) -> str:
+    """Return that a path is another user's, or that others may write to it; empty where neither is so."""
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
+        return f"{path} belongs to another user, or others may write to it"
+    return ""
 
 
 def user_path(path: str | Path) -> Path:

@@ -12,7 +12,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["AGGREGATES", "OPERATORS", "Condition", "Query", "Value", "fold", "format_query", "parse", "same_logic"]
+__all__ = ["AGGREGATES", "OPERATORS", "Condition", "Query", "Value", "fold", "format_query", "parse"]
 
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
 """In the order of the original release, whose files name them by index."""
@@ -73,12 +73,6 @@ def parse(text: str) -> Query | None:
     if len(text) > _MAX_CHARACTERS:
         return None
     return _parse(text, 0) or _parse(text, re.IGNORECASE)
-
-
-def same_logic(a: str, b: str) -> bool:
-    """Whether two texts are queries that say the same; a text that is not a query equals nothing."""
-    left, right = parse(a), parse(b)
-    return left is not None and right is not None and left.logical_form() == right.logical_form()
 
 
 def fold(text: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from subprocess import Popen, TimeoutExpired
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from workbench.base import entries
 from workbench.base.wire import from_line, to_line
@@ -54,27 +56,28 @@ def measure_exchange(
 ) -> Exchange:
     """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
     command = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1", pods[0].python, "-P", "-m", entries.ALLREDUCE]
-    processes: list[Popen[str]] = []
-    try:
-        processes += [start_ssh(pod, identity, [*command[:3], pod.python, *command[4:]]) for pod in pods]
-    except FileNotFoundError:
-        return Exchange(pods=len(pods), problem=NO_CLIENT)
-    alarm = threading.Timer(_LIMIT_S, _kill, [processes])
-    alarm.start()
-    last_lines = [_LastLine(process) for process in processes]
-    try:
-        lines = _converse(pods, processes, interfaces, env)
-    except (OSError, ValueError, KeyError) as error:
-        lines = [{"problem": f"{type(error).__name__}: {error}"}]
-    finally:
-        alarm.cancel()
-        _end(processes)
-    exchange = _read(lines, len(pods))
-    if exchange.problem:
-        problem = "; ".join(
-            f"{pod.name}: {text}" for pod, line in zip(pods, last_lines, strict=True) if (text := line.last)
-        )
-        return replace(exchange, problem=problem or exchange.problem)
+    with ExitStack() as opened:
+        errors = {pod.name: opened.enter_context(TemporaryFile("w+", errors="replace")) for pod in pods}
+        try:
+            processes = [
+                start_ssh(pod, identity, [*command[:3], pod.python, *command[4:]], stderr=errors[pod.name])
+                for pod in pods
+            ]
+        except FileNotFoundError:
+            return Exchange(pods=len(pods), problem=NO_CLIENT)
+        alarm = threading.Timer(_LIMIT_S, _kill, [processes])
+        alarm.start()
+        try:
+            lines = _converse(pods, processes, interfaces, env)
+        except (OSError, ValueError, KeyError) as error:
+            lines = [{"problem": f"{type(error).__name__}: {error}"}]
+        finally:
+            alarm.cancel()
+            _end(processes)
+        exchange = _read(lines, len(pods))
+        if exchange.problem:
+            problem = "; ".join(f"{name}: {text}" for name, file in errors.items() if (text := _last_line(file)))
+            return replace(exchange, problem=problem or exchange.problem)
     return exchange
 
 
@@ -144,23 +147,6 @@ def _end(processes: Sequence[Popen[str]]) -> None:
             process.stdout.close()
 
 
-class _LastLine:
-    """Read what a process writes to standard error, so that it never waits for us, and keep the last line."""
-
-    def __init__(self, process: Popen[str]):
-        self._process = process
-        self._line = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    @property
-    def last(self) -> str:
-        """Return the last line, once the process has ended."""
-        self._reader.join(_END_S)
-        return self._line
-
-    def _read(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as lines:
-            for line in lines:
-                self._line = line.strip() or self._line
+def _last_line(file: IO[str]) -> str:
+    file.seek(0)
+    return next((line.strip() for line in reversed(file.readlines()) if line.strip()), "")

@@ -38,8 +38,8 @@ class _WorkerConnection:
 class Rendezvous:
     """The place where the workers of one cluster report."""
 
-    def __init__(self, names: Sequence[str], *, host: str = "127.0.0.1", token: bytes | None = None) -> None:
-        self.token = token or secrets.token_bytes(32)
+    def __init__(self, names: Sequence[str], *, host: str = "127.0.0.1") -> None:
+        self.token = secrets.token_bytes(32)
         self.names = tuple(names)
         self.refused: Counter[str] = Counter()
         self._came: dict[str, Pod] = {}

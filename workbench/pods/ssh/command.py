@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import IO
 
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -36,16 +37,21 @@ class CommandResult:
 
 
 def start_ssh(
-    pod: Pod, identity: Identity, command: Sequence[str], *, connect_s: float | None = None
+    pod: Pod,
+    identity: Identity,
+    command: Sequence[str],
+    *,
+    connect_s: float | None = None,
+    stderr: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """Start a command on a pod, with pipes on all three of its streams."""
+    """Start a command on a pod, with pipes on its streams."""
     argv = ssh_argv(pod, identity, command)
     quick = [] if connect_s is None else ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
     return subprocess.Popen(
         [argv[0], *quick, *argv[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         errors="replace",
         start_new_session=True,  # an interrupt meant for the notebook

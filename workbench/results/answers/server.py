@@ -84,7 +84,6 @@ class ModelServer:
         *,
         before: bool = False,
         on_text: Callable[[str], None] | None = None,
-        timeout_s: float = _ANSWER_S,
     ) -> Answered:
         """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question.
 
@@ -94,7 +93,7 @@ class ModelServer:
         asked = [{name: getattr(question, name) for name in sent} for question in questions]
         which = "before" if before else "after"
         request = {"which": which, "questions": asked, "pieces": on_text is not None}
-        reply = self._answered(request, timeout_s, on_text)
+        reply = self._answered(request, _ANSWER_S, on_text)
         if not reply["ok"]:
             raise RunError(f"the model of {self._paths.root} did not answer: {reply['error']}")
         return Answered(texts=reply["answers"], load_s=reply["load_s"], answer_s=reply["answer_s"])

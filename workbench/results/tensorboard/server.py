@@ -22,7 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,14 +236,14 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _main(argv: Sequence[str] | None = None) -> None:
+def _main() -> None:
     """Be the server: listen, leave the record, and live as long as the owner."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("record", type=Path)
     parser.add_argument("--port", type=int)
     parser.add_argument("--owner", type=int, required=True)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     from tensorboard import default, program
 
     token, nonce = secrets.token_urlsafe(24), secrets.token_hex(4)

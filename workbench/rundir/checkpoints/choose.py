@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_json
+from workbench.base.files import not_ours, read_json
 from workbench.base.json_values import Json, items, part, whole
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
@@ -135,13 +133,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
 
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
-    return _not_ours(part) or problem_of(part), read_manifest(part)
-
-
-def _not_ours(part: Path) -> str:
-    """Return what is not this user's own: what others could write is not what a run of ours left."""
-    for path in (part, *part.iterdir()):
-        facts = path.lstat()
-        if facts.st_uid != os.getuid() or facts.st_mode & stat.S_IWOTH:
-            return f"{path} belongs to another user, or others may write to it; only checkpoints of your own are used"
-    return ""
+    # What others could write is not what a run of ours left.
+    if foreign := next(filter(None, map(not_ours, (part, *part.iterdir()))), ""):
+        return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
+    return problem_of(part), read_manifest(part)
