@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from workbench.base.process import Process, look_up, process_table
 from workbench.worker.agent.clients.client import AgentRefused, Client
+from workbench.worker.agent.main import end_leftovers
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -187,13 +187,11 @@ def test_when_the_agent_is_killed_its_ranks_die_and_the_next_one_cleans_up(agent
         agent.poll("r")
 
 
-def test_sweep_ends_what_a_dead_agent_left(agent, wait_gone):
+def test_what_a_dead_agent_left_is_ended(agent, wait_gone):
     agent.start("r", parent("dict(start_new_session=True)"))
     child = child_of(agent, "r")
     os.kill(agent.pid, signal.SIGKILL)
-    argv = [sys.executable, "-m", "workbench.worker.agent", "sweep", str(agent.root)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
-    assert json.loads(done.stdout)["ended"] >= 1
+    assert end_leftovers(agent.root.resolve()) >= 1
     wait_gone(child, timeout_s=0)
 
 

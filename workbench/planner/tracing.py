@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.base import entries
 from workbench.base.child import child_environment
@@ -37,8 +37,7 @@ _START = f"import gc, os; gc.disable(); from {entries.TRACE} import main; main()
 _FORM = 1  # of the cached files; another number makes those of before be ignored
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """What is held at a moment of a step beside weights, gradients and optimizer states: lines over the rows."""
 
     base: float

@@ -1,4 +1,4 @@
-"""The agent's command line: `serve`, `connect`, `rank`, `sweep`, `left`, `packages`. Modules beside it do the work."""
+"""The agent's command line: `serve`, `connect`, `rank`, `left`, `packages`. Modules beside it do the work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.base.process import LEASE_S
 from workbench.worker.agent.clients.adopted import launch_rank, place_from
 from workbench.worker.agent.clients.connect import bridge
 from workbench.worker.agent.left import files_left
-from workbench.worker.agent.main import end_leftovers, serve
+from workbench.worker.agent.main import serve
 from workbench.worker.agent.packages import PackageError, install
 
 __all__ = ["main"]
@@ -27,9 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _serve(root, asked.lease_s, asked.warm)
     if asked.command == "connect":
         return bridge(root)
-    if asked.command == "sweep":
-        sys.stdout.write(json.dumps({"ok": True, "ended": end_leftovers(root.resolve())}) + "\n")
-        return 0
     if asked.command == "left":
         left = files_left(root / "out", root / "script", Path(asked.archive), asked.below)
         sys.stdout.write(json.dumps(left) + "\n")
@@ -73,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("root", metavar="POD_ROOT")
     serving.add_argument("--lease-s", type=float, default=LEASE_S, help="how long to live without a word of the keeper")
     serving.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported")
-    for name, words in (("connect", "bridge stdin and stdout to the agent"), ("sweep", "end what a dead agent left")):
-        commands.add_parser(name, help=words).add_argument("root", metavar="POD_ROOT")
+    connecting = commands.add_parser("connect", help="bridge stdin and stdout to the agent")
+    connecting.add_argument("root", metavar="POD_ROOT")
     left = commands.add_parser("left", help="list what a run left here")
     left.add_argument("root", metavar="RUN_FOLDER")
     left.add_argument("archive", help="the script's folder as it was sent")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+
+from workbench.base.package import file_digest
 
 __all__ = ["files_left"]
 
@@ -57,7 +58,7 @@ class _Listing:
             if not stat.S_ISREG(facts.st_mode):
                 self.links.append(name)
             elif not self._is_sent(name, path, facts.st_size):
-                self.files.append((name, facts.st_size, _sha256(path) if facts.st_size < self._below else ""))
+                self.files.append((name, facts.st_size, file_digest(path) if facts.st_size < self._below else ""))
         except OSError:
             self.unread.append(name)
 
@@ -69,8 +70,3 @@ class _Listing:
             while piece := file.read(_PIECE):
                 crc = zlib.crc32(piece, crc)
         return self._sent[name][1] == crc
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Recorder", "TracePoint", "front", "layer_stacks", "watch_layers"]
+from workbench.planner.tracing import Moment
 
-
-class TracePoint(NamedTuple):
-    """What is held at a moment, as lines over the rows of a batch."""
-
-    base: float
-    """Bytes, whatever the rows."""
-    row: float
-    """Bytes a row."""
-    logits: float
-    """Those of `base` that tensors over the vocabulary take."""
-    logits_row: float
-    """Those of `row`."""
-    gradients: float
-    """Elements of gradients that parameters have got by then."""
+__all__ = ["Recorder", "front", "layer_stacks", "watch_layers"]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
@@ -34,7 +21,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = "before"
         """Where in the step it is: the same words in a model of any depth."""
-        self.moments: dict[str, list[TracePoint]] = {}
+        self.moments: dict[str, list[Moment]] = {}
         """By place, what is held after an operation each."""
         self.gradients = 0
         self._vocabulary = vocabulary
@@ -51,7 +38,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch pub
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
         base, row, logits, logits_row = self._held
-        self.moments.setdefault(self.place, []).append(TracePoint(base, row, logits, logits_row, self.gradients))
+        self.moments.setdefault(self.place, []).append(Moment(base, row, logits, logits_row, self.gradients))
         return out
 
     @classmethod
@@ -128,14 +115,14 @@ def _watch(layer: torch.nn.Module, recorder: Recorder, name: str) -> None:
     layer.register_forward_hook(after)
 
 
-def front(points: Sequence[TracePoint]) -> list[TracePoint]:
+def front(points: Sequence[Moment]) -> list[Moment]:
     """Keep the moments that can be the highest, whatever the rows and whoever holds the gradients.
 
     Example:
-        >>> front([TracePoint(1, 2, 0, 0, 3), TracePoint(1, 2, 0, 0, 4), TracePoint(5, 1, 0, 0, 0)])[0].gradients
+        >>> front([Moment(1, 2, 0, 0, 3), Moment(1, 2, 0, 0, 4), Moment(5, 1, 0, 0, 0)])[0].gradients
         4
     """
-    kept: list[TracePoint] = []
+    kept: list[Moment] = []
     for point in sorted(points, key=lambda p: (-p.row, -p.base, -p.gradients)):
         if not any(k.base >= point.base and k.row >= point.row and k.gradients >= point.gradients for k in kept):
             kept.append(point)

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from workbench.jobs.adapters import Lora
+from workbench.planner.tracing import Moment
 from workbench.worker.data.rows import aligned
 from workbench.worker.model.lora import with_lora
-from workbench.worker.trace.recorder import Recorder, TracePoint, front, layer_stacks, watch_layers
+from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch_layers
 
 __all__ = ["main", "prepared_trace", "trace"]
 
@@ -154,14 +155,14 @@ def _loss(
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7
 
 
-def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[TracePoint]:
+def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
     depths = sorted(runs)
     points = []
     for place, moments in runs[depths[0]].moments.items():
         copies = [runs[d].moments.get(place, []) for d in depths]
         if any(len(copy) != len(moments) for copy in copies):
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
-        points += [TracePoint(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
+        points += [Moment(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
     return points
 
 
