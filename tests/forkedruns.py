@@ -110,7 +110,7 @@ def follows(run: Ran, reference: Ran, what: str = "") -> None:
     off: dict[str, float] = {}
     for metric in ("loss", "grad_norm", "learning_rate"):
         expected, got = reference.curve(metric), run.curve(metric)
-        assert len(got) == len(expected) == STEPS
+        assert len(got) == len(expected) >= 10
         assert got == pytest.approx(expected, rel=0.01), metric
         off[metric] = max(abs(g - e) / abs(e) for g, e in zip(got, expected, strict=True) if e)
     (end,), (reference_end,) = run.data("end"), reference.data("end")

@@ -47,7 +47,7 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
         assert "line 3" in run.logs(rank, "stdout", tail=None)
 
 
-@pytest.mark.parametrize("launcher", ["pdsh", pytest.param("ssh", marks=long)])
+@pytest.mark.parametrize("launcher", ["ssh", pytest.param("pdsh", marks=long)])
 def test_stopping_one_run_leaves_all_others_alone(world: World, tmp_path: Path, launcher: str) -> None:
     """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
     end = tmp_path / "end"

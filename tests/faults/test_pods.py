@@ -168,7 +168,7 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) -> None:
-    lease_s = 6.0  # half of the time that the keeper waits for an answer
+    lease_s = 4.0  # half of the time that the keeper waits for an answer
     root = tmp_path / "c"
 
     def agents() -> dict[str, int]:

@@ -80,6 +80,7 @@ def test_a_script_whose_rank_sleeps_is_ended_with_where_it_was(world: World, tmp
     assert all(f"rank {rank} on pod-{rank}\n" in stacks for rank in range(3)) and stacks.count("barrier") >= 2
 
 
+@pytest.mark.long
 def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: World) -> None:
     rows = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
     job = FineTune(dataset=rows, technique="ddp", max_steps=5000, predict_rows=0, stall_timeout_s=6)

@@ -54,6 +54,7 @@ def test_no_question_comes_twice() -> None:
     assert len(set(sources)) == 20_000
 
 
+@pytest.mark.long
 def test_there_are_as_many_as_promised() -> None:
     assert sum(1 for _ in mini_rows(0, MAX_ROWS)) == MAX_ROWS
 

@@ -95,7 +95,7 @@ def test_a_disk_that_fills_while_a_file_travels_leaves_none(tmp_path: Path) -> N
         assert far.stdout is not None
         far.stdin.write(data[:2_000_000])
         far.stdin.flush()
-        while not [part for part in disk.glob(".file.*") if part.stat().st_size > 500_000]:
+        while not [part for part in disk.glob(".file.*") if part.stat().st_size >= 2_000_000]:
             assert far.poll() is None
         fill(disk, 16 * KIB)
         with pytest.raises(BrokenPipeError):

@@ -16,7 +16,7 @@ from workbench.client.history import history
 from workbench.rundir.catalog.index import INDEX_FILE, RunIndex
 from workbench.rundir.state import RunState
 
-MANY = 3000
+MANY = 2002
 REFRESH = """
 import sys
 from workbench.rundir.catalog.index import RunIndex
@@ -89,9 +89,9 @@ def test_thousands_of_runs_are_answered_by_an_index_and_not_by_a_look(tmp_path: 
 
 
 def test_two_notebooks_may_write_it_at_once(tmp_path: Path) -> None:
-    for n in range(300):
+    for n in range(100):
         write_run(tmp_path, n)
-    command = [sys.executable, "-c", REFRESH, str(tmp_path), "8"]
+    command = [sys.executable, "-c", REFRESH, str(tmp_path), "5"]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=180) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
@@ -129,7 +129,7 @@ def test_a_link_in_place_of_the_index_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_an_index_with_an_overwritten_page_is_made_anew(tmp_path: Path) -> None:
-    for n in range(200):
+    for n in range(40):
         write_run(tmp_path, n)
     with RunIndex(tmp_path) as index:
         index.refresh()
@@ -140,6 +140,6 @@ def test_an_index_with_an_overwritten_page_is_made_anew(tmp_path: Path) -> None:
             out.seek(page * 4096)
             out.write(b"\xa5" * 4096)
         with RunIndex(tmp_path) as index:
-            assert index.refresh().runs == 200
-            assert len(index.query()) == len(index) == 200
+            assert index.refresh().runs == 40
+            assert len(index.query()) == len(index) == 40
         file.write_bytes(whole)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base import entries
-from workbench.base.child import QUIET
 from workbench.base.clock import CLOCK_MARK
 from workbench.base.process import POD_MARK, become_subreaper, marks
+from workbench.worker.agent.warm_link import QUIET
 from workbench.worker.warm import import_ours, import_third_party
 
 __all__ = ["main"]

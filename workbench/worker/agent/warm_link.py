@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base import entries
-from workbench.base.child import QUIET
 from workbench.base.process import POD_MARK, Process, die_with_parent, look_up
 
-__all__ = ["FORK_SERVER", "WarmLink"]
+__all__ = ["FORK_SERVER", "QUIET", "WarmLink"]
 
 FORK_SERVER = "WORKBENCH_FORK_SERVER"
 """The variable that holds the path of the fork server's socket, in the agent's environment alone."""
+
+QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""What the keeper asks of every job anyway."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ class WarmLink:
         if self.state not in ("starting", "ready"):
             return False
         late = [name for name in env if name.startswith(_READ_AT_IMPORT) and self._env.get(name) != env[name]]
+        late = [name for name in late if name != "PYTHONUNBUFFERED"]
         if late:
             _log.info("a rank sets what imports read (%s): it is started cold", ", ".join(late))
         return not late
