@@ -151,6 +151,7 @@ def test_the_tree_folds_what_is_deep_and_holds_every_module() -> None:
     assert page.count("<details open>") == 3  # the model, encoder and decoder
     assert page.count("</u>") == sum(1 for _ in profile.root.walk(99)) + 1
     assert "left out" not in page
+    assert ">own 9.3 %<" in page, "what the model itself takes, besides encoder, decoder and head"
     assert "modules lie deeper" in str(profile)
 
 
@@ -175,7 +176,10 @@ def test_two_profiles_side_by_side() -> None:
     assert two.modules(1, sort="latency")[0].path == "lm_head"
     assert two.modules(1)[0].path == "shared"
     (head,) = [row for row in two.table(1).rows if row[0] == "lm_head"]
-    assert head == ("lm_head", "2.05 M", "–", "262.1 M", "–", "132 ms", "–", "–")
+    assert list(head) == ["lm_head", "2.05 M", "–", "262.1 M", "–", "132 ms", "–", "–"]
+    same = compare(one, one, names=("a", "b")).table(1)
+    assert list(same.columns) == ["module", "params", "MACs", "forward a", "forward b", "time b / a"]
+    assert same.keys[-1][-1] == 1.0, "a click on a title sorts"
     assert "<b>" not in page
     for grid in (two.summary(), two.table()):
         for row in grid.rows:

@@ -99,7 +99,7 @@ def profiles_of(sheet: Sheet, report: Report) -> list[tuple[Line, Profile]]:
 
 def profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
     """Put FLOPS profiles side by side, one a row."""
-    columns = ("row", "ranks", "rows a pass", "MACs forward", "forward", "backward", "update", "all three", "FLOP/s")
+    columns = ("row", "ranks", "micro-batch", "MACs forward", "forward", "backward", "optimizer", "step", "FLOP/s")
     return Grid(
         columns=columns,
         rows=[

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.shown import Shown
-from workbench.base.table import Grid
+from workbench.base.table import Grid, Key
 from workbench.base.words import count, duration, number, ratio, scaled
 from workbench.results.profile.parse import Profile
 from workbench.results.profile.tree import FIGURES, ModuleProfile
@@ -50,16 +50,16 @@ class ProfileComparison(Shown):
         one, other = self.one, self.other
         figures: list[tuple[str, float | None, float | None, Callable[[float | None], str]]] = [
             ("ranks", one.world_size, other.world_size, number),
-            ("rows per rank and forward pass", one.micro_batch_size, other.micro_batch_size, number),
+            ("micro-batch, rows", one.micro_batch_size, other.micro_batch_size, number),
             ("parameters", one.params, other.params, scaled),
             ("forward: MACs", one.macs, other.macs, scaled),
             ("forward: time", one.fwd_latency_s, other.fwd_latency_s, duration),
             ("backward: time", one.bwd_latency_s, other.bwd_latency_s, duration),
-            ("weights' update: time", one.step_latency_s, other.step_latency_s, duration),
-            ("all three: time", one.iter_latency_s, other.iter_latency_s, duration),
-            ("all three: FLOP/s", one.flops_per_s, other.flops_per_s, scaled),
-            ("samples per second", one.samples_per_s, other.samples_per_s, number),
-            ("the same by the trainer, all steps", one.trainer_samples_per_s, other.trainer_samples_per_s, number),
+            ("optimizer: time", one.step_latency_s, other.step_latency_s, duration),
+            ("whole step: time", one.iter_latency_s, other.iter_latency_s, duration),
+            ("whole step: FLOP/s", one.flops_per_s, other.flops_per_s, scaled),
+            ("samples/s by the profiler", one.samples_per_s, other.samples_per_s, number),
+            ("samples/s by the trainer, all steps", one.trainer_samples_per_s, other.trainer_samples_per_s, number),
         ]
         columns = ("", *self.names, f"{self.names[1]} / {self.names[0]}")
         rows = [(title, write(a), write(b), ratio(a, b)) for title, a, b, write in figures]
@@ -68,19 +68,23 @@ class ProfileComparison(Shown):
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
         """Return the modules of a level as a table; see `modules`."""
         one, other = self.names
-        columns = [
-            "module", f"params {one}", f"params {other}", f"MACs {one}", f"MACs {other}",
-            f"forward {one}", f"forward {other}", f"time {other} / {one}",
-        ]  # fmt: skip
-        rows = []
-        for pair in self.modules(depth, sort):
-            both = (pair.one, pair.other)
-            times = [None if m is None else m.latency_s for m in both]
-            params = [scaled(None if m is None else m.params) for m in both]
-            macs = [scaled(None if m is None else m.macs) for m in both]
-            rows.append((pair.path, *params, *macs, *map(duration, times), ratio(*times)))
+        pairs = self.modules(depth, sort)
+        columns: dict[str, list[tuple[str, Key]]] = {"module": [(pair.path, pair.path) for pair in pairs]}
+        writers: Sequence[Callable[[float | None], str]] = (scaled, scaled, duration)
+        for figure, title, write in zip(FIGURES, ("params", "MACs", "forward"), writers, strict=True):
+            left, right = (_figures([getattr(pair, of) for pair in pairs], figure, write) for of in ("one", "other"))
+            alike = figure != "latency" and left == right  # what is the same in both stands there once
+            columns |= {title: left} if alike else {f"{title} {one}": left, f"{title} {other}": right}
+        times = [[None if m is None else m.latency_s for m in (pair.one, pair.other)] for pair in pairs]
+        columns[f"time {other} / {one}"] = [(ratio(a, b), b / a if a and b else None) for a, b in times]
         sorted_by = f", by the difference in {sort}" if sort else ""
-        return Grid(columns=columns, rows=rows, right=columns[1:], caption=f"Modules {depth} levels down{sorted_by}")
+        return Grid(
+            columns=list(columns),
+            rows=[[text for text, _ in row] for row in zip(*columns.values(), strict=True)],
+            keys=[[key for _, key in row] for row in zip(*columns.values(), strict=True)],
+            right=list(columns)[1:],
+            caption=f"Modules {depth} levels down{sorted_by}",
+        )
 
     @property
     def note(self) -> str:
@@ -122,3 +126,10 @@ def compare(one: Profile | None, other: Profile | None, *, names: tuple[str, str
     if names[0] == names[1]:
         raise ConfigError(f"both profiles are called {names[0]!r}; give two names")
     return ProfileComparison(one=one, other=other, names=names)
+
+
+def _figures(
+    modules: Sequence[ModuleProfile | None], figure: str, write: Callable[[float | None], str]
+) -> list[tuple[str, Key]]:
+    values = [None if module is None else module.figure(figure) for module in modules]
+    return [(write(value), value) for value in values]

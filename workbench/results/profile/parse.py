@@ -72,15 +72,15 @@ class Profile(Shown):
             f"FLOPS profile, step {count(self.step)}",
             [
                 ("ranks", count(self.world_size)),
-                ("rows per rank and forward pass", count(self.micro_batch_size)),
+                ("micro-batch, rows", count(self.micro_batch_size)),
                 ("parameters", scaled(self.params)),
                 ("forward: operations", f"{scaled(self.macs, 'MACs')}, {scaled(self.flops, 'FLOP')}"),
                 ("forward: time", f"{duration(self.fwd_latency_s)}, {scaled(self.fwd_flops_per_s, 'FLOP/s')}"),
                 ("backward: time", f"{duration(self.bwd_latency_s)}, {scaled(self.bwd_flops_per_s, 'FLOP/s')}"),
-                ("weights' update: time", duration(self.step_latency_s)),
-                ("all three: time", f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}"),
-                ("samples per second", number(self.samples_per_s)),
-                *([("the same by the trainer, all steps", number(trainer))] if trainer is not None else []),
+                ("optimizer: time", duration(self.step_latency_s)),
+                ("whole step: time", f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}"),
+                ("samples/s by the profiler", number(self.samples_per_s)),
+                *([("samples/s by the trainer, all steps", number(trainer))] if trainer is not None else []),
             ],
         )
 
