@@ -18,7 +18,7 @@ from writtenrun import WrittenRun, write_run
 
 import workbench.lab
 from workbench.base.process import is_alive
-from workbench.results.tensorboard.board import BOARD_PATH, JUPYTER_VARIABLE, Way, _jupyter, find_route
+from workbench.results.tensorboard.board import BOARD_PATH, JUPYTER_VARIABLE, Way, find_route, jupyter_server
 from workbench.results.tensorboard.server import BoardServer
 from workbench.rundir.events import Event
 from workbench.rundir.figures.scalars import ScalarWriter
@@ -89,6 +89,16 @@ def test_runs_are_listed_and_drawn_for_who_is_logged_in(server: Server, written:
         assert client.get(f"{BOARD_PATH}/{'0' * 20}/").status_code == 404
 
 
+def test_card_and_report_are_made_when_they_are_asked_for(server: Server, written: WrittenRun) -> None:
+    with client_of(server) as client, client_of(server, token=False) as stranger:
+        for what, of in (("card", path_of(written)), ("report", "cluster")):
+            answer = client.get(f"workbench/api/{what}", params={"of": of})
+            assert answer.headers["Content-Disposition"] == f'attachment; filename="{what}.html"'
+            assert answer.text.startswith("<!doctype html>") and written.paths.root.name in answer.text
+            assert client.get(f"workbench/api/{what}", params={"of": "../.."}).status_code == 409
+            assert stranger.get(f"workbench/api/{what}", params={"of": of}).status_code in (302, 403)
+
+
 def test_a_sidebar_that_is_open_does_not_keep_the_server_from_being_idle(server: Server) -> None:
     with client_of(server) as client:
         client.get("api/contents")
@@ -150,7 +160,7 @@ def test_a_kernel_takes_the_way_through_its_server_only_where_that_has_the_exten
     server: Server, tmp_path: Path
 ) -> None:
     environ = kernel_environment(server)
-    route = find_route(environ, jupyter=_jupyter(environ))
+    route = find_route(environ, jupyter=jupyter_server(environ)[0] or None)
     assert (route.way, route.port) == (Way.JUPYTER, None)
     assert route.template == f"/{BOARD_PATH}/%KEY%/"
     config = tmp_path / "jupyter_config_dir" / "jupyter_server_config.json"
@@ -159,7 +169,7 @@ def test_a_kernel_takes_the_way_through_its_server_only_where_that_has_the_exten
     config.write_text(json.dumps({"ServerApp": {"jpserver_extensions": without}}))
     with start_server(tmp_path, "jupyter_server") as plain:
         environ = kernel_environment(plain)
-        route = find_route(environ, jupyter=_jupyter(environ))
+        route = find_route(environ, jupyter=jupyter_server(environ)[0] or None)
         assert (route.way, route.port) == (Way.DIRECT, 0)
         with client_of(plain) as client:
             assert client.get("workbench/api/runs").status_code == 404

@@ -10,7 +10,7 @@ import pytest
 from workbench.base.errors import BackendError
 from workbench.display.kit.templates import macro
 from workbench.display.records.board import frame_widget
-from workbench.results.tensorboard.board import Board, Route, Way, _jupyter, find_route
+from workbench.results.tensorboard.board import Board, Route, Way, find_route, jupyter_server
 from workbench.results.tensorboard.server import BoardServer
 
 CLOUDERA = {"CDSW_ENGINE_ID": "abc", "CDSW_DOMAIN": "ml.example.org", "CDSW_APP_PORT": "8100",
@@ -109,8 +109,9 @@ def test_the_frame_comes_with_a_press_of_the_button_and_not_for_a_server_that_is
 
 
 def test_only_a_kernel_of_the_server_with_our_extension_goes_through_it() -> None:
-    assert _jupyter({"JPY_PARENT_PID": "77", "WORKBENCH_JUPYTER": "77 /user/me/"}) == "/user/me/"
-    assert _jupyter({"JPY_PARENT_PID": "78", "WORKBENCH_JUPYTER": "77 /user/me/"}) is None  # one that it has started
-    assert _jupyter({"JPY_PARENT_PID": "78"}) is None
-    assert _jupyter({"WORKBENCH_JUPYTER": "77 /"}) is None
-    assert _jupyter({}) is None
+    told = {"WORKBENCH_JUPYTER": "77 /user/me/ /home/a person"}
+    assert jupyter_server({"JPY_PARENT_PID": "77", **told}) == ("/user/me/", "/home/a person")
+    assert jupyter_server({"JPY_PARENT_PID": "78", **told}) == ("", "")  # one that it has started
+    assert jupyter_server({"JPY_PARENT_PID": "78"}) == ("", "")
+    assert jupyter_server(told) == ("", "")
+    assert jupyter_server({}) == ("", "")

@@ -21,4 +21,5 @@ def _load_jupyter_server_extension(app: ServerApp) -> None:
     from workbench.lab.handlers import routes
 
     app.web_app.add_handlers(".*$", routes(app.base_url, app.root_dir))  # type: ignore[no-untyped-call]
-    os.environ[JUPYTER_VARIABLE] = f"{os.getpid()} {app.base_url}"  # kernels learn by it that they can go through us
+    # Kernels learn by it that they can go through us, and to what.
+    os.environ[JUPYTER_VARIABLE] = f"{os.getpid()} {app.base_url} {app.root_dir}"

@@ -40,6 +40,7 @@ def routes(base_url: str, root: str) -> list[tuple[str, type[web.RequestHandler]
         (url_path_join(base_url, "workbench/api/page"), PageHandler, api),
         (url_path_join(base_url, "workbench/api/stop"), StopHandler, api),
         (url_path_join(base_url, "workbench/api/tensorboard"), BoardsHandler, api),
+        (url_path_join(base_url, "workbench/api/(card|report)"), DownloadHandler, api),
         (url_path_join(base_url, BOARD_PATH, "([0-9a-f]{20})/(.*)"), BoardHandler, boards),
     ]
 
@@ -124,6 +125,23 @@ class BoardsHandler(_Handler):
         """End the TensorBoard of a key, where this server has started it: its last tab was closed."""
         key = self.get_query_argument("key")
         await self.answer(_ACTOR, lambda listing: listing.close_board(key))
+
+
+class DownloadHandler(_Handler):
+    """Hands out a run's card or a benchmark's report, made at that moment, as a file."""
+
+    @web.authenticated
+    async def get(self, what: str) -> None:
+        """Make what `of`, a path below the server's root, has."""
+        place = self.get_query_argument("of")
+        listing = _listing(self.root)
+        make = listing.card if what == "card" else listing.report
+        try:
+            page = await asyncio.get_running_loop().run_in_executor(_ACTOR, make, place)
+        except (WorkbenchError, OSError) as error:
+            raise web.HTTPError(409, plain(str(error))) from error
+        self.set_header("Content-Disposition", f'attachment; filename="{what}.html"')
+        self.finish(page, set_content_type="text/html; charset=utf-8")
 
 
 class BoardHandler(ProxyHandler):  # type: ignore[misc]

@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
+from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
+from workbench.benchmark.report import gather, rows_below
+from workbench.client.card import card_of
 from workbench.client.home import RunHome
+from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
 from workbench.display.run.facts import facts_of
@@ -82,6 +86,16 @@ class Listing:
             "title": title, "state": view.state, "live": not view.state.is_terminal, "over": view.is_over,
             "html": html, "took_s": time.thread_time() - began,
         }  # fmt: skip
+
+    def card(self, name: str) -> str:
+        """Draw the card of a run."""
+        return as_page(card_of(RunResult.load(self.run(name).root)))
+
+    def report(self, folder: str) -> str:
+        """Draw the report of the runs below a folder."""
+        place = self._place(folder)
+        rows, problems = rows_below([place])
+        return as_page(gather(rows, title=place.name, problems=problems))
 
     def stop(self, name: str) -> Row:
         """Ask the keeper of a run to end it after the step in progress."""

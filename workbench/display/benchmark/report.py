@@ -250,4 +250,4 @@ def _card_title(line: Line, place: int, row: BenchmarkRow) -> str:
 
 
 def _card_text(card: Card) -> str:
-    return run_text(card.view) if card.view else str(card.result)
+    return run_text(card.view, alone=True) if card.view else str(card.result)

@@ -50,7 +50,7 @@ def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
 def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
     versions = [Facts(sorted(card.result.versions.items()), "Versions")] if card.result.versions else []
     sections: dict[str, list[Block]] = {
-        "What happened": [*run_view_doc(card.view).blocks] if card.view else [],
+        "What happened": [*run_view_doc(card.view, alone=True).blocks] if card.view else [],
         "Facts": [*([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks), *versions],
         "Answers": _answers(card),
         "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],

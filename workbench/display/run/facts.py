@@ -11,6 +11,7 @@ from workbench.base.files import read_json
 from workbench.base.json_values import text, whole
 from workbench.base.words import UNKNOWN, count, counted, duration, gib, middle_cut, number, percent, plain, scaled
 from workbench.display.failure.fault import FaultCard, fault_card
+from workbench.display.kit.downloads import Link, run_links
 from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.script import Script
@@ -53,6 +54,8 @@ class RunFacts:
     card: FaultCard | None
     receipt: Sequence[str]
     """How it was ended if somebody did, and what is left after the end, a line each; empty before."""
+    links: Sequence[Link] = ()
+    """To its card and its model, after the end, where a Jupyter server has them."""
     stop_grace_s: float | None = None
     """Seconds that the ranks of a script have to end when they are asked to; None where a trainer ends after a step."""
 
@@ -72,8 +75,8 @@ class RunFacts:
         return min(1.0, p.step / p.max_steps) if p.step and p.max_steps else 0.0
 
 
-def facts_of(view: RunView) -> RunFacts:
-    """Work out what to state of a run by now."""
+def facts_of(view: RunView, *, alone: bool = False) -> RunFacts:
+    """Work out what to state of a run by now; `alone` is for a page that outlives its notebook and its cluster."""
     progress = view.progress
     job = view.spec.job if view.spec else None
     fault = view.result.error if view.result else None
@@ -92,7 +95,8 @@ def facts_of(view: RunView) -> RunFacts:
         figures=_figures(view, progress),
         memory=_memory(view),
         card=fault_card(fault, job, read_json(view.paths.prediction)) if fault else None,
-        receipt=_receipt(view) if view.state.is_terminal else (),
+        receipt=_receipt(view, alone=alone) if view.state.is_terminal else (),
+        links=run_links(view.paths) if view.state.is_terminal and not alone else (),
         stop_grace_s=getattr(job, "stop_grace_s", None),
     )
 
@@ -230,9 +234,11 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
     return pairs
 
 
-def _receipt(view: RunView) -> list[str]:
+def _receipt(view: RunView, *, alone: bool) -> list[str]:
     # The first clause of a message says how the run ended.
     how = [f"Stop: {view.message.partition('; ')[0]}"] if view.state is RunState.CANCELLED and view.message else []
+    if alone:
+        return [plain(line) for line in (*how, _ranks_left(view), _files_left(view))]
     lines = [*how, _ranks_left(view), _pods_left(view), _files_left(view)]
     if view.state is not RunState.SUCCEEDED and (_is_there(view.paths.checkpoints) or view.paths.held.exists()):
         lines.append("Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))")

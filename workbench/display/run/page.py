@@ -36,14 +36,14 @@ def run_doc(run: Run) -> Doc:
         return Doc(blocks=[Note(plain(str(error)))])
 
 
-def run_view_doc(view: RunView) -> Doc:
-    """State a run as it was at its last look."""
-    return RunPage(view).doc()
+def run_view_doc(view: RunView, *, alone: bool = False) -> Doc:
+    """State a run as it was at its last look; `alone` is for a page that outlives its notebook and its cluster."""
+    return RunPage(view, alone=alone).doc()
 
 
-def run_text(view: RunView) -> str:
+def run_text(view: RunView, *, alone: bool = False) -> str:
     """Draw a run as text."""
-    return RunPage(view).text
+    return RunPage(view, alone=alone).text
 
 
 class RunPage:
@@ -54,6 +54,8 @@ class RunPage:
         view: RunView,
         plot: Callable[[str, object, Drawing], str] = lambda _name, _state, draw: draw(),
         folds: Mapping[str, bool] | None = None,
+        *,
+        alone: bool = False,
     ):
         """Take in the view as it is.
 
@@ -62,8 +64,9 @@ class RunPage:
             plot: Returns the plot of a name, which is to be drawn anew where its state is another than before.
             folds: What the user has unfolded (or folded) in a picture that goes on, by its title: what is folded there
                 is drawn only when it is unfolded, and at the end.
+            alone: Whether it is for a page that outlives its notebook and its cluster.
         """
-        self.facts = facts_of(view)
+        self.facts = facts_of(view, alone=alone)
         self._view, self._plot = view, plot
         self._folds = {} if folds is None else folds
         self._is_whole = folds is None or view.state.is_terminal

@@ -17,14 +17,14 @@ from workbench.results.tensorboard.server import HOST, BoardServer, is_free, pri
 from workbench.rundir.paths import RunPaths
 
 __all__ = [
-    "BOARD_PATH", "JUPYTER_VARIABLE", "Board", "Route", "Way", "board_folder", "find_route", "serve_folders",
-    "show_tensorboard",
+    "BOARD_PATH", "JUPYTER_VARIABLE", "Board", "Route", "Way", "board_folder", "find_route", "jupyter_server",
+    "serve_folders", "show_tensorboard",
 ]  # fmt: skip
 
 BOARD_PATH = "workbench/tensorboard"
 """Where a Jupyter server that has our extension passes requests on, below its base URL."""
 JUPYTER_VARIABLE = "WORKBENCH_JUPYTER"
-"""What such a server sets for its kernels: its process and its base URL."""
+"""What such a server sets for its kernels: its process, its base URL and the folder whose files it serves."""
 
 _PORT = "%PORT%"
 _KEY = "%KEY%"
@@ -166,7 +166,7 @@ def _file_name(name: str) -> str:
 
 def show_tensorboard(folders: Mapping[str, Path]) -> Board:
     """Return the TensorBoard of some folders, each below its own name; returns when it answers."""
-    route = find_route(os.environ, jupyter=_jupyter(os.environ), free=is_free)
+    route = find_route(os.environ, jupyter=jupyter_server(os.environ)[0] or None, free=is_free)
     return Board(server=serve_folders(folders, route.port), route=route, runs=tuple(folders))
 
 
@@ -185,7 +185,7 @@ def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
     )
 
 
-def _jupyter(environ: Mapping[str, str]) -> str | None:
-    """Return the base URL of the Jupyter server that started this kernel, if it has our extension."""
-    process, _, base_url = environ.get(JUPYTER_VARIABLE, "").partition(" ")
-    return base_url if base_url and process == environ.get("JPY_PARENT_PID") else None
+def jupyter_server(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return base URL and folder of the Jupyter server that started this kernel; empty if it lacks our extension."""
+    process, base_url, root, *_ = [*environ.get(JUPYTER_VARIABLE, "").split(" ", 2), "", ""]
+    return (base_url, root) if process == environ.get("JPY_PARENT_PID") else ("", "")

@@ -1,0 +1,49 @@
+"""Links by which whoever sees a notebook gets files, through the Jupyter server that started its kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from workbench.base.words import size
+from workbench.results.tensorboard.board import jupyter_server
+from workbench.rundir.paths import RunPaths
+
+__all__ = ["Link", "report_links", "run_links"]
+
+_FILES = 12  # of a model that are linked
+Link = tuple[str, str]
+"""What it is, and the path on the notebook's own host."""
+
+
+def run_links(paths: RunPaths) -> list[Link]:
+    """Return links to the card of a run that has ended and to the files of its model; none that the server hides."""
+    base, below = _below(paths.root)
+    if not below or not paths.result.exists():
+        return []
+    files = sorted(path for path in paths.model.glob("*") if path.is_file())[:_FILES]
+    model = [
+        (
+            f"{path.name} ({size(path.stat().st_size)})",
+            f"{base}files/{quote(f'{below}/{paths.model.name}/{path.name}')}",
+        )
+        for path in files
+    ]
+    return [("run card", f"{base}workbench/api/card?{urlencode({'of': below})}"), *model]
+
+
+def report_links(folder: Path) -> list[Link]:
+    """Return the link to the report of the runs below a folder."""
+    base, below = _below(folder)
+    return [("report", f"{base}workbench/api/report?{urlencode({'of': below})}")] if below else []
+
+
+def _below(path: Path) -> tuple[str, str]:
+    """Return the server's base URL, and where a folder is below its root; empty where it is not, or hidden."""
+    base, root = jupyter_server(os.environ)
+    place = path.resolve()
+    if not root or not place.is_relative_to(Path(root).resolve()):
+        return base, ""
+    below = place.relative_to(Path(root).resolve())
+    return base, "" if any(part.startswith(".") for part in below.parts) else str(below)
