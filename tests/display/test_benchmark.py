@@ -155,7 +155,7 @@ def test_published_figures_stand_apart_with_their_caveats() -> None:
 
 def test_foreign_text_stays_text() -> None:
     rows = [replace(row, model=EVIL, technique=EVIL, reason=EVIL, dataset=EVIL) for row in mixed_rows()]
-    for page in (benchmark_html(groups(rows), live={}), live_html(lines_of(rows))):
+    for page in (benchmark_html(groups(rows)), live_html(lines_of(rows))):
         assert not [tag for tag, _ in Page(page).tags if tag == "script"]
     assert EVIL in Page(benchmark_html(groups(rows))).text
 
@@ -223,12 +223,25 @@ def test_the_live_lines_state_the_same_as_text_and_html() -> None:
     text, page = live_text(lines), Page(live_html(lines)).text
     assert lines[8].share == 0.25
     for line in lines:
-        for said in (line.label, line.outcome_text, line.bar, line.reason, *(f"{n} {v}" for n, v in line.figures)):
+        for said in (line.label, line.outcome_text, line.bar, line.reason, *line.figures, *line.figures.values()):
             assert said in text
             assert said in page
     assert "8 of 10 rows done: 5 succeeded, 1 failed, 1 out of memory, 1 skipped" in text
     assert "5 of 20 steps, 9.0 s left" in page
-    assert "5 of 20 steps" in benchmark_html(groups(running()[0]), live=running()[1])
+
+
+def test_the_time_left_for_all_rows_follows_from_those_that_ran_here() -> None:
+    now = [100.0]
+    rows, far = running()
+    waiting = [replace(row, from_disk=row.name != "now", outcome=row.outcome) for row in rows]
+    with BenchmarkLive(io.StringIO(), clock=lambda: now[0]) as live:
+        live.update(waiting, far)
+        assert "left for all" not in str(live), "nothing has ended yet that ran here"
+    live = BenchmarkLive(io.StringIO(), clock=lambda: now[0])
+    some = [make_row("ddp", 1, 9.0), make_row("fsdp", 3, None, name="now", outcome=Outcome.RUNNING)]
+    live.update([*some, make_row("fsdp", 2, None, outcome=Outcome.WAITING)], far)
+    now[0] += 50
+    assert "about 1 min 10 s left for all" in str(live), "1.25 of 3 rows took 50 s"
 
 
 def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() -> None:

@@ -23,14 +23,16 @@ __all__ = ["BenchmarkLive", "LiveLine", "lines_of", "live_html", "live_text", "s
 _INTERVAL_S = 0.25
 _BAR = 20
 _FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {
-    "time": ("duration_s", duration),
-    "steps": ("steps", count),
     "samples/s": ("samples_per_s", number),
+    "loss": ("loss", number),
     "eval loss": ("eval_loss", number),
-    "exact match": ("exact_match", percent),
+    "time": ("duration_s", duration),
     "peak memory": ("peak_memory_gib", gib),
     "predicted": ("predicted_memory_gib", gib),
+    "exact match": ("exact_match", percent),
+    "steps": ("steps", count),
 }
+"""By the column's title, the field of a row or of a run's progress, and how it is written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,23 +48,20 @@ class LiveLine:
     """How much of the way is done, 0 to 1."""
     bar: str
     """The words in the bar; empty where there is none."""
-    figures: tuple[tuple[str, str], ...]
+    figures: Mapping[str, str]
+    """By the title of its column."""
     reason: str
 
     @property
     def outcome_text(self) -> str:
-        """The outcome as a mark and a word."""
-        return f"{MARKS[self.outcome]} {self.outcome}"
-
-    @property
-    def facts(self) -> list[str]:
-        """The figures in words, and where they are from."""
-        return [f"{name} {text}" for name, text in self.figures] + (["taken from disk"] if self.from_disk else [])
+        """The outcome as a mark and a word, and whether that was so before."""
+        return f"{MARKS[self.outcome]} {self.outcome}" + (", from disk" if self.from_disk else "")
 
     def __str__(self) -> str:
         done = int(_BAR * self.share)
         bar = f"[{'#' * done}{'-' * (_BAR - done)}] {self.bar}" if self.bar else ""
-        return "; ".join(filter(None, (bar, self.reason, ", ".join(self.facts))))
+        figures = ", ".join(f"{name} {text}" for name, text in self.figures.items())
+        return "; ".join(filter(None, (bar, self.reason, figures)))
 
 
 def lines_of(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> tuple[LiveLine, ...]:
@@ -74,8 +73,8 @@ def lines_of(rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | No
     )
 
 
-def summary_of(lines: Sequence[LiveLine]) -> str:
-    """Return in a line how far the whole benchmark is.
+def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
+    """Return in a line how far the whole benchmark is, and how long it may still take.
 
     Example:
         >>> rows = [BenchmarkRow(name="a", outcome=Outcome.SUCCEEDED), BenchmarkRow(name="b", outcome=Outcome.WAITING)]
@@ -88,20 +87,22 @@ def summary_of(lines: Sequence[LiveLine]) -> str:
     ended = ", ".join(f"{count(n)} {outcome}" for outcome, n in done.items())
     parts = [f"{count(done.total())} of {count(len(lines))} rows done" + (f": {ended}" if ended else "")]
     parts += [f"{count(from_disk)} of them taken from disk"] if from_disk else []
-    return "; ".join([*parts, *(f"{count(n)} {outcome}" for outcome, n in rest.items())])
+    parts += [f"{count(n)} {outcome}" for outcome, n in rest.items()]
+    return "; ".join([*parts, *([f"about {duration(left_s)} left for all"] if left_s and rest else [])])
 
 
-def live_text(lines: Sequence[LiveLine]) -> str:
+def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     """Draw the lines as text."""
     places, labels = len(str(len(lines))), max((len(line.label) for line in lines), default=0)
     outcomes = max((len(line.outcome_text) for line in lines), default=0)
     drawn = [f"{x.number:>{places}}  {x.label:<{labels}}  {x.outcome_text:<{outcomes}}  {x}" for x in lines]
-    return "\n".join([summary_of(lines), *(line.rstrip() for line in drawn)])
+    return "\n".join([summary_of(lines, left_s), *(line.rstrip() for line in drawn)])
 
 
-def live_html(lines: Sequence[LiveLine]) -> str:
+def live_html(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     """Draw the lines as HTML that needs no script, for a page that has the style sheet."""
-    return str(render("live.html", lines=lines, summary=summary_of(lines), colours=COLOURS))
+    titles = [title for title in _FIGURES if any(title in line.figures for line in lines)]
+    return str(render("live.html", lines=lines, titles=titles, summary=summary_of(lines, left_s), colours=COLOURS))
 
 
 def _line(place: int, row: BenchmarkRow, label: str, progress: Progress | None) -> LiveLine:
@@ -114,7 +115,7 @@ def _line(place: int, row: BenchmarkRow, label: str, progress: Progress | None) 
         from_disk=row.from_disk,
         share=1.0 if row.outcome is Outcome.SUCCEEDED else share,
         bar=bar,
-        figures=_figures_so_far(progress) if running else _figures(row),
+        figures=_figures(progress if running else row),
         reason=why_of(row),
     )
 
@@ -129,18 +130,9 @@ def _bar(progress: Progress | None) -> tuple[float, str]:
     return min(1.0, progress.step / progress.max_steps), words
 
 
-def _figures_so_far(progress: Progress | None) -> tuple[tuple[str, str], ...]:
-    if progress is None:
-        return ()
-    names = {"loss": "loss", "eval_loss": "eval loss", "samples_per_s": "samples/s"}
-    return tuple(
-        (name, number(value)) for field, name in names.items() if (value := getattr(progress, field)) is not None
-    )
-
-
-def _figures(row: BenchmarkRow) -> tuple[tuple[str, str], ...]:
-    values = ((name, write, getattr(row, field)) for name, (field, write) in _FIGURES.items())
-    return tuple((name, write(value)) for name, write, value in values if value is not None)
+def _figures(it: BenchmarkRow | Progress | None) -> dict[str, str]:
+    values = ((name, write, getattr(it, field, None)) for name, (field, write) in _FIGURES.items())
+    return {name: write(value) for name, write, value in values if value is not None}
 
 
 class BenchmarkLive:
@@ -152,6 +144,7 @@ class BenchmarkLive:
         self._lines: tuple[LiveLine, ...] = ()
         self._drawn: tuple[LiveLine, ...] = ()
         self._drawn_at = float("-inf")
+        self._began_at = clock()
         self._written: set[int] = set()
         self._passing = False  # whether the terminal's last line is to be overwritten
 
@@ -174,9 +167,19 @@ class BenchmarkLive:
             return
         self._drawn, self._drawn_at = self._lines, self._clock()
         if self._screen.is_notebook:
-            self._screen.show({"text/plain": live_text(self._lines), "text/html": styled(live_html(self._lines))})
+            left_s = self._left_s()
+            page = styled(live_html(self._lines, left_s), full=True)
+            self._screen.show({"text/plain": live_text(self._lines, left_s), "text/html": page})
         else:
             self._write()
+
+    def _left_s(self) -> float | None:
+        """Return how long the rest takes if its rows take as long as those that ran did; None before one has ended."""
+        ours = [line for line in self._lines if not line.from_disk and line.outcome is not Outcome.SKIPPED]
+        done = sum(1.0 if line.outcome.is_terminal else line.share for line in ours)
+        if not any(line.outcome.is_terminal for line in ours):
+            return None
+        return (self._clock() - self._began_at) * (len(ours) - done) / done
 
     def _write(self) -> None:
         clear = "\r\x1b[K" if self._passing else ""
@@ -194,7 +197,7 @@ class BenchmarkLive:
             self._passing = True
 
     def __str__(self) -> str:
-        return live_text(self._lines)
+        return live_text(self._lines, self._left_s())
 
     def __enter__(self) -> Self:
         return self

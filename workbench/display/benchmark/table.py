@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN
 from workbench.benchmark.comparable_groups import Group
 from workbench.benchmark.published import PUBLISHED, Published
-from workbench.benchmark.row import BenchmarkRow
 from workbench.display.benchmark.columns import MEMORY, Figures
-from workbench.display.benchmark.live import lines_of, live_html, live_text
 from workbench.display.benchmark.outcome_cell import COLOURS
 from workbench.display.benchmark.published import published_blocks
 from workbench.display.benchmark.sheet import Line, Part, Sheet, sheet_of
 from workbench.display.kit.doc import Block, Doc, Heading, Items, Note, Raw, Table, to_html, to_text
-from workbench.display.kit.templates import render
-from workbench.rundir.figures.progress import Progress
+from workbench.display.kit.downloads import Link
+from workbench.display.kit.templates import macro, render
 
 __all__ = ["benchmark_html", "benchmark_text", "sheet_blocks", "sheet_html"]
 
@@ -30,27 +28,18 @@ _LETTER_PX = 7.2  # of the fonts that notebooks use, at 13 px
 _WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # of the widest of them, bold; between columns
 _CELL_PX = 1190  # of a notebook's cell in a window of 1400
 
-Live = Mapping[str, Progress] | None
-"""How far the rows that run are; None for a benchmark that is over."""
+
+def benchmark_html(
+    groups: Sequence[Group], published: Sequence[Published] = PUBLISHED, links: Sequence[Link] = ()
+) -> str:
+    """Draw a benchmark as HTML, with links to what can be had of it."""
+    table, downloads = Raw(html=sheet_html(sheet_of(groups))), Raw(html=macro("run.html", "downloads")(links))
+    return to_html(Doc(blocks=[table, downloads, *published_blocks(published)], full=True))
 
 
-def benchmark_html(groups: Sequence[Group], published: Sequence[Published] = PUBLISHED, live: Live = None) -> str:
-    """Draw a benchmark as HTML."""
-    blocks: list[Block] = []
-    if live is not None:
-        blocks.append(Raw(html=live_html(lines_of(_rows(groups), live))))
-    blocks += [Raw(html=sheet_html(sheet_of(groups))), *published_blocks(published)]
-    return to_html(Doc(blocks=blocks, full=True))
-
-
-def benchmark_text(groups: Sequence[Group], published: Sequence[Published] = PUBLISHED, live: Live = None) -> str:
+def benchmark_text(groups: Sequence[Group], published: Sequence[Published] = PUBLISHED) -> str:
     """Draw the same as text; a table too wide for a screen goes on in a second one with the same rows."""
-    above = f"{live_text(lines_of(_rows(groups), live))}\n\n" if live is not None else ""
-    return above + to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks(published)]))
-
-
-def _rows(groups: Sequence[Group]) -> list[BenchmarkRow]:
-    return [row for group in groups for row in group.rows]
+    return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks(published)]))
 
 
 def sheet_html(sheet: Sheet) -> str:
