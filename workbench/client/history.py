@@ -12,7 +12,7 @@ from workbench.base.errors import RunError, one_of
 from workbench.base.files import read_json
 from workbench.base.frame import data_frame
 from workbench.base.json_values import part
-from workbench.base.shown import Shown, as_grid
+from workbench.base.shown import ShownLive, as_grid
 from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
@@ -38,8 +38,8 @@ _SHOWN = frozenset(("kind", "model", "technique", "env", "max_steps"))  # by oth
 
 
 @dataclass(frozen=True, slots=True)
-class History(Shown):
-    """The runs below a folder, newest first. Prints, and shows in a notebook, as a table."""
+class History(ShownLive):
+    """The runs below a folder, newest first. Prints, and shows in a notebook, as a table; two ticked rows compare."""
 
     folder: Path
     """Where they were looked for, absolute."""

@@ -29,6 +29,7 @@ from workbench.display.cluster.view import cluster_doc, look_at
 from workbench.display.failure.error import error_lines
 from workbench.display.failure.fault import FaultCard, fault_doc
 from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_text
+from workbench.display.kit.downloads import report_links
 from workbench.display.kit.follow import follow_run
 from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.table import html_table
@@ -38,7 +39,7 @@ from workbench.display.records.comparison import runs_doc
 from workbench.display.records.conversation import conversation_doc, show_conversation
 from workbench.display.records.doctor import diagnosis_doc
 from workbench.display.records.export import export_doc, model_card_doc, pushed_doc
-from workbench.display.records.history import history_doc, history_grid
+from workbench.display.records.history import history_doc, history_grid, show_history
 from workbench.display.records.manifest import manifest_doc
 from workbench.display.records.plan import plan_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
@@ -106,7 +107,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Manifest: Manifest.to_text,
     },
     shown.as_html: {
-        BenchmarkResult: lambda it: benchmark_html(it.groups),
+        BenchmarkResult: lambda it: benchmark_html(it.groups, links=report_links(it.folder)),
         Board: board_html,
         Grid: html_table,
     },
@@ -120,6 +121,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Board: show_board,
         Cluster: show_cluster,
         Conversation: show_conversation,
+        History: show_history,
         Run: show_run,
         RunComparison: lambda it: show_doc(runs_doc(it)),
         RunPlot: show_run_plot,

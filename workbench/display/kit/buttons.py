@@ -8,12 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.base.errors import WorkbenchError
-
-if TYPE_CHECKING:
-    from workbench.display.kit.live import Picture
 
 __all__ = ["VIEW", "Button", "ButtonBar", "act_in_thread", "heard_at_once"]
 
@@ -61,12 +58,15 @@ class Button:
 class ButtonBar:
     """A row of buttons with room for a word on them, and for what they bring up."""
 
-    def __init__(self, label: str, actions: Mapping[str, Callable[[], object]]):
+    def __init__(self, label: str, actions: Mapping[str, Callable[[], object]], ticks: str = ""):
+        """Make it; the rows of the table beside it can be ticked where `ticks` says what for."""
         self.note = ""
         """What went wrong, or what is being done."""
+        self.ticked: Sequence[int] = ()
+        """The rows of the table beside it that had a tick at the last click, by the numbers in their first cells."""
         self._actions = actions
-        self._picture: Picture | None = None
-        self.widget = _bar_class()(label=label)
+        self._answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+        self.widget = _bar_class()(label=label, ticks=ticks)
         heard_at_once(self.widget)
         self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
 
@@ -75,10 +75,12 @@ class ButtonBar:
         """Whether it shows something that was asked for, or that went wrong."""
         return bool(self.note or self.widget.extra)
 
-    def bundle(self, picture: Picture) -> dict[str, object]:
-        """Return it as a notebook takes it, for the picture that it stands beside."""
-        self._picture = picture
-        self.widget.picture = picture.id
+    def bundle(
+        self, picture: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    ) -> dict[str, object]:
+        """Return it as a notebook takes it, for the picture of a name, which may `answer` what is no click."""
+        self._answer = answer
+        self.widget.picture = picture
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return {"text/plain": f"({self.widget.label}: they need the kernel)", VIEW: view}
 
@@ -103,11 +105,12 @@ class ButtonBar:
         """Do what the page asks for, and let it know that somebody heard it."""
         answer: Mapping[str, Any] = {}
         if act := self._actions.get(str(message.get("click"))):
+            self.ticked = [int(row) for row in message.get("ticked", ())]
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):
             self.bring_up("")
-        elif self._picture is not None:
-            answer = self._picture.answer(message)
+        else:
+            answer = self._answer(message)
         self.widget.send({"heard": True, **answer})
 
 
@@ -124,6 +127,7 @@ def _bar_class() -> Any:
         note = t.Dict().tag(sync=True)
         extra = t.Unicode().tag(sync=True)
         picture = t.Unicode().tag(sync=True)
+        ticks = t.Unicode().tag(sync=True)
         beat = t.Int().tag(sync=True)
 
     return Bar

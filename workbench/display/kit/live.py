@@ -142,7 +142,7 @@ class Picture:
         with self._lock:
             if clicks and (keep_bar or self.watched.clickable):
                 self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
-                self._buttons.begin("bar", self.watched.bar().bundle(self), reserved=reserved)
+                self._buttons.begin("bar", self.watched.bar().bundle(self.id, self.answer), reserved=reserved)
             doc, image = self.watched.look(at_once=True), self._draw_still()
             self._main.begin(self._essence(doc), self._bundle(doc), reserved=reserved)
             if image is not None:

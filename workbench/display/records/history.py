@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
-from workbench.base.table import Cell, Grid, Key, Marked, cell_text
+from workbench.base.table import Cell, Grid, Key, cell_text
 from workbench.base.words import UNKNOWN, count, counted, duration, number, percent, short_list
 from workbench.client.history import History
-from workbench.display.kit.doc import Doc, Table
+from workbench.display.kit.buttons import Button, ButtonBar
+from workbench.display.kit.doc import Doc, Table, to_bundle, to_bundles
+from workbench.display.kit.live import NOTHING, has_widgets, put
+from workbench.display.kit.templates import Markup
+from workbench.display.records.comparison import runs_doc
 from workbench.rundir.catalog.store import RunRecord
 
-__all__ = ["history_doc", "history_grid"]
+__all__ = ["history_doc", "history_grid", "show_history"]
 
 _RUNS = 50
 _CELL_PX = 1190  # of a notebook's cell in a window of 1400
 _LETTER_PX, _BETWEEN_PX = 7.6, 16.0
+_OUTPUTS = 4  # that a comparison has: what is not alike, a title, the plot, the tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +52,31 @@ class _Column:
 def history_doc(history: History) -> Doc:
     """State the newest runs."""
     return Doc(blocks=[Table(history_grid(history, _RUNS), width=80)], full=True)
+
+
+def show_history(history: History) -> None:
+    """Display the newest runs; where somebody clicks, ticked rows are compared below the table."""
+    bundle, name = to_bundle(history_doc(history)), uuid.uuid4().hex
+    if len(history) < 2 or not has_widgets():
+        put(bundle, name, update=False)
+        return
+
+    def compare() -> None:
+        if len(bar.ticked) < 2:
+            bar.say("Tick two runs or more.", bad=True)
+            return
+        bar.say("")
+        drawn = to_bundles(runs_doc(history.compare(*bar.ticked)))
+        for place, output in zip_longest(range(_OUTPUTS), drawn, fillvalue=NOTHING):
+            put(output, f"{name}-{place}")
+
+    bar = ButtonBar("button of the table of runs", {"compare": compare}, "compare run")
+    bar.draw([Button(name="compare", text="Compare the ticked runs", tip="Draws their losses and figures below")])
+    put(bar.bundle(name), f"{name}-buttons", update=False)
+    frame = Markup('<div class="wb-picture" data-wb="{}">{}</div>')
+    put({**bundle, "text/html": str(frame.format(name, Markup(bundle["text/html"])))}, name, update=False)
+    for place in range(_OUTPUTS):
+        put(NOTHING, f"{name}-{place}", update=False)
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
@@ -84,7 +116,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
 
 def _columns(history: History) -> list[_Column]:
     records = history.records
-    states = [Marked(((f"● {r.state}", True),)) if r.is_live else str(r.state) for r in records]
+    states = [f"● {r.state}" if r.is_live else str(r.state) for r in records]
     pods = [record.pods for record in records]
     times = [record.submitted_s for record in records]
     return [

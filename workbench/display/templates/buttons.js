@@ -39,7 +39,7 @@ function render({ model, el }) {
       draw();
     } else {
       calm(name);
-      ask({ click: name });
+      ask({ click: name, ticked: [...ticked] });
     }
   }
 
@@ -78,6 +78,20 @@ function render({ model, el }) {
     if ([...pictures()].some((each) => model.get("beat") > Number(each.dataset.beat) + 2)) model.send({ redraw: true });
   }
 
+  // A table beside it gets a box a row, which is not saved with it.
+  const ticked = new Set();
+  function addBoxes() {
+    for (const row of document.querySelectorAll(`[data-wb="${model.get("picture")}"] tbody tr:not(:has(.wb-tick))`)) {
+      const number = Number(row.cells[0].dataset.v);
+      const label = `${model.get("ticks")} ${number}`;
+      const box = element("input", "wb-tick", { type: "checkbox", "aria-label": label, title: label });
+      box.checked = ticked.has(number);
+      box.onchange = () => box.checked ? ticked.add(number) : ticked.delete(number);
+      row.cells[0].prepend(box);
+    }
+  }
+  const adding = model.get("ticks") && setInterval(addBoxes, 300); // whenever the table is drawn
+
   function hear({ html }) {
     clearTimeout(answer);
     if (html) for (const each of pictures()) each.outerHTML = html;
@@ -99,6 +113,7 @@ function render({ model, el }) {
   const first = setTimeout(compare, 1000);
   return () => {
     clearTimeout(first);
+    clearInterval(adding);
     document.removeEventListener("click", inPicture);
   };
 }
