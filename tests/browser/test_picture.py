@@ -52,8 +52,20 @@ def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequ
     return book
 
 
+def answers_under_the_pointer(cell: Any) -> None:
+    """Hold the pointer over the plot of the losses: the nearest step and the loss there are seen, and no others."""
+    plot = cell.locator("svg.wb-plot").first
+    plot.scroll_into_view_if_needed()
+    plot.hover()
+    words = cell.locator(".wb-at text").filter(visible=True)
+    until(lambda: words.count() == 1, 30)
+    step, loss = words.locator("tspan").all_inner_texts()
+    assert loss == f"training loss {8 / int(step.removeprefix('step ')):.4g}"
+
+
 def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_takes_the_buttons(shown: Any) -> None:
     cell = shown.output(2)
+    answers_under_the_pointer(cell)
     assert cell.locator("img").count() == 1 and not cell.locator("img").is_visible()
     shown.said(2)
     cell.locator("summary", has_text="log of rank 1").click()
@@ -79,6 +91,25 @@ def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str
     book.output(2).get_by_role("button", name="Stacks").wait_for()
 
 
+def test_card_and_model_of_a_finished_run_are_downloaded_by_links(lab: Any, open_book: Callable[[str], Any]) -> None:
+    ended = """
+written = write_run(Path("left behind"))
+written.step(3)
+written.paths.model.mkdir()
+(written.paths.model / "config.json").write_text("{}")
+written.end()
+"""
+    book = open_book(lab.add(notebook(WRITE, ended, "Run.load(written.paths.root)"), "left.ipynb"))
+    for cell in (0, 1, 2):
+        book.run(cell)
+    book.see(2, "Download: run card · config.json (2 bytes)", 60)
+    for link, name, begins in (("run card", "card.html", "<!doctype html>"), ("config.json", "config.json", "{}")):
+        with book.page.expect_download() as download:
+            book.output(2).get_by_role("link", name=link).click()
+        assert download.value.suggested_filename == name
+        assert Path(download.value.path()).read_text().startswith(begins)
+
+
 def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Callable[[str], Any]) -> None:
     shown.save()
     shown.restart()
@@ -93,4 +124,5 @@ def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Cal
     book.page.wait_for_timeout(2000)  # by then widgets that are not there would say so
     assert ERROR not in book.said(1) + book.said(2)
     assert book.output(2).locator("svg.wb-plot").first.is_visible()
+    answers_under_the_pointer(book.output(2))
     book.shoot(2, "reopened")

@@ -106,6 +106,25 @@ def test_evaluations_are_markers_and_lines_are_told_apart_without_colour(view: R
     assert len({(look(n).dash, look(n).marker) for n in range(8)}) == 8
 
 
+def under_the_pointer(svg: str) -> list[list[str]]:
+    return [re.findall("<tspan[^>]*>([^<]*)", band) for band in svg.split('class="wb-at"')[1:]]
+
+
+def test_under_the_pointer_stand_a_step_and_what_each_line_is_there(view: RunView) -> None:
+    bands = under_the_pointer(plot_svg(curve_plot(view)))
+    assert bands[:2] == [["step 0", "evaluation loss 9"], ["step 1", "training loss 8"]]
+    assert bands[-1] == ["step 12", "training loss 0.6667", "evaluation loss 3"]
+    for step in range(13, 2001):
+        view.curves["loss"].add(step, 8.0 / step, T0 + step)
+    bands = under_the_pointer(plot_svg(curve_plot(view)))
+    assert 40 < len(bands) < 60 and ["step 12", "evaluation loss 3"] in [[band[0], band[-1]] for band in bands]
+    assert bands[-1][0] == "step 2,000"
+    by_time = under_the_pointer(plot_svg(curve_plot(view), curve_plot(view).axes[1]))
+    assert by_time[-1][0].endswith(" minutes"), by_time[-1]
+    pods = under_the_pointer(plot_svg(memory_plot(view)))
+    assert pods[0][1:] and all(len(band) <= 3 for band in pods)
+
+
 def test_every_axis_has_its_unit(view: RunView) -> None:
     svg = plot_svg(curve_plot(view))
     assert ">loss, nats per token<" in svg and ">optimizer step<" in svg

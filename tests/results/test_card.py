@@ -110,7 +110,7 @@ def test_foreign_text_stays_text(tmp_path: Path, state: RunState) -> None:
 def test_the_files_come_out_by_the_line_that_the_card_shows(tmp_path: Path) -> None:
     forged = '<a id="files" href="data:application/zip;base64,AAAA"'
     written = make_run(tmp_path / "run-1", evil=f"x\n{forged}\n").to_html(tmp_path / "my card.html")
-    shown = re.findall(r"<pre>(sed .*?)</pre>", written.read_text(), re.DOTALL)
+    shown = re.findall(r"<pre[^>]*>(sed .*?)</pre>", written.read_text(), re.DOTALL)
     (commands,) = map(html.unescape, shown)
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, check=True)
     with zipfile.ZipFile(io.BytesIO((tmp_path / "repeat.zip").read_bytes())) as archive:

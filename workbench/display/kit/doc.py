@@ -149,10 +149,19 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
-    """Draw a document as several outputs of a notebook's cell, of which each plot that can be asked is one."""
-    for plot, blocks in groupby(doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None):
-        bundle = to_bundle(replace(doc, blocks=list(blocks)))
-        yield {**bundle, PLOTLY: interactive(plot)} if plot else bundle
+    """Draw a document as several outputs of a notebook's cell, of which each plot that can be asked is one.
+
+    Its title is one too: with it comes the style sheet, by which a dark page has the plot dark.
+    """
+    for plot, group in groupby(doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None):
+        blocks = list(group)
+        match blocks[0]:
+            case Figure() as figure if plot:
+                title = Note(figure.title or plot.label.partition(":")[0], "name")
+                yield to_bundle(replace(doc, blocks=[title]))
+                yield {**to_bundle(replace(doc, blocks=[replace(figure, title="")])), PLOTLY: interactive(plot)}
+            case _:
+                yield to_bundle(replace(doc, blocks=blocks))
 
 
 def to_fragment(doc: Doc) -> str:

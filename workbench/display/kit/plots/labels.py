@@ -69,9 +69,9 @@ def write_labels(axes: Any, labels: Sequence[LineLabel], top: float, bottom: flo
     for label, place in zip(labels, places, strict=True):
         at = place + lift
         if label.x > right - _NEAR * span:  # from far away such a line would look like data
-            axes.plot(
-                [label.x, right + 0.02 * span], [label.y, at], color=label.colour, linewidth=0.7, alpha=0.6,
-                clip_on=False,
+            axes.plot(  # level up to the side: slanted from where lines end, they would cross
+                [label.x, right, right + 0.02 * span], [label.y, label.y, at], color=label.colour, linewidth=0.7,
+                alpha=0.6, clip_on=False,
             )  # fmt: skip
         axes.plot(
             [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span], [at] * 3, color=label.colour,

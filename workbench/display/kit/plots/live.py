@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.display.kit.doc import Doc, Figure, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
-from workbench.display.kit.live import has_widgets
+from workbench.display.kit.live import NOTHING, has_widgets
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import interactive, plotly_js
 from workbench.display.kit.templates import Markup
@@ -88,8 +88,9 @@ class LivePlot:
                 doc, over = self._look()
                 count += 1
                 if over:
-                    picture.update(next(to_bundles(doc)), raw=True)
-                    widget.update({"text/plain": ""}, raw=True)
+                    first, second, *_ = [*to_bundles(doc), NOTHING]
+                    picture.update(first, raw=True)
+                    widget.update(second, raw=True)
                     return
                 self.draw(doc)
                 if count % _PICTURES == 0:

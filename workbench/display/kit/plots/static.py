@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series
 from workbench.display.kit.plots.labels import LineLabel, write_labels
+from workbench.display.kit.plots.pointer import pointer_svg
 from workbench.display.kit.templates import Markup
 
 __all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_png", "plot_svg"]
@@ -45,7 +46,10 @@ def plot_svg(
         elif len(plot.series) <= _NAMED:
             legend_above(axes, columns)
 
-    return figure_svg(draw, label=f"{plot.label}: {plot.y} by {over}", size_in=size_in, place=place)
+    return figure_svg(
+        draw, label=f"{plot.label}: {plot.y} by {over}", size_in=size_in, place=place,
+        more=lambda axes: pointer_svg(axes, plot, over),
+    )  # fmt: skip
 
 
 def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
@@ -74,8 +78,9 @@ def figure_svg(
     label: str,
     size_in: tuple[float, float] = _SIZE_IN,
     place: tuple[float, float, float, float] = _AXES,
+    more: Callable[[Any], str] = lambda _: "",
 ) -> str:
-    """Make one SVG element of what is drawn on a pair of axes."""
+    """Make one SVG element of what is drawn on a pair of axes, with `more` SVG above it once that is done."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -85,10 +90,12 @@ def figure_svg(
     ):
         figure = Figure(figsize=size_in, dpi=_DPI)
         FigureCanvasSVG(figure)
-        draw(figure.add_axes(place))
+        axes = figure.add_axes(place)
+        draw(axes)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _for_a_page(out.getvalue(), label)
+        above = str(more(axes))
+    return _for_a_page(out.getvalue(), label).removesuffix("</svg>") + above + "</svg>"
 
 
 def plot_png(plot: Plot) -> bytes:
