@@ -59,8 +59,8 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
 
 
 def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
-    """Draw, for every row, the seconds of forward pass, backward pass and update in the profiled step."""
-    names = ("forward", "backward", "update")
+    """Draw, for every row, the seconds of forward pass, backward pass and optimizer in the profiled step."""
+    names = ("forward", "backward", "optimizer")
     parts = {
         label: [p.fwd_latency_s or 0.0, p.bwd_latency_s or 0.0, p.step_latency_s or 0.0]
         for label, p in profiles.items()

@@ -16,6 +16,7 @@ __all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_png", 
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
+_LARGEST = 1.34  # pixels of a page to a point: letters are as large in all plots that have the room
 _AXES = (0.125, 0.19, 0.83, 0.67)  # fixed: working out what fits takes as long as the drawing itself
 _NAMED = 12
 _MARKERS = 8  # on a line, however many points it has
@@ -151,6 +152,11 @@ def _for_a_page(svg: str, label: str) -> str:
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
     svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--jp-ui-font-family, sans-serif)", svg)
-    head = Markup('<svg class="wb-plot" role="img" aria-label="{}" ').format(label)
-    svg = re.sub(r'<svg ([^>]*?)width="[\d.]+pt" height="[\d.]+pt"', lambda start: f"{head}{start[1]}", svg, count=1)
+    head = Markup('<svg class="wb-plot" role="img" aria-label="{}" style="max-width: {}px" ')
+    svg = re.sub(
+        r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"',
+        lambda start: head.format(label, round(_LARGEST * float(start[2]))) + Markup(start[1]),
+        svg,
+        count=1,
+    )
     return re.sub(r"\n\s*", "\n", svg).strip()
