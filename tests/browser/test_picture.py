@@ -59,7 +59,7 @@ def answers_under_the_pointer(cell: Any) -> None:
     plot.hover()
     words = cell.locator(".wb-at text").filter(visible=True)
     until(lambda: words.count() == 1, 30)
-    step, loss = words.locator("tspan").all_inner_texts()
+    step, loss = words.locator("tspan").all_text_contents()
     assert loss == f"training loss {8 / int(step.removeprefix('step ')):.4g}"
 
 
