@@ -14,6 +14,7 @@ from workbench.base.words import UNKNOWN, count, counted, duration, number, perc
 from workbench.client.history import History
 from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Doc, Table, to_bundle, to_bundles
+from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.templates import Markup
 from workbench.display.records.comparison import runs_doc
@@ -58,7 +59,7 @@ def show_history(history: History) -> None:
     """Display the newest runs; where somebody clicks, ticked rows are compared below the table."""
     bundle, name = to_bundle(history_doc(history)), uuid.uuid4().hex
     if len(history) < 2 or not has_widgets():
-        put(bundle, name, update=False)
+        show_bundle(bundle)
         return
 
     def compare() -> None:
