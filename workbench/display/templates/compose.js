@@ -94,7 +94,7 @@ function render({ model, el }) {
   const insert = (source) =>
     !el.dispatchEvent(new CustomEvent(INSERT, { bubbles: true, composed: true, cancelable: true, detail: { source } }));
   const inserted = button("Insert as a cell", () => {
-    if (insert(model.get("state").cell)) status.textContent = "The cell stands below this one.";
+    if (insert(model.get("state").cell.trimEnd())) status.textContent = "The cell stands below this one.";
   });
   const edit = button("Show the form", send("edit"));
   let asked = 0;
