@@ -106,6 +106,7 @@ def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapp
         columns=("pod", "address", "slots", "phase", *shown, *memory, *notes),
         rows=rows,
         right={"slots", *memory},
+        whole={"pod", "phase"},
         caption=f"Cluster {phase}: {message}" if message else f"Cluster {phase}",
     )
 
