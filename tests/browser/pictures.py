@@ -89,7 +89,7 @@ def take_sidebar(book: Any) -> None:
     page = book.page
     page.set_viewport_size({"width": SIDE_WIDTH, "height": SIDE_HEIGHT})
     page.evaluate("() => window.jupyterapp.shell.activateById('deepspeed-workbench-runs')")
-    page.locator(".dw-run[data-state='running'] .dw-open").click()
+    page.locator(".dw-run .dw-open").click(timeout=120_000)
     frame = page.locator(".dw-tab:visible").frame_locator("iframe")
     frame.get_by_text(re.compile(r"^1\d\d of 240 steps")).wait_for(timeout=120_000)
     keep(page.screenshot(), "sidebar")
