@@ -58,6 +58,7 @@ def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callab
     book.run(0)
     form = book.output(0)
     book.see(0, "1 rank = 8 rows")
+    form.get_by_role("button", name="Insert as a cell").wait_for()
     assert form.get_by_title(FIELDS["launcher"].option.help).get_by_label("Launcher").is_visible()
     form.get_by_label("Technique").select_option("single")
     form.get_by_label("Launcher").select_option("pdsh")

@@ -78,6 +78,16 @@ def test_a_failed_run_that_is_raised_shows_its_card(cell: Cell, written: Written
         assert words in shown
 
 
+@pytest.mark.parametrize(("lines", "is_there"), [(3, True), (25, False)])
+def test_the_trace_of_a_rank_is_left_to_its_card_where_it_is_long(
+    cell: Cell, written: WrittenRun, lines: int, is_there: bool
+) -> None:
+    trace = "\n".join(["Traceback (most recent call last):", *(f"  frame {n}" for n in range(lines))])
+    written.end("failed", "it failed", error={"kind": "KeyError", "message": "'question'", "traceback": trace})
+    shown = cell(f"Run.load({str(written.paths.root)!r}).wait(progress=False).raise_for_status()")
+    assert ("frame 2" in shown) is is_there
+
+
 def test_outside_of_a_notebook_nothing_changes() -> None:
     code = "from workbench import FineTune\nFineTune(max_step=10)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

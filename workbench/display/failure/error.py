@@ -33,7 +33,7 @@ def error_lines(error: WorkbenchError) -> list[str]:
 def _words(error: WorkbenchError) -> str:
     match error:
         case RunFailed(result=RunResult(error=fault) as result) if fault is not None:
-            return f"the run failed. {fault_text(card_of(result))}\nIts logs are in {result.path / 'logs'}"
+            return f"the run failed. {fault_text(card_of(result), brief=True)}\nIts logs are in {result.path / 'logs'}"
     return str(error)
 
 

@@ -21,6 +21,7 @@ from workbench.rundir.spec import RunSpec
 __all__ = ["FaultCard", "card_of", "fault_card", "fault_doc", "fault_text"]
 
 _SHOWN_LINES = 30
+_FOLDED_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +64,11 @@ class FaultCard(Shown):
         left_out = len(lines) - _SHOWN_LINES
         return "\n".join([f"… {left_out} lines before", *lines[-_SHOWN_LINES:]] if left_out > 0 else lines).strip("\n")
 
+    @property
+    def is_long(self) -> bool:
+        """Whether its traceback is one that is folded."""
+        return self.traceback.count("\n") >= _FOLDED_LINES
+
 
 def fault_card(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> FaultCard:
     """Make the card of a fault."""
@@ -85,8 +91,8 @@ def fault_doc(card: FaultCard) -> Doc:
     return Doc(blocks=[Raw(html=macro("run.html", "fault")(card), text=fault_text(card))])
 
 
-def fault_text(card: FaultCard) -> str:
-    """Draw the card as text."""
+def fault_text(card: FaultCard, *, brief: bool = False) -> str:
+    """Draw the card as text; where it is to be brief, without a long traceback."""
     lines = [f"{card.advice.title}: {card.where}", card.error]
     if card.memory:
         lines.append("memory: " + ", ".join(f"{size} {name}" for name, size in card.memory))
@@ -94,4 +100,5 @@ def fault_text(card: FaultCard) -> str:
         lines.append(f"the others: {plain(card.fault.others)}")
     if card.advice.fixes:
         lines += ["Likely fixes:", *(f"  {n}. {plain(fix)}" for n, fix in enumerate(card.advice.fixes, 1))]
-    return "\n".join([*lines, "", card.traceback] if card.traceback else lines)
+    shown = card.traceback and not (brief and card.is_long)
+    return "\n".join([*lines, "", card.traceback] if shown else lines)

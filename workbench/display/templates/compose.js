@@ -143,8 +143,13 @@ function render({ model, el }) {
   el.classList.add("wb-form");
   el.append(fields, why, buttons);
   for (const name of ["values", "problems", "state"]) model.on(`change:${name}`, draw);
+  const seen = new IntersectionObserver(draw); // before it is in the page nobody can say whether cells can be inserted
+  seen.observe(el);
   draw();
-  return () => ["values", "problems", "state"].forEach((name) => model.off(`change:${name}`, draw));
+  return () => {
+    seen.disconnect();
+    ["values", "problems", "state"].forEach((name) => model.off(`change:${name}`, draw));
+  };
 }
 
 export default { render };
