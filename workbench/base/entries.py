@@ -14,6 +14,7 @@ __all__ = [
     "GUARDIAN",
     "INQUIRY",
     "KEEPER",
+    "LAUNCHER_SITE",
     "MANIFEST",
     "PLACES",
     "PREDICTION",
@@ -36,6 +37,8 @@ TRAINER_MODULE = "workbench.worker.train.main"
 TRAINER = f"{TRAINER_MODULE}:main"
 SCRIPT_SITE = "workbench/worker/script_site"
 """A folder, not a module: its `sitecustomize.py` is what Python imports first in a rank of a script."""
+LAUNCHER_SITE = "workbench/worker/launcher_site"
+"""A folder, not a module: what is in it DeepSpeed's own launcher imports in place of all of DeepSpeed."""
 CALL = "workbench.worker.call"
 """Its text travels: the script of a run that calls a function of the notebook."""
 UNATTENDED = "workbench.worker.unattended"

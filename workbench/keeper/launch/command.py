@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workbench.base import entries
+from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Launcher
 from workbench.pods.pod import Pod
@@ -96,7 +97,7 @@ def build_command(plan: LaunchPlan) -> LaunchCommand:
     if plan.launcher is Launcher.SSH:
         return _ssh(plan)
     client = _rank_client(plan, plan.pods[0])
-    for path in (sys.executable, *client, str(plan.hostfile), str(plan.rsh_wrapper)):
+    for path in (sys.executable, *client, _launcher_site(plan), str(plan.hostfile), str(plan.rsh_wrapper)):
         if not _PLAIN_PATH.fullmatch(path):
             raise ConfigError(
                 f"launcher {plan.launcher.value!r} cannot take the path {path!r}: DeepSpeed passes it through a shell "
@@ -139,12 +140,17 @@ def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
     # Without --force_multi a hostfile of one host trains on this machine; DeepSpeed's own ssh check calls plain ssh.
     argv += ["--force_multi", "--no_ssh_check", "--no_python", "--no_local_rank"]
     # DeepSpeed sends the values in this file through remote shells; a name that does not exist switches it off.
-    env = {"DS_ENV_FILE": ".workbench-no-env-file"}
+    env = {"DS_ENV_FILE": ".workbench-no-env-file", "PYTHONPATH": _launcher_site(plan)}
     if plan.launcher is Launcher.OPENMPI:
         argv.append(f"--launcher_args={shlex.join(_mpi_args(plan))}")
     else:
         env |= plan.pdsh_env
     return LaunchCommand(argv=[*argv, *client], env=env)
+
+
+def _launcher_site(plan: LaunchPlan) -> str:
+    """Return the import path of the launcher, which DeepSpeed sends on to the pods."""
+    return f"{HOME}/{entries.LAUNCHER_SITE}:{plan.package}/{entries.LAUNCHER_SITE}"
 
 
 def _mpi_args(plan: LaunchPlan) -> list[str]:
