@@ -15,80 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec
+from benchpair import Pair, Turn
+from benchstarts import doctor_and_close, first_steps, from_nothing, launchers, many_pods, output, overhead
+
+from workbench import Cluster, LocalPods
 from workbench.base.table import Grid
-from workbench.results.recipe import recipe_of
-
-Turn = Callable[[], float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """Two ways to do one thing."""
-
-    what: str
-    """What is measured, with its unit."""
-    ours: Turn
-    """Do it our way once, and give the figure."""
-    plain: Turn
-    """Do it the plain way."""
-    plain_is: str
-    """What the plain way is."""
-    bound: str = ""
-    """What is wanted of our figure (`<= 1.5 s`) or of the ratio (`>= 4 x`)."""
-    more_is_better: bool = False
-    """Whether the figure is a rate; else it is a time."""
-
-
-def first_step(root: Path) -> Iterator[Pair]:
-    """Compare the time from asking for a three-rank ZeRO-1 run to its first step's end, pods already there."""
-    job = FineTune(technique="zero1", max_steps=2, predict_rows=0, per_device_train_batch_size=4)
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "cluster") as cluster:
-
-        def ours() -> float:
-            result = cluster.submit(job).wait().raise_for_status()
-            assert result.time_to_first_step_s is not None
-            return result.time_to_first_step_s
-
-        model = cluster.submit(job).wait().raise_for_status()  # and the warm servers are ready
-        recipe = recipe_of(model)
-        folder = root / "plain"
-        for name, content in recipe.files.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-
-        def plain() -> float:
-            return _until_first_step(folder)
-
-        yield Pair(
-            what="seconds to the first step, 3 ranks, ZeRO-1",
-            ours=ours,
-            plain=plain,
-            plain_is="torchrun, same training",
-            bound="<= 1.5 s",
-        )
-
-
-def _until_first_step(folder: Path) -> float:
-    """Start the recipe's script with torchrun and wait for the first step's loss."""
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "3", "train.py"]
-    started = time.monotonic()
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        torchrun, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        took = None
-        seen = []
-        for line in process.stdout or ():
-            seen.append(line)
-            if took is None and "'loss'" in line:
-                took = time.monotonic() - started
-    if process.returncode or took is None:
-        raise RuntimeError("torchrun did not train:\n" + "".join(seen[-30:]))
-    return took
 
 
 def padding(_root: Path) -> Iterator[Pair]:
@@ -178,7 +111,10 @@ def transfers(root: Path) -> Iterator[Pair]:
         )
 
 
-PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (first_step, padding, transfers)
+PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (
+    *(first_steps, launchers, from_nothing, many_pods, doctor_and_close, overhead, output),
+    *(padding, transfers),
+)
 
 
 def measured(pair: Pair, turns: int) -> tuple[float, float]:
