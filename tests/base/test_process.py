@@ -18,16 +18,17 @@ from workbench.base.process import (
     ancestors,
     descendants,
     end_all,
-    family_memory,
+    family_table,
     find,
     is_alive,
     live_descendants,
     look_up,
     marks,
-    memory,
     process_start_time,
+    process_table,
     with_mark,
 )
+from workbench.worker.agent.machine.memory import family_memory, memory
 
 
 def test_a_zombie_is_not_alive() -> None:
@@ -116,6 +117,17 @@ def test_descent_is_followed_to_the_end_and_up_again() -> None:
     table = {pid: Process(pid, pid, parent) for pid, parent in parents.items()}
     assert descendants(table, [2, 99]) == {2, 3, 4}
     assert ancestors(table, 4) == {4, 3, 2, 1}
+
+
+def test_the_table_of_a_family_has_those_below_and_nobody_else() -> None:
+    inner = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()']); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", inner], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        family = family_table([parent.pid])
+        assert len(family) == 2
+        assert family.keys() == descendants(process_table(), [parent.pid])
+    assert family_table([parent.pid]) == {}
 
 
 def test_memory_has_a_peak(sleeper: subprocess.Popen[bytes]) -> None:

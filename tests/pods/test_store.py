@@ -19,7 +19,7 @@ from smalldisk import small_disk
 
 from tests.pods.conftest import Launched
 from workbench.base.errors import DiskFull, RemoteError
-from workbench.keeper.link.files import PodFiles
+from workbench.keeper.link.files import PodFiles, Stock
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_argv, send_file
 from workbench.pods.ssh.connection import SSHConnection
@@ -52,8 +52,8 @@ class Here(Files):
 class PodHere(PodFiles):
     """What the keeper sends over, to that pod."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(Pod(name=root.name, root=str(root)), Identity(root), 5.0, [])
+    def __init__(self, root: Path, stock: Stock | None = None) -> None:
+        super().__init__(Pod(name=root.name, root=str(root)), Identity(root), 5.0, [], stock)
         self.line = Here("127.0.0.7")
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
@@ -157,7 +157,7 @@ def route_here() -> SshRoute:
 
 @pytest.mark.slow
 def test_64_writers_of_one_file_into_a_store_that_they_share(tmp_path: Path) -> None:
-    """Issue 16: their parts had one name, and who lost the race found it gone."""
+    """Their parts had one name once, and who lost the race found it gone."""
     data, writers = random.Random(4).randbytes(1 << 20), 64
     pods = [PodHere(tmp_path / f"pod-{number}") for number in range(writers)]
     together = Barrier(writers)
@@ -171,6 +171,23 @@ def test_64_writers_of_one_file_into_a_store_that_they_share(tmp_path: Path) -> 
     (path,) = paths
     assert Path(path).read_bytes() == data
     assert [each.name for each in Path(path).parent.iterdir()] == [Path(path).name], "no part is left"
+
+
+def test_pods_that_share_a_store_look_at_a_file_once_a_run(tmp_path: Path) -> None:
+    stock, data = Stock(), b"a script's folder"
+    pods = [PodHere(tmp_path / f"pod-{number}", stock) for number in range(16)]
+    asked: list[str] = []
+    for pod in pods:
+        ask = pod.line._ask_far_end
+        pod.line._ask_far_end = lambda words, data=b"", ask=ask: asked.append(words[0]) or ask(words, data)  # type: ignore
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        (path,) = set(pool.map(lambda pod: pod.put(data, ".zip"), pods))
+    assert asked == ["holds", "take"]
+    Path(path).write_bytes(b"spoiled")
+    for pod in pods:  # the next run
+        pod.put(data, ".zip")
+    assert asked[2:] == ["holds", "take"]
+    assert Path(path).read_bytes() == data
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from workbench.base.process import look_up, memory
+from workbench.base.process import look_up
 from workbench.worker.agent.clients.client import AgentRefused, connect
+from workbench.worker.agent.machine.memory import memory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def test_serve_is_idempotent_private_and_leaves_nothing(agent):
     process = look_up(agent.pid)
     assert json.loads((agent.root / "agent.json").read_text()) == {"pid": agent.pid, "start_time": process.start_time}
     agent.ask("shutdown")
-    assert sorted(path.name for path in agent.root.iterdir()) == ["agent.lock", "agent.log"]
+    assert sorted(path.name for path in agent.root.iterdir()) == ["agent.lock", "agent.log", "tmp"]
     second = agent.serve()
     assert second != process.pid
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
+import marshal
 import zipfile
 from collections.abc import Iterable, Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from workbench.base.child import HOME
 
 __all__ = ["file_digest", "package_zip", "zip_contents", "zip_files"]
+
+# What programs on pods import when they start: from a zip, Python would compile it for each of them anew.
+_COMPILED = ("workbench/__init__.py", "workbench/base/", "workbench/jobs/", "workbench/rundir/", "workbench/worker/")
+_NOT_CHECKED = (1).to_bytes(4, "little")  # PEP 552: the hash stands for the source and is not compared
+_WITHOUT_REFERENCES = 2  # the version of marshal whose bytes do not depend on what else a process has loaded
 
 
 def file_digest(path: Path) -> str:
@@ -20,9 +29,15 @@ def file_digest(path: Path) -> str:
 
 
 def package_zip() -> tuple[str, bytes]:
-    """Zip this package; the same code gives the same bytes."""
+    """Zip this package, with byte code for pods that have this Python; the same code gives the same bytes."""
     root = Path(HOME, "workbench")
-    data = zip_files(root.parent, sorted(root.rglob("*.py")))
+    content: dict[str, bytes | Path] = {}
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root.parent).as_posix()
+        content[name] = path
+        if name.startswith(_COMPILED):
+            content[f"{name}c"] = _byte_code(path, name)
+    data = zip_contents(content)
     return f"workbench-{hashlib.sha256(data).hexdigest()[:16]}.zip", data
 
 
@@ -42,3 +57,16 @@ def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
             data = content.read_bytes() if isinstance(content, Path) else content
             archive.writestr(info, data, compress_type=zipfile.ZIP_DEFLATED)
     return target.getvalue()
+
+
+def _byte_code(path: Path, name: str) -> bytes:
+    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # from __pycache__ where it is
+    assert code is not None
+    data = marshal.dumps(_named(code, name), _WITHOUT_REFERENCES)
+    return importlib.util.MAGIC_NUMBER + _NOT_CHECKED + importlib.util.source_hash(path.read_bytes()) + data
+
+
+def _named(code: CodeType, name: str) -> CodeType:
+    """Return code whose tracebacks name a file of the package, and no folder of this machine."""
+    parts = (_named(part, name) if isinstance(part, CodeType) else part for part in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(parts))

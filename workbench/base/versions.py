@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+
 __all__ = ["PACKAGES", "VERSION", "installed_versions"]
 
 VERSION = "0.1.0"
@@ -12,13 +16,25 @@ PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, of this package and of each of `PACKAGES` that is there."""
-    import importlib.metadata
-    import platform
-
-    versions = {"python": platform.python_version(), "workbench": VERSION}
+    versions = {"python": sys.version.split()[0].rstrip("+"), "workbench": VERSION}
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder or "."):  # noqa: PTH208 (names, not paths)
+                if entry.endswith(".dist-info"):
+                    name, _, version = entry.removesuffix(".dist-info").partition("-")
+                    found.setdefault(name.lower(), version)
     for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        if version := found.get(package) or _described(package):
+            versions[package] = version
     return versions
+
+
+def _described(package: str) -> str:
+    """Return the version of a package that is installed in another way than by a wheel; empty for none."""
+    import importlib.metadata  # which also loads email
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

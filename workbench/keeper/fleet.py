@@ -12,6 +12,7 @@ from functools import partial
 from workbench.base.errors import PodError, RunError, WorkbenchError
 from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.files import Stock
 from workbench.keeper.link.packages import install_packages
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.pods.backends import backend_from_dict
@@ -111,8 +112,11 @@ class Fleet:
         identity.pin(self.pods)
         self.paths.hostfile.write_text(str(Hostfile.from_pods(self.pods)), encoding="utf-8")
         spec, package, folders = self._spec, package_zip(), folders_to_probe(self._spec, self.paths.root)
+        shared = Stock() if spec.backend.get("kind") == "local" else None
         self._links = [
-            AgentLink(pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders)
+            AgentLink(
+                pod, identity, lease_s=spec.lease_s, package=package, warm=spec.warm, folders=folders, stock=shared
+            )
             for pod in self.pods
         ]
         for link in self._links:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -18,7 +17,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
 from workbench.base.wire import from_line, to_line
-from workbench.keeper.link.files import PodFiles, shelved
+from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by
 from workbench.pods.pod import Pod
 
@@ -29,8 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["AgentLink", "PodGone"]
 
 logger = logging.getLogger(__name__)
+_SERVED_S = 60.0  # it may have to end what a dead agent left
 _ANSWER_S = 8.0  # a live agent answers in milliseconds, a busy one in three seconds; then it hangs, or the network
 _PAUSE_S = 0.5
+_TASK_S = 0.01  # between the first looks at one
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _SHORT = 72  # bytes of a folder in which Python and torch can still make the sockets that DataLoader workers use
 _LOOKS = 3  # at a clock; the quickest answer is the truest
@@ -53,8 +54,9 @@ class AgentLink(PodFiles):
         package: tuple[str, bytes],
         warm: bool = True,
         folders: Sequence[Path] = (),
+        stock: Stock | None = None,
     ):
-        super().__init__(pod, identity, lease_s, folders)
+        super().__init__(pod, identity, lease_s, folders, stock)
         self.package = str(self.store / package[0])
         self.agent_pid = 0
         self.interface = ""
@@ -78,15 +80,17 @@ class AgentLink(PodFiles):
             self._ssh = SSHConnection(self.pod, self._identity)
             self._ssh.open()
             self._meet()
-            served = self._ssh.run(self.agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm))
-            if served.exit_code != 0:
+            self._stream = self._ssh.stream(
+                self.agent("serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm, "--connect")
+            )
+            if not self._stream.readline(_SERVED_S).startswith(b'{"ok": true'):
+                code = self._stream.wait(_ANSWER_S)
                 raise RemoteError(
-                    f"the agent of {self.pod.name} did not start: {served.stderr[-2000:]}",
+                    f"the agent of {self.pod.name} did not start: {self._stream.stderr[-2000:]}",
                     host=self.pod.address,
                     command="agent serve",
-                    exit_code=served.exit_code,
+                    exit_code=code,
                 )
-            self._stream = self._ssh.stream(self.agent("connect", self.pod.root))
             self._greet()
 
     def _greet(self) -> None:
@@ -140,6 +144,20 @@ class AgentLink(PodFiles):
             answer = from_line(line)
             if answer.get("id") == wanted:
                 return answer
+
+    def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        """Ask the agent for what takes its time, and return what came of it; others may speak to it meanwhile."""
+        task, until, pause_s = self.call(op, **fields)["task"], time.monotonic() + timeout_s, _TASK_S
+        while (answer := self.call("task", task=task)["answer"]) is None:
+            if time.monotonic() > until:
+                raise RemoteError(f"{self.pod.name}: no end in {timeout_s:.0f} s", host=self.pod.address, command=op)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_S)
+        if answer.get("full"):
+            raise disk_full(self.pod.root, None, self._free_bytes(), where=self.pod.name)
+        if "error" in answer:
+            raise RemoteError(f"{self.pod.name}: {answer['error']}", host=self.pod.address, command=op)
+        return dict(answer)
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output."""
@@ -228,11 +246,9 @@ class AgentLink(PodFiles):
 
     def _meet(self) -> None:
         ssh = self._connection()
-        ssh.run(["mkdir", "-p", "-m", "700", "--", str(self.store), str(self._own)])
         if self._folders and not self.shared:
             self.shared = seen_by(ssh, self.pod, self._folders)
         if (here := self._shelf()) is not None:
             self.package = str(shelved(here / self._package_name, self._package_bytes))
             return
-        if not self._holds(ssh, self.package, hashlib.sha256(self._package_bytes).hexdigest()):
-            ssh.put_bytes(self._package_bytes, self.package)
+        self._shelve(ssh, self.package, self._package_bytes)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
@@ -21,15 +24,46 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
     from workbench.pods.ssh.identity import Identity
 
-__all__ = ["PodFiles", "shelved"]
+__all__ = ["PodFiles", "Stock", "shelved"]
 
 _T = TypeVar("_T")
+_CHECKED_S = 10.0  # pods that share a store begin a run together: one look at a file is enough for all
+
+
+class Stock:
+    """What a store on pods is known to hold. Pods that share a store share this, and send a file once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._stamps: dict[str, str] = {}
+        self._checked: dict[str, tuple[float, set[str]]] = {}
+
+    def ensure(self, path: str, pod: str, look: Callable[[str], str], send: Callable[[], object]) -> None:
+        """Have a file there as it should be: what an earlier version, or the disk, spoiled is sent again.
+
+        `look` takes the stamp that was seen last and returns the present one, empty where the file has to be sent. One
+        look serves each pod once.
+        """
+        with self._lock:
+            busy = self._busy[path]
+        with busy:
+            checked_at, served = self._checked.get(path, (-math.inf, set()))
+            if pod not in served and time.monotonic() - checked_at < _CHECKED_S:
+                served.add(pod)
+                return
+            self._stamps[path] = look(self._stamps.get(path, ""))
+            if not self._stamps[path]:
+                send()
+            self._checked[path] = time.monotonic(), {pod}
 
 
 class PodFiles:
     """Moves things; whoever inherits has the line."""
 
-    def __init__(self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path]) -> None:
+    def __init__(
+        self, pod: Pod, identity: Identity, lease_s: float, folders: Sequence[Path], stock: Stock | None = None
+    ) -> None:
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
         self.shared: Sequence[Path] = ()
@@ -41,7 +75,7 @@ class PodFiles:
         self._identity = identity
         self._lease_s = lease_s
         self._folders = folders
-        self._stamps: dict[str, str] = {}
+        self._stock = stock or Stock()
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
         """Run a command on the pod and return its standard output."""
@@ -65,11 +99,15 @@ class PodFiles:
     def put_once(self, local: Path, digest: str) -> str:
         """Send a file of any size to the pod's store, once per content, and return its path there."""
         path = str(self.store / digest[:32])
-        if not self.lasting(lambda ssh: self._holds(ssh, path, digest)):
-            sent = self._send(local, path)
-            if sent != digest:
+
+        def send() -> None:
+            if self._send(local, path) != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
+
+        self._stock.ensure(
+            path, self.pod.name, lambda stamp: self.lasting(lambda ssh: ssh.stamp_of(path, digest, stamp)), send
+        )
         return path
 
     def put_file(self, local: Path, path: str) -> None:
@@ -96,19 +134,18 @@ class PodFiles:
         return self._folders[0] / "store" if self._folders and self._folders[0] in self.shared else None
 
     def _store(self, name: str, data: bytes) -> str:
-        path, digest = str(self.store / name), hashlib.sha256(data).hexdigest()
-
-        def once(ssh: SSHConnection) -> None:
-            if not self._holds(ssh, path, digest):
-                ssh.put_bytes(data, path)
-
-        self.lasting(once)
+        path = str(self.store / name)
+        self.lasting(lambda ssh: self._shelve(ssh, path, data))
         return path
 
-    def _holds(self, ssh: SSHConnection, path: str, digest: str) -> bool:
-        """Whether a file is there as it should be: what an earlier version, or the disk, spoiled is sent again."""
-        self._stamps[path] = ssh.stamp_of(path, digest, self._stamps.get(path, ""))
-        return bool(self._stamps[path])
+    def _shelve(self, ssh: SSHConnection, path: str, data: bytes) -> None:
+        digest = hashlib.sha256(data).hexdigest()
+        self._stock.ensure(
+            path,
+            self.pod.name,
+            lambda stamp: ssh.stamp_of(path, digest, stamp),
+            lambda: ssh.put_bytes(data, path),
+        )
 
     def _send(self, local: Path, path: str) -> str:
         if local.stat().st_size >= LARGE:

@@ -183,12 +183,10 @@ class Attempt:
 
     def _watch(self) -> list[PodWatch]:
         c = self._context
-        watches = []
+        watches, lease_s, pods = [], c.spec.cluster.lease_s, len(c.links)
         for link in c.links:
             ranks = [p.rank for p in c.places if p.pod == link.pod.name]
-            watches.append(
-                PodWatch(link, c.run_id, ranks, c.paths, self._reports, c.spec.cluster.lease_s, c.look, c.redact)
-            )
+            watches.append(PodWatch(link, c.run_id, ranks, c.paths, self._reports, lease_s, c.look, c.redact, pods))
         for watch in watches:
             watch.start()
         return watches

@@ -11,7 +11,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import RemoteError, RunError
-from workbench.base.json_values import items, parse_json, text
+from workbench.base.json_values import items, text
 from workbench.base.package import file_digest
 from workbench.base.words import counted, short_list, size
 from workbench.jobs.script import Script
@@ -63,9 +63,8 @@ def files_left(context: RunContext, link: AgentLink) -> FilesLeft:
     if isinstance(context.spec.job, Script) and paths.script.exists():
         sent = link.put(paths.script.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
-    asked = link.agent("left", str(context.on_pod(link).root), sent, f"--below={below}")
-    raw = parse_json(link.run(asked, _LISTED_S, again=True))
-    lists = {str(name): items(value) for name, value in raw.items()} if isinstance(raw, dict) else {}
+    raw = link.lasting(lambda _: link.work("left", _LISTED_S, run=context.run_id, archive=sent, below=below))
+    lists = {name: items(value) for name, value in raw.items()}
     return FilesLeft(
         out=_files(lists.get("out", [])),
         script=_files(lists.get("script", [])),

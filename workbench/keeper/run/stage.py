@@ -26,7 +26,7 @@ from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints.choose import Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
-from workbench.rundir.paths import PodRunPaths, RunPaths
+from workbench.rundir.paths import RunPaths
 
 __all__ = [
     "check_hostfile",
@@ -37,6 +37,9 @@ __all__ = [
     "send_inputs",
     "travels",
 ]
+
+
+_UNPACKED_S = 600.0
 
 
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
@@ -96,18 +99,17 @@ def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
 def send_inputs(context: RunContext, link: AgentLink) -> None:
     """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks."""
     job, paths, target = context.spec.job, context.paths, context.on_pod(link)
-    link.run(["mkdir", "-p", "-m", "700", "--", str(target.root), str(target.out)])
+    files, archive = {}, ""
+    match job:
+        case Script():
+            archive = link.put(paths.script.read_bytes(), ".zip")
+        case _:
+            files = {target.job.name: _send_finetune(link, job, paths, context.spec.cluster.pods.gpus)}
+    link.work("stage", _UNPACKED_S, run=context.run_id, files=files, archive=archive)
     if link.sees(paths.root):  # results are then written where they belong
         paths.arrivals.mkdir(exist_ok=True)
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
-    match job:
-        case Script():
-            archive = link.put(context.paths.script.read_bytes(), ".zip")
-            link.run([link.pod.python, "-P", "-m", "zipfile", "-e", archive, str(target.script)])
-            return
-        case _:
-            _send_finetune(link, job, paths, target, context.spec.cluster.pods.gpus)
     if resume := resumed_from(paths):
         here = {place.rank for place in context.places if place.pod == link.pod.name}
         send_checkpoint(link, resume, here, target.resume)
@@ -131,7 +133,8 @@ def resumed_from(paths: RunPaths) -> Checkpoint | None:
     return None
 
 
-def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodRunPaths, gpus: int) -> None:
+def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, gpus: int) -> str:
+    """Send data and model to one pod; return its job file."""
     resolved = json.loads(paths.job.read_text(encoding="utf-8"))
     for name in ("train", "eval"):
         local = resolved.get(name)
@@ -145,7 +148,7 @@ def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, target: PodR
         folder = Path(str(adapters))
         resolved["job"]["lora"]["resume_from"] = adapters if link.sees(folder) else _send_model(link, folder)
     resolved["gpus"] = gpus
-    link.write(json.dumps(resolved).encode(), str(target.job))
+    return json.dumps(resolved)
 
 
 def _send_model(link: AgentLink, folder: Path) -> str:

@@ -22,6 +22,7 @@ __all__ = ["PodReport", "PodWatch"]
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.15
+_POLLS_PER_S = 200  # of all pods together, each some milliseconds of this machine
 _CHUNK_BYTES = 4 << 20
 
 
@@ -64,8 +65,10 @@ class PodWatch:
         lease_s: float,
         look: Callable[[], Sequence[Pod]],
         redact: Redactor,
+        pods: int = 1,
     ):
         self._link = link
+        self._pause_s = max(_POLL_S, pods / _POLLS_PER_S)
         self._run_id = run_id
         self._collector = Collector(paths, ranks, redact)
         self._reports = reports
@@ -92,7 +95,7 @@ class PodWatch:
                 more = self._look()
                 heard = time.monotonic()
                 if not more:
-                    self._end.wait(_POLL_S)
+                    self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:
                 silent_s = time.monotonic() - heard
                 lost = self._why_lost(silent_s)

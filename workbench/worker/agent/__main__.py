@@ -1,4 +1,4 @@
-"""The agent's command line: `serve`, `connect`, `rank`, `left`, `packages`. Modules beside it do the work."""
+"""The agent's command line: `serve`, `connect`, `rank`, `packages`. Modules beside it do the work."""
 
 from __future__ import annotations
 
@@ -10,38 +10,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.base.process import LEASE_S
-from workbench.worker.agent.clients.adopted import launch_rank, place_from
 from workbench.worker.agent.clients.connect import bridge
-from workbench.worker.agent.left import files_left
-from workbench.worker.agent.main import serve
-from workbench.worker.agent.packages import PackageError, install
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
+    """Run one command; return its exit code. Each imports what it needs: every pod waits for this to start."""
     asked = _parser().parse_args(argv)
     root = Path(asked.root)
     if asked.command == "serve":
-        return _serve(root, asked.lease_s, asked.warm)
+        return _serve(root, asked.lease_s, asked.warm) or (bridge(root.resolve()) if asked.connect else 0)
     if asked.command == "connect":
         return bridge(root)
-    if asked.command == "left":
-        left = files_left(root / "out", root / "script", Path(asked.archive), asked.below)
-        sys.stdout.write(json.dumps(left) + "\n")
-        return 0
     if asked.command == "packages":
         return _install(root)
-    try:
-        place = place_from(vars(asked), os.environ)
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return launch_rank(root, asked.run, place)
+    return _launch_rank(root, asked)
 
 
 def _serve(root: Path, lease_s: float, warm: bool) -> int:
+    from workbench.worker.agent.main import serve
+
     try:
         answer: dict[str, object] = {"ok": True, "pid": serve(root, lease_s=lease_s, warm=warm)}
     except (RuntimeError, OSError) as error:
@@ -52,7 +41,20 @@ def _serve(root: Path, lease_s: float, warm: bool) -> int:
     return 0 if answer["ok"] else 1
 
 
+def _launch_rank(root: Path, asked: argparse.Namespace) -> int:
+    from workbench.worker.agent.clients.adopted import launch_rank, place_from
+
+    try:
+        place = place_from(vars(asked), os.environ)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return launch_rank(root, asked.run, place)
+
+
 def _install(request: Path) -> int:
+    from workbench.worker.agent.packages import PackageError, install
+
     asked = json.loads(request.read_text(encoding="utf-8"))
     request.unlink()
     try:
@@ -70,12 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("root", metavar="POD_ROOT")
     serving.add_argument("--lease-s", type=float, default=LEASE_S, help="how long to live without a word of the keeper")
     serving.add_argument("--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported")
+    serving.add_argument("--connect", action="store_true", help="then bridge stdin and stdout to it")
     connecting = commands.add_parser("connect", help="bridge stdin and stdout to the agent")
     connecting.add_argument("root", metavar="POD_ROOT")
-    left = commands.add_parser("left", help="list what a run left here")
-    left.add_argument("root", metavar="RUN_FOLDER")
-    left.add_argument("archive", help="the script's folder as it was sent")
-    left.add_argument("--below", type=int, default=0, help="bytes of a file from which on it is not hashed")
     packages = commands.add_parser("packages", help="install what a request asks for, which is removed")
     packages.add_argument("root", metavar="REQUEST_FILE")
     rank = commands.add_parser("rank", help="start one rank of a prepared run and wait for it")

@@ -1,4 +1,4 @@
-"""What a run left on this pod: the files that it put into `out/`, and those that a script wrote into its own folder."""
+"""A run's files on this pod: a script's folder as it was sent, and what the run left in it and in `out/`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base.files import write_text
 from workbench.base.package import file_digest
 
-__all__ = ["files_left"]
+__all__ = ["files_left", "stage"]
 
 _CACHES = frozenset(("__pycache__", ".git", ".cache", ".ipynb_checkpoints"))
 _PIECE = 1 << 20
@@ -33,6 +34,18 @@ def files_left(out: Path, script: Path, archive: Path, below: int) -> dict[str, 
     put.read(out)
     wrote.read(script)
     return {"out": put.files, "script": wrote.files, "links": wrote.links, "unread": put.unread + wrote.unread}
+
+
+def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, object]:
+    """Make a run's folder: small files by their names, and a script's folder of its archive."""
+    (folder / "out").mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for name, text in files.items():
+        write_text(folder / Path(name).name, text)
+    if archive:
+        with zipfile.ZipFile(archive) as packed:
+            packed.extractall(folder / "script")
+    return {}
 
 
 class _Listing:

@@ -44,6 +44,7 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
+    (root / "tmp").mkdir(mode=0o700, exist_ok=True)
     if (agent := _agent_of(root)) is not None and activity(agent.pid)[1]:
         agent.send(signal.SIGKILL)  # stopped, it would not answer, and there is no use in waiting for that
     if (pid := _ping(root)) is not None:

@@ -8,16 +8,18 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from workbench.base.clock import now_s
-from workbench.base.process import Process, descendants, process_table
+from workbench.base.process import Process, descendants, family_table, process_table
 from workbench.worker.agent.machine import network
 from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.message import Message, number_in, object_in, texts_in, whole_in
 from workbench.worker.agent.ranks.job import PodRun
 from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 from workbench.worker.agent.ranks.script_launcher import RankLauncher
+from workbench.worker.agent.tasks import Tasks
 
 __all__ = ["Agent", "Later", "Reply"]
 
@@ -32,6 +34,7 @@ _LAST_S = 3.0
 _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
 _RUNS_KEPT = 20
+_FOLDERS = "workbench.worker.agent.left"  # imported by who needs it
 
 Reply = dict[str, object]
 
@@ -51,6 +54,7 @@ class Agent:
         self.root = root
         self.launcher = RankLauncher(root)
         self.warm, self.helpers = self.launcher.warm, self.launcher.helpers
+        self._tasks = Tasks()
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._runs: dict[str, PodRun] = {}
@@ -63,6 +67,9 @@ class Agent:
             "hello": self._hello,
             "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
             "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
+            "stage": self._stage,
+            "left": self._left,
+            "task": lambda message: {"answer": self._tasks.take(whole_in(message, "task"))},
             "prepare": self._prepare,
             "prepared": self._prepared,
             "rejoin": self._rejoin,
@@ -137,6 +144,22 @@ class Agent:
             "warm": self.warm.state,
             "runs": list(self._runs),
         }
+
+    def _stage(self, message: Message) -> Reply:
+        """Begin to make a run's folder, with these small files and what a script's archive that is here holds."""
+        archive = str(message.get("archive") or "")
+        return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
+
+    def _left(self, message: Message) -> Reply:
+        """Begin to list what a run left here."""
+        folder, archive, below = self._folder(message), Path(str(message.get("archive"))), whole_in(message, "below")
+        return self._begin("files_left", folder / "out", folder / "script", archive, below)
+
+    def _begin(self, name: str, *args: object) -> Reply:
+        return {"task": self._tasks.begin(lambda: getattr(import_module(_FOLDERS), name)(*args))}
+
+    def _folder(self, message: Message) -> Path:
+        return self.root / "runs" / check_run_id(message.get("run"))
 
     def _prepare(self, message: Message) -> Reply:
         request = _request_of(message)
@@ -266,11 +289,15 @@ class Agent:
         self.helpers.reaped(ended)
 
     def _end_strays(self) -> bool:
-        table = self._processes(fresh=True)
+        table = process_table()
         server = {self.warm.pid} if self.warm.pid is not None else set()
         if self.warm.forked and server and table.get(self.warm.pid or 0) != self.warm.process:
             server = set()  # it has gone, and its pid may be another's
-        spared = {os.getpid()} | self.helpers.pids | (server if self.warm.forked else descendants(table, server))
+        spared = (
+            {os.getpid(), *self._tasks.pids}
+            | self.helpers.pids
+            | (server if self.warm.forked else descendants(table, server))
+        )
         own = descendants(table, {os.getpid()} | server)
         strays = [table[pid] for pid in own - spared if not table[pid].zombie]
         for process in strays:
@@ -281,7 +308,7 @@ class Agent:
         taken, _ = self._table
         now = time.monotonic()
         if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
-            self._table = (now, process_table())
+            self._table = (now, family_table({os.getpid(), self.warm.pid or os.getpid()}))
         return self._table[1]
 
 

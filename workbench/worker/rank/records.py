@@ -8,7 +8,7 @@ import socket
 import traceback
 from pathlib import Path
 
-from workbench.base import process
+from workbench.worker.agent.machine import memory as process_memory
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.records import write_record
 
@@ -42,7 +42,7 @@ def memory() -> dict[str, float]:
     """Measure this process's memory: resident now and at its peak, and the GPU's peaks where it uses one."""
     import torch
 
-    now, peak = process.memory(os.getpid())
+    now, peak = process_memory.memory(os.getpid())
     sizes = {"rss_gib": now / _GIB, "peak_rss_gib": peak / _GIB}
     if torch.cuda.is_available():
         sizes["cuda_allocated_gib"] = torch.cuda.max_memory_allocated() / _GIB

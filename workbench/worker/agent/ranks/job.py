@@ -131,7 +131,9 @@ class PodRun:
                 rank.sweep_at, rank.swept = None, True
             elif now >= rank.sweep_at:
                 self._kill(table, left)
-        if not self.live and not any(rank.sweep_at for rank in self.ranks.values()):
+        ended = not self.live and not any(rank.sweep_at for rank in self.ranks.values())
+        if ended and not self._kill(table, self.family(table)):
+            table = process_table()  # the other may have missed one
             self._settled = not self._kill(table, self.family(table))
 
     def sample(self, table: Mapping[int, Process]) -> None:

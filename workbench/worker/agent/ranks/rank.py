@@ -16,12 +16,11 @@ from workbench.base.process import (
     catches,
     descendants,
     die_with_parent,
-    family_memory,
     look_up,
-    memory,
     offer_to_oom_killer,
     open_output,
 )
+from workbench.worker.agent.machine.memory import family_memory, memory
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.order import OutputOrder
 from workbench.worker.agent.ranks.output import OutputStream

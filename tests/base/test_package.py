@@ -1,0 +1,76 @@
+"""The zip of this package that pods get: the same bytes from every process, and byte code that Python takes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from workbench.base.package import package_zip
+from workbench.base.versions import installed_versions
+
+PRINT_NAME = "from workbench.base.package import package_zip; print(package_zip()[0])"
+
+
+def test_every_process_makes_the_same_zip() -> None:
+    # What else is imported changes which strings are shared, and the seed the order of sets.
+    others = ["", "import workbench.worker.agent.supervisor, pydantic, paramiko\n"]
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", more + PRINT_NAME],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed, more in enumerate(others)
+    }
+    assert names == {package_zip()[0]}
+
+
+def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_folders_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    name, data = package_zip()
+    (tmp_path / name).write_bytes(data)
+    code = "import logging, workbench.worker.agent.supervisor as it\nprint(it.__file__)\n"
+    code += "try:\n    it.Agent.end(None, '')\nexcept AttributeError:\n    logging.exception('ended')\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / name)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stdout.strip() == f"{tmp_path / name}/workbench/worker/agent/supervisor.pyc"
+    assert 'File "workbench/worker/agent/supervisor.py", line' in done.stderr
+    assert "if self._end_by is None:" in done.stderr
+
+
+def test_another_python_takes_the_source(tmp_path: Path) -> None:
+    name, data = package_zip()
+    magic = b"\0\0\r\n"  # of no Python that there is
+    with zipfile.ZipFile(io.BytesIO(data)) as packed, zipfile.ZipFile(tmp_path / name, "w") as other:
+        for member in packed.namelist():
+            content = packed.read(member)
+            other.writestr(member, magic + content[4:] if member.endswith(".pyc") else content)
+    code = "import workbench.base.process as it; print(it.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / name)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip().endswith("/process.py")
+
+
+def test_versions_are_those_that_pip_knows() -> None:
+    found = installed_versions()
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert found["deepspeed"] == importlib.metadata.version("deepspeed")
