@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipywidgets.widgets.widget import _instances
+from poll import until
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.history import history
 from workbench.client.run import Run
+from workbench.display.kit.buttons import VIEW
 from workbench.rundir.catalog.index import RunIndex
 from workbench.rundir.paths import RunPaths
 
@@ -182,3 +185,24 @@ def test_the_index_notices_a_new_name(folder: Path) -> None:
         Run.load(folder / "aaa").name = "found later"
         assert index.refresh().read == 1
         assert [record.name for record in index.query()] == ["", "high rate", "found later"]
+
+
+def test_ticked_rows_are_compared_below_the_table_once_there_are_two(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: dict[str, Any] = {}
+    monkeypatch.setattr("workbench.display.records.history.has_widgets", lambda: True)
+    monkeypatch.setattr(
+        "workbench.display.records.history.put", lambda bundle, name, update=True: shown.update({name: bundle})
+    )
+    history(folder)._ipython_display_()
+    buttons, table, *below = shown
+    assert shown[table]["text/html"].startswith(f'<div class="wb-picture" data-wb="{table}">')
+    assert all(shown[place]["text/html"] == "" for place in below)
+    bar = _instances[shown[buttons][VIEW]["model_id"]]
+    bar._handle_custom_msg({"click": "compare", "ticked": [1]}, [])
+    until(lambda: "Tick two runs or more." in bar.note.get("text", ""))
+    bar._handle_custom_msg({"click": "compare", "ticked": [2, 0]}, [])
+    until(lambda: any("What they came to" in shown[place]["text/plain"] for place in below))
+    text = "\n".join(shown[place]["text/plain"] for place in below)
+    assert "aaa" in text and "ccc" in text and "high rate" not in text
