@@ -30,7 +30,7 @@ def test_everything_is_multiplied_and_what_makes_no_sense_is_left_out_with_a_wor
         "single on 2 pods, precision fp32",
         "single on 2 pods, precision bf16",
     ]
-    assert "one pod only" in grid.left_out[0].why
+    assert "one rank on one pod" in grid.left_out[0].why
 
 
 @pytest.mark.parametrize(("pods", "slots", "micro"), [(1, 1, 24), (2, 1, 12), (3, 1, 8), (3, 2, 4)])

@@ -36,7 +36,7 @@ def words_of(form: Form) -> str:
 
 
 def test_every_option_is_a_field_but_for_secrets() -> None:
-    jobs = {option.name for option in FineTune.options()} - {"lora", "fsdp", "env"}
+    jobs = {option.name for option in FineTune.options()} - {"lora", "fsdp", "local_sgd", "env"}
     adapters = {f"lora.{option.name}" for option in Lora.options()}
     places = {f"{kind}.{option.name}" for kind in KINDS for option in backend_class(kind).options()}
     assert (jobs | adapters | places | {"count", "cpus", "gpus", "memory_gib"}) - FIELDS.keys() == set()

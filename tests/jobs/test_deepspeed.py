@@ -42,6 +42,13 @@ def test_single_has_no_configuration() -> None:
     assert resolve(FineTune(technique="single"), gpus=0) is None
 
 
+@pytest.mark.parametrize(("technique", "ranks", "instead"), [("local-sgd", 1, "single"), ("single", 2, "ddp")])
+def test_a_technique_that_takes_another_number_of_ranks_is_refused(technique: str, ranks: int, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"technique '{technique}' .* use '{instead}'"):
+        resolve(FineTune(technique=technique), gpus=0, world_size=ranks)
+    assert resolve(FineTune(technique=technique), gpus=0, world_size=3 - ranks) is None
+
+
 def test_tf32_is_refused_on_cpus_under_every_technique() -> None:
     for technique in Technique:
         with pytest.raises(ConfigError, match="tf32"):

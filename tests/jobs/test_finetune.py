@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.refusals import check_at_submit
@@ -54,6 +54,8 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"peft": "lora", "lora": {"rank": 4}}, "lora option 'rank' is not known"),
         ({"peft": "lora", "lora": {"r": 0}}, "lora r is 0; it must be a whole number, 1 or more"),
         ({"technique": "fsdp", "fsdp": {"layers": "T5Block"}}, "fsdp layers is 'T5Block'; it must be a list of class"),
+        ({"local_sgd": {"sync_steps": 5}}, "local_sgd has options, and the technique is 'zero1'; choose 'local-sgd'"),
+        ({"technique": "local-sgd", "local_sgd": {"sync_steps": 0}}, "local_sgd sync_steps is 0; it must be a whole"),
         ({"env": {"1A": "x"}}, "env has the name '1A'"),
         ({"lr_scheduler_type": "cosin"}, "job lr_scheduler_type 'cosin' is not known: did you mean 'cosine'"),
         ({"warmup_steps": 5, "warmup_ratio": 0.1}, "both say how long the warm-up is; give one"),
@@ -123,8 +125,8 @@ def test_the_global_batch() -> None:
     assert FineTune(per_device_train_batch_size=4, gradient_accumulation_steps=3).global_batch(2) == 24
 
 
-@pytest.mark.parametrize("record", [FineTune, Script, Lora, Fsdp])
-def test_help_explains_every_option(record: type[FineTune | Script | Lora | Fsdp]) -> None:
+@pytest.mark.parametrize("record", [FineTune, Script, Lora, Fsdp, LocalSgd])
+def test_help_explains_every_option(record: type[FineTune | Script | Lora | Fsdp | LocalSgd]) -> None:
     text = inspect.getdoc(record) or ""
     for option in record.options():
         assert option.meaning and f"\n    {option.name}: " in text

@@ -31,6 +31,7 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "single-checkpointing": ("llama", "single", 1, 24, {"gradient_checkpointing": True}),
     "single-lora": ("t5", "single", 1, 4, {"peft": "lora"}),
     "ddp": ("llama", "ddp", 2, 4, {}),
+    "local-sgd": ("t5", "local-sgd", 2, 2, {}),
     "zero1-24": ("t5", "zero1", 2, 24, {}),
     "zero2": ("llama", "zero2", 2, 8, {}),
     "zero3-8": ("t5", "zero3", 2, 8, {}),

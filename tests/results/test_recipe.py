@@ -192,6 +192,7 @@ def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:
     ("job", "said"),
     [
         (FineTune(technique="fsdp"), "technique 'fsdp'"),
+        (FineTune(technique="local-sgd"), "technique 'local-sgd'"),
         (FineTune(peft="lora"), "peft 'lora'"),
         (FineTune(model="tiny-llama", technique="ddp", peft="qlora"), "a causal model and peft 'qlora'"),
         (FineTune(optimizer="adamw-8bit"), "optimizer 'adamw-8bit'"),

@@ -31,6 +31,7 @@ def held(engine: str, *, trained: Share = ALL, update: Share = ALL, ranks: int =
 AS_ASKED = {
     "single": held("none", ranks=1),
     "ddp": held("ddp"),
+    "local-sgd": held("local-sgd"),
     "zero1": held("deepspeed-zero1", update=PART),
     "zero2": held("deepspeed-zero2", update=PART),
     "zero3": held("deepspeed-zero3", trained=PART, update=PART),

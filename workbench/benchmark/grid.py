@@ -15,6 +15,7 @@ from workbench.base.record import Allowed, Record, Size
 from workbench.base.words import counted
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.refusals import check_ranks
 
 __all__ = ["BenchmarkGrid", "LeftOut", "PlannedRun", "make_grid"]
 
@@ -125,8 +126,7 @@ def _made(job: Job, technique: str | None, options: Mapping[str, object], pods: 
 
 def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods: int, slots: int) -> FineTune:
     technique = given or job.technique
-    if technique == Technique.SINGLE and pods > 1:
-        raise ConfigError("`single` is one rank: it runs on one pod only")
+    check_ranks(technique, pods * slots if technique != Technique.SINGLE else pods)
     changed: dict[str, object] = {**options, **({"technique": str(given)} if given else {})}
     if "global_batch_size" in changed:
         ranks = 1 if technique == Technique.SINGLE else pods * slots
@@ -135,7 +135,7 @@ def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods
         changed |= _batch(changed.pop("global_batch_size"), of_one.global_batch(ranks))
     if technique != job.technique:
         # What only the job's own technique knows does not go with it to another.
-        changed = {"fsdp": {}, "deepspeed": None, **changed}
+        changed = {"fsdp": {}, "local_sgd": {}, "deepspeed": None, **changed}
     return job.replace(**changed)
 
 

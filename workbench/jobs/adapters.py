@@ -1,4 +1,4 @@
-"""Options of LoRA and of FSDP: the two objects inside a job that have options of their own."""
+"""Options of LoRA, of FSDP and of local SGD: the objects inside a job that have options of their own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text
+from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text, Unit
 from workbench.jobs.choices import Shard
 
-__all__ = ["Fsdp", "Lora"]
+__all__ = ["Fsdp", "LocalSgd", "Lora"]
 
 ALL_LINEAR = "all-linear"
 
@@ -55,3 +55,17 @@ class Fsdp(Record):
     """Layers whose parameters are gathered ahead of their turn; 0 leaves it to torch."""
     reduce_in_fp32: bool = True
     """Whether gradients are summed in FP32 where the arithmetic is bf16."""
+
+
+class LocalSgd(Record):
+    """How `local-sgd` brings the ranks together."""
+
+    label: ClassVar[str] = "local_sgd"
+
+    sync_steps: Annotated[Size, Unit("steps")] = 10
+    """Optimizer steps that each rank takes by itself between two synchronisations; after the last step there is one."""
+    outer_learning_rate: Positive = 1.0
+    """Learning rate of the outer step, from the weights of the last synchronisation towards the mean of the ranks'; 1
+    without momentum is plain averaging. DiLoCo, with hundreds of steps between synchronisations, takes 0.7."""
+    outer_momentum: Annotated[int | float, Field(ge=0, lt=1)] = 0.5
+    """Nesterov momentum of the outer step. DiLoCo takes 0.9."""

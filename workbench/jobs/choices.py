@@ -35,6 +35,8 @@ class Technique(StrEnum):
     """ZeRO stage 3 with optimizer states and parameters kept in host memory."""
     FSDP = "fsdp"
     """torch's own sharding (`fully_shard`) of parameters, gradients and optimizer states, layer by layer."""
+    LOCAL_SGD = "local-sgd"
+    """Every rank holds everything and steps by itself; weights are averaged every few steps, with an outer momentum."""
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -46,6 +48,11 @@ class Technique(StrEnum):
         """Return the ZeRO stage, 0 where there is none."""
         stages = {Technique.ZERO1: 1, Technique.ZERO2: 2, Technique.ZERO3: 3, Technique.ZERO3_OFFLOAD: 3}
         return stages.get(self, 0)
+
+    @property
+    def replicates(self) -> bool:
+        """Whether every rank holds the whole training state."""
+        return self in (Technique.SINGLE, Technique.DDP, Technique.LOCAL_SGD)
 
 
 class Peft(StrEnum):

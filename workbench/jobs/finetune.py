@@ -20,7 +20,7 @@ from workbench.base.record import (
     Unit,
     read_kind,
 )
-from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import (
     Attention,
     EvalStrategy,
@@ -117,6 +117,8 @@ class FineTune(Record):
     """Options of the adapters, see `Lora`; only with `peft`."""
     fsdp: Annotated[Mapping[str, object], BeforeValidator(_checked(Fsdp))] = Field(default_factory=dict)
     """Options of the sharding, see `Fsdp`; only with technique `fsdp`."""
+    local_sgd: Annotated[Mapping[str, object], BeforeValidator(_checked(LocalSgd))] = Field(default_factory=dict)
+    """Options of the averaging, see `LocalSgd`; only with technique `local-sgd`."""
     precision: Annotated[str, Choice(Precision)] | None = None
     """One of `Precision`; fp16 is refused for T5, which overflows in it. Default None: bf16 for a pretrained model on
     GPUs that have it, else fp32."""

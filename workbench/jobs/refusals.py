@@ -26,7 +26,7 @@ from workbench.jobs.training import check_training
 if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
-__all__ = ["check_at_submit", "check_family", "check_together", "no_template", "row_refusal"]
+__all__ = ["check_at_submit", "check_family", "check_ranks", "check_together", "no_template", "row_refusal"]
 
 # What some of transformers' schedules cannot do without, one of each.
 _SCHEDULE_NEEDS = {
@@ -119,6 +119,17 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
         raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
 
 
+def check_ranks(technique: str, ranks: int) -> None:
+    """Refuse a technique that takes another number of ranks."""
+    if technique == Technique.SINGLE and ranks > 1:
+        raise ConfigError(f"technique 'single' is one rank on one pod, and {ranks} are asked for; use 'ddp'")
+    if technique == Technique.LOCAL_SGD and ranks < 2:
+        raise ConfigError(
+            "technique 'local-sgd' averages the weights of several ranks, and there is one; use 'single', or two pods "
+            "or more"
+        )
+
+
 def _check_prompt(job: FineTune, has_template: bool | None) -> None:
     if job.chat_template is not None and job.prompt not in (None, "chat"):
         raise ConfigError(f"chat_template is for prompt 'chat', and prompt is {job.prompt!r}; drop one of them")
@@ -140,8 +151,9 @@ def _check_technique(job: FineTune) -> None:
         raise ConfigError(
             f"technique '{technique}' runs without DeepSpeed: drop `deepspeed`, or choose zero1, zero2 or zero3"
         )
-    if job.fsdp and technique is not Technique.FSDP:
-        raise ConfigError(f"fsdp has options, and the technique is '{technique}'; choose 'fsdp', or drop them")
+    for key, options, owner in (("fsdp", job.fsdp, Technique.FSDP), ("local_sgd", job.local_sgd, Technique.LOCAL_SGD)):
+        if options and technique is not owner:
+            raise ConfigError(f"{key} has options, and the technique is '{technique}'; choose '{owner}', or drop them")
     if technique is Technique.FSDP and job.precision == Precision.FP16:
         raise ConfigError("precision 'fp16' with technique 'fsdp' is not offered: use 'bf16', or 'zero3' for fp16")
 

@@ -103,6 +103,7 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     # Torch's AdamW makes a root of the second moments, and a quotient beside it on CPUs. SGD without momentum
     # makes nothing.
     makes = 0.0 if not setting.state_bytes else _FP32 if setting.foreach else 2 * _FP32
+    makes = max(makes, _FP32 if setting.outer_bytes else 0.0)
     if not technique.uses_deepspeed:
         at_once = shard if setting.foreach else min(trace.largest, trained) / setting.shards
         work = Memory(gradients=_FP32 * shard, optimizer=makes * at_once)
@@ -132,7 +133,7 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     states = setting.state_bytes * trained / shards
     gradients = setting.weight_bytes * trained / shards if stage == 3 else 0.0
     bucket = float(setting.bucket * setting.weight_bytes) if stage == 3 else 0.0
-    device, host = Memory(communication=bucket), Memory()
+    device, host = Memory(communication=bucket, optimizer=setting.outer_bytes * trained), Memory()
     if "parameters" in setting.offload:
         host = host.plus(Memory(parameters=weights))
     else:
@@ -149,7 +150,7 @@ def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
     trained, arrived, technique = trace.trained, min(moment.gradients, trace.trained), setting.technique
     held = trained if setting.accumulates else arrived
-    if technique in (Technique.SINGLE, Technique.DDP):
+    if technique.replicates:
         return _FP32 * held, float(_FP32 * trained) if technique is Technique.DDP else 0.0
     if technique is Technique.FSDP:
         return _FP32 * held / setting.shards, _gathered_by_fsdp(setting, trace, moment)

@@ -33,7 +33,8 @@ MARGIN = 0.9
 _MOST_ROWS = 1 << 16
 # From the least that goes over the network for a step to the most, then what waits for the host: facts measured with
 # 3 ranks and gloo in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2, ZeRO-3 and FSDP
-# 2.00 or more each micro-batch. `single` leaves every other pod idle, so it is the cheapest only where there is one.
+# 2.00 or more each micro-batch. `single` leaves every other pod idle, so it is the cheapest only where there is one;
+# `local-sgd` sends least, and is last because it does not follow the losses of the others.
 _CHEAPEST = (
     Technique.DDP,
     Technique.ZERO1,
@@ -42,6 +43,7 @@ _CHEAPEST = (
     Technique.ZERO3,
     Technique.ZERO3_OFFLOAD,
     Technique.SINGLE,
+    Technique.LOCAL_SGD,
 )
 
 
@@ -168,11 +170,9 @@ def plan(
     refused: dict[str, PlanRow] = {}
     for name in techniques or list(Technique):
         try:
-            planned = as_planned(job, name)
+            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus)
         except ConfigError as error:
             refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
-        else:
-            settings[name] = setting_of(planned, pods=pods, gpus=gpus)
     trace = _trace(job, list(settings.values()), gpu=gpus > 0, lengths=lengths)
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
@@ -205,6 +205,7 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
         technique=technique,
         deepspeed=job.deepspeed if own else None,
         fsdp=job.fsdp if own else {},
+        local_sgd=job.local_sgd if own else {},
         launcher=job.launcher if technique != Technique.SINGLE else Launcher.SSH.value,
     )
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
-from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Optimizer, Peft, Precision, Shard, Technique
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
+from workbench.jobs.refusals import check_ranks
 
 __all__ = ["Setting", "arithmetic_of", "request_of", "setting_from", "setting_of"]
 
@@ -47,6 +48,8 @@ class Setting:
     packed: bool
     state_bytes: float
     """Bytes that the optimizer keeps for a trained element."""
+    outer_bytes: float = 0.0
+    """The same of the outer step of local SGD: the weights of the last synchronisation, and a momentum."""
     paged: bool
     """Whether these move to the host when the GPU is short."""
     foreach: bool
@@ -75,11 +78,12 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
     technique, precision = Technique(job.technique), job.number_format
     on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
     ranks = on_pod * pods if technique is not Technique.SINGLE else 1
+    check_ranks(technique, ranks)
     fsdp = Fsdp.from_dict(job.fsdp)
     config: Mapping[str, Any] = load(job)[0] if technique.uses_deepspeed else {}
     zero = config.get("zero_optimization", {})
     half = precision in (Precision.BF16, Precision.FP16)
-    shards = 1 if technique in (Technique.SINGLE, Technique.DDP) else ranks
+    shards = 1 if technique.replicates else ranks
     return Setting(
         technique=technique,
         ranks=ranks,
@@ -88,9 +92,10 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
         weight_bytes=2 if half and technique.uses_deepspeed else 4,
-        compute_bytes=2 if half and technique is not Technique.SINGLE and technique is not Technique.DDP else 4,
+        compute_bytes=2 if half and not technique.replicates else 4,
         packed=job.peft == Peft.QLORA,
         state_bytes=_STATES[Optimizer(job.optimizer)],
+        outer_bytes=_outer_bytes(job),
         paged=job.optimizer.startswith("paged"),
         foreach=gpus > 0,
         accumulates=job.gradient_accumulation_steps > 1,
@@ -119,7 +124,7 @@ def arithmetic_of(job: FineTune) -> str:
     precision = job.number_format
     if precision not in (Precision.BF16, Precision.FP16):
         return "fp32"
-    plain = Technique(job.technique) in (Technique.SINGLE, Technique.DDP)
+    plain = Technique(job.technique).replicates
     # DeepSpeed and FSDP turn the weights themselves; else the Trainer computes under autocast.
     return f"autocast-{precision}" if plain else str(precision)
 
@@ -141,6 +146,12 @@ def request_of(
         else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
         "gpu": gpu,
     }
+
+
+def _outer_bytes(job: FineTune) -> float:
+    if job.technique != Technique.LOCAL_SGD:
+        return 0.0
+    return 8.0 if LocalSgd.from_dict(job.local_sgd).outer_momentum else 4.0
 
 
 def _number(zero: Mapping[str, Any], key: str, default: int) -> int:

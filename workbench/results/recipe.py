@@ -99,7 +99,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
     causal = not trained.get("is_encoder_decoder") if trained else "llama" in str(job.get("model", "")).lower()
     parts = {
         "a causal model": family == Family.CAUSAL if family else causal,
-        "technique 'fsdp'": job.get("technique") == Technique.FSDP,
+        f"technique {job.get('technique')!r}": job.get("technique") in (Technique.FSDP, Technique.LOCAL_SGD),
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
         "going on from a checkpoint": bool(job.get("resume")),

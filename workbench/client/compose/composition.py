@@ -10,7 +10,7 @@ from typing import Any
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Record
 from workbench.client.compose.fields import FIELDS, FormField, in_labels
-from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.data.sources.dataset import dataset_from
 from workbench.jobs.deepspeed.config import resolve
@@ -156,7 +156,7 @@ def find_problems(composition: Composition) -> dict[str, str]:
     return problems
 
 
-_INNER: dict[str, type[Record]] = {"lora": Lora, "fsdp": Fsdp}
+_INNER: dict[str, type[Record]] = {"lora": Lora, "fsdp": Fsdp, "local_sgd": LocalSgd}
 
 
 def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:

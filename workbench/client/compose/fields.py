@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Option, Record
-from workbench.jobs.adapters import Fsdp, Lora
+from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import Peft, Technique
 from workbench.jobs.evaluation import METRICS
 from workbench.jobs.finetune import PROMPTS, TRACKERS, FineTune
@@ -43,6 +43,7 @@ _SPELLED = {"gib": "(GiB)", "s": "(s)", "ssh": "SSH", "gpu": "GPU", "fp32": "FP3
 _MAIN = {
     "count", "cpus", "gpus", "memory_gib", "model", "dataset", "max_source_length", "max_target_length", "prompt",
     "technique", "peft", "precision", "launcher", "deepspeed", "lora.r", "lora.alpha", "lora.dropout", "fsdp.shard",
+    "local_sgd.sync_steps",
     "epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "optimizer",
     "lr_scheduler_type", "gradient_checkpointing", "eval_steps", "save_steps", "seed",
 }  # fmt: skip
@@ -181,6 +182,7 @@ def _fields() -> Iterator[FormField]:
     inner: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
         "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),
         "fsdp": (Fsdp, "technique", (Technique.FSDP.value,)),
+        "local_sgd": (LocalSgd, "technique", (Technique.LOCAL_SGD.value,)),
     }
     for record in (ClusterSpec, PodSpec, FineTune):
         for option in record.options():

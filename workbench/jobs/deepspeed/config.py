@@ -9,7 +9,7 @@ from workbench.jobs.deepspeed.check import check
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
-from workbench.jobs.refusals import check_at_submit
+from workbench.jobs.refusals import check_at_submit, check_ranks
 
 __all__ = ["resolve"]
 
@@ -34,6 +34,8 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
     """
     job = choose(job, gpus=gpus, world_size=world_size)
     check_at_submit(job, gpus=gpus)
+    if world_size is not None:
+        check_ranks(job.technique, world_size)
     technique = Technique(job.technique)
     if not technique.uses_deepspeed:
         return None

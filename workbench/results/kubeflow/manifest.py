@@ -135,6 +135,7 @@ def _check(kind: str, job: Job, options: HandoverOptions) -> None:
     if tuned and tuned.technique not in _ELASTIC:
         why = {
             Technique.SINGLE: "it is one process",
+            Technique.LOCAL_SGD: "optimizer states, and so checkpoints, are each rank's own",
             Technique.FSDP: "its shards, and so its checkpoints, are those of a number of ranks",
         }.get(Technique(tuned.technique), "DeepSpeed 0.19 has no elasticity: its shards are those of a number of ranks")
         raise ConfigError(

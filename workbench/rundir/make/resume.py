@@ -22,7 +22,7 @@ AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
 """By a run and the last step: the checkpoint that its pods hold; None where all there are is in its directory."""
 
 _SAME = (
-    *("model", "technique", "peft", "lora", "fsdp", "precision", "optimizer", "learning_rate", "seed"),
+    *("model", "technique", "peft", "lora", "fsdp", "local_sgd", "precision", "optimizer", "learning_rate", "seed"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "max_source_length", "max_target_length"),
     *("prompt", "chat_template", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps"),
     *(

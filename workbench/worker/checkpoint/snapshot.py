@@ -83,6 +83,7 @@ def _engine_state(trainer: Any) -> dict[str, object] | None:
             "param_groups": state["param_groups"],
         },
         "scaler": scaler.state_dict() if scaler is not None else None,
+        **({"averaging": trainer.averaging.state()} if trainer.averaging is not None else {}),
     }
 
 
@@ -104,6 +105,8 @@ def _restore_plain(trainer: Any, state: Mapping[str, Any] | None) -> None:
     optimizer.load_state_dict({"state": states, "param_groups": state["optimizer"]["param_groups"]})
     if state["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(state["scaler"])
+    if trainer.averaging is not None:
+        trainer.averaging.restore(state["averaging"])
 
 
 def _trained(trainer: Any) -> dict[str, torch.Tensor]:
@@ -112,7 +115,8 @@ def _trained(trainer: Any) -> dict[str, torch.Tensor]:
 
 
 def _replicated(trainer: Any) -> bool:
-    return ranks.connected() and not any(isinstance(p, DTensor) for p in trainer.model.parameters())
+    apart = trainer.averaging is not None
+    return ranks.connected() and not apart and not any(isinstance(p, DTensor) for p in trainer.model.parameters())
 
 
 def _from_the_first(state: Mapping[str, Any] | None) -> Any:

@@ -22,14 +22,15 @@ from workbench.worker.train.sharding_audit import RankState, Share, gradients_of
 
 __all__ = ["TechniqueCheck", "differences"]
 
-_ENGINES = {Technique.SINGLE: "none", Technique.DDP: "ddp", Technique.FSDP: "fsdp"}
-_WORDS = {"none": "no DeepSpeed", "ddp": "DistributedDataParallel", "fsdp": "FSDP"}
+_ENGINES = {Technique.SINGLE: "none", **{t: str(t) for t in (Technique.DDP, Technique.FSDP, Technique.LOCAL_SGD)}}
+_WORDS = {"none": "no DeepSpeed", "ddp": "DistributedDataParallel", "fsdp": "FSDP", "local-sgd": "local SGD"}
 _UPDATE = ("gradients", "updated", "states")
 # What each technique spreads over the ranks; everything else is whole on each of them. DeepSpeed has averaged the
 # gradients of stage 1, too, down to a rank's own part when its optimizer takes them.
 _SPREAD: Mapping[Technique, tuple[str, ...]] = {
     Technique.SINGLE: (),
     Technique.DDP: (),
+    Technique.LOCAL_SGD: (),
     Technique.ZERO1: _UPDATE,
     Technique.ZERO2: _UPDATE,
     Technique.ZERO3: ("trained", *_UPDATE),

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from workbench.base.versions import installed_versions
-from workbench.jobs.adapters import Fsdp
+from workbench.jobs.adapters import Fsdp, LocalSgd
 from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.evaluation import LOSS, evaluates
 from workbench.jobs.finetune import FineTune
@@ -131,6 +131,8 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
             clock, samples=work.global_batch * len(texts) / len(train), profile_step=profile_step, scales_loss=scaled
         )
     )
+    if work.technique is Technique.LOCAL_SGD:
+        trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
         trainer.add_callback(PackingCheck(trainer, encoder.collator))
     if profile_step and work.rank == 0:

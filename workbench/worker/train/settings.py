@@ -21,6 +21,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
+from workbench.jobs.refusals import check_ranks
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
 from workbench.worker.rank import collectives as ranks
@@ -129,9 +130,8 @@ def prepare_process(work: Assignment) -> None:
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
     if work.job.precision == Precision.TF32 and not work.gpus:
         raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
+    check_ranks(work.technique, work.world_size)
     single = work.technique is Technique.SINGLE
-    if single and work.world_size != 1:
-        raise RunError(f"technique 'single' is one rank, and {work.world_size} were started")
     if work.technique.uses_deepspeed:
         _clear_stale_locks()
     store.install()
@@ -147,6 +147,8 @@ def training_arguments(work: Assignment) -> Any:
         run_name=work.folder.name,
         # One rank speaks for all, as with the project's own metrics.
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
+        # Ranks that train apart take the mean over their own tokens.
+        average_tokens_across_devices=work.technique is not Technique.LOCAL_SGD,
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
     half = work.job.precision == Precision.BF16

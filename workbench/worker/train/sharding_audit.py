@@ -52,7 +52,7 @@ class RankState:
 
 
 def engine_of(trainer: Any) -> str:
-    """Name what runs the model: `none`, `ddp`, `fsdp`, `deepspeed-zero1` to `deepspeed-zero3`."""
+    """Name what runs the model: `none`, `ddp`, `fsdp`, `local-sgd`, `deepspeed-zero1` to `deepspeed-zero3`."""
     engine = getattr(trainer, "deepspeed", None)
     if engine is not None:
         optimizer = engine.optimizer
@@ -65,7 +65,9 @@ def engine_of(trainer: Any) -> str:
     if isinstance(model, FSDPModule) and any(isinstance(p, DTensor) for p in _parameters(model)):
         return "fsdp"
     wrapped = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # of a compiled model
-    return "ddp" if isinstance(wrapped, DistributedDataParallel) else "none"
+    if isinstance(wrapped, DistributedDataParallel):
+        return "ddp"
+    return "none" if getattr(trainer, "averaging", None) is None else "local-sgd"
 
 
 def gradients_of(trainer: Any) -> Share:

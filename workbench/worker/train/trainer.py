@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from workbench.base.errors import RunError
 from workbench.base.words import number
+from workbench.jobs.adapters import LocalSgd
 from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
 from workbench.worker.data.rows import IGNORED, Row, aligned
@@ -25,6 +28,7 @@ from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import emit_memory
 from workbench.worker.train.checkpoints import ResumableTrainer
 from workbench.worker.train.evaluation import Evaluator, note
+from workbench.worker.train.local_sgd import ParameterAveraging
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler
 
@@ -62,6 +66,8 @@ class FineTuner(ResumableTrainer):
                 part.config.use_cache = False
         self.clock = clock
         self.profiler: StepProfiler | None = None
+        self.averaging: ParameterAveraging | None = None
+        """What brings the ranks together where they train apart."""
         self.evaluator, self.best = evaluator, best
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
@@ -90,6 +96,16 @@ class FineTuner(ResumableTrainer):
     def tell_first(self, callback: TrainerCallback) -> None:
         """Add a callback that is called before all others, those of trackers among them."""
         self.callback_handler.callbacks.insert(0, callback)
+
+    def train_apart(self, options: LocalSgd) -> None:
+        """Have each rank train by itself, and average their weights; to be called after callbacks that take time."""
+        # Without DDP around the model, and else as accelerate prepares it.
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.averaging = ParameterAveraging(self.model, options)
+        self.tell_first(self.averaging)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return self.averaging.averaged() if self.averaging is not None else nullcontext()
 
     @property
     def forward_is_collective(self) -> bool:
@@ -149,6 +165,8 @@ class FineTuner(ResumableTrainer):
         if not self.checkpoints.load_best(self):
             note(f"the model is that of the last step, {last}: the checkpoint of the best, {best}, is not there")
             return last
+        if self.averaging is not None:
+            self.averaging.settle()
         note(f"the model is that of step {best.step}, the best by {best.metric} ({number(best.value)})")
         assert best.step is not None
         self._write_model(best.step)
@@ -156,7 +174,8 @@ class FineTuner(ResumableTrainer):
 
     def _write_model(self, step: int) -> None:
         phase("saving")
-        self.write_model()
+        with self._averaged():
+            self.write_model()
         self._written = step
         if ranks.rank() == 0:
             emit("saved", step=step)
@@ -176,7 +195,8 @@ class FineTuner(ResumableTrainer):
             self.save_trained()  # what fails from here on costs figures, and not the model
         phase("evaluating")
         try:
-            figures = self.evaluator.figures(self, *self._eval_loss())
+            with self._averaged():
+                figures = self.evaluator.figures(self, *self._eval_loss())
         except ranks.FailedAlike as error:
             if training:
                 raise

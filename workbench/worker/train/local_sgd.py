@@ -1,0 +1,89 @@
+"""Local SGD: ranks train apart, and every few steps their weights are averaged with an outer momentum.
+
+The outer step is DiLoCo's (https://arxiv.org/abs/2311.08105, algorithm 1): SGD with Nesterov momentum, whose gradient
+is the difference between the weights of the last synchronisation and the mean of the ranks' weights now. Optimizer
+states stay each rank's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import TrainerCallback
+
+from workbench.jobs.adapters import LocalSgd
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["ParameterAveraging"]
+
+
+class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Bring the trained weights of all ranks together after every `sync_steps` steps and after the last."""
+
+    def __init__(self, model: Any, options: LocalSgd) -> None:
+        """Take the weights as they are for those of a synchronisation: they are the same on every rank."""
+        self._every = options.sync_steps
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+        self._anchors = [p.detach().float().clone() for p in self._trained]
+        momentum = options.outer_momentum
+        self._outer = torch.optim.SGD(
+            self._anchors, lr=options.outer_learning_rate, momentum=momentum, nesterov=momentum > 0
+        )
+        self._apart = False
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Do the outer step when it is due."""
+        self._apart = state.global_step % self._every != 0 and state.global_step < state.max_steps
+        if self._apart:
+            return
+        for anchor, mean in zip(self._anchors, self._means(), strict=True):
+            anchor.grad = torch.sub(anchor, mean, out=mean)
+        self._outer.step()
+        self._outer.zero_grad()
+        self._put(self._anchors)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Leave one model, also where training was stopped between two synchronisations."""
+        self.settle()
+
+    def settle(self) -> None:
+        """Give every rank the mean of the ranks' weights, where these differ; every rank must call it."""
+        if self._apart:
+            self._put(self._means())
+        self._apart = False
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Have the mean of the ranks' weights in the model for a while; every rank must call it."""
+        own = [p.detach().clone() for p in self._trained] if self._apart else None
+        self.settle()
+        yield
+        if own is not None:
+            self._put(own)
+            self._apart = True
+
+    def state(self) -> dict[str, object]:
+        """Return what a checkpoint keeps of it."""
+        return {"anchors": self._anchors, "optimizer": self._outer.state_dict(), "apart": self._apart}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put back what `state` gave."""
+        for anchor, saved in zip(self._anchors, state["anchors"], strict=True):
+            anchor.copy_(saved)
+        self._outer.load_state_dict(state["optimizer"])
+        self._apart = state["apart"]
+
+    def _means(self) -> Iterable[torch.Tensor]:
+        flat = torch.cat([p.detach().float().flatten() for p in self._trained])
+        dist.all_reduce(flat)
+        parts = torch.split(flat.div_(ranks.world_size()), [p.numel() for p in self._trained])
+        return [part.view_as(p) for part, p in zip(parts, self._trained, strict=True)]
+
+    def _put(self, weights: Iterable[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, weight in zip(self._trained, weights, strict=True):
+                parameter.copy_(weight)
