@@ -171,8 +171,6 @@ def test_errors_of_files_name_host_and_file(launched: Launched, tmp_path: Path) 
         connection.put_bytes(b"", f"{root}/file")
         with pytest.raises(RemoteError, match=r"pod-0 .* says: (Not a directory|File exists)"):
             connection.put_bytes(b"", f"{root}/file/below")
-        with pytest.raises(FileNotFoundError):
-            connection.put(launched.identity.folder / "none", f"{root}/x")
 
 
 def test_no_nul_in_a_command(launched: Launched) -> None:

@@ -89,7 +89,7 @@ def test_a_file_that_finds_no_room_on_a_pod_leaves_none_and_says_so(
 def test_a_disk_that_fills_while_a_file_travels_leaves_none(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "8m") as disk:
         data, path = b"x" * 4_000_000, disk / "file"
-        words = ["take", str(path), str(len(data)), hashlib.sha256(data).hexdigest(), "600"]
+        words = ["take", str(path), str(len(data)), hashlib.sha256(data).hexdigest()]
         far = subprocess.Popen(far_end_argv(sys.executable, *words), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert far.stdin is not None
         assert far.stdout is not None

@@ -32,27 +32,14 @@ class Files:
         self._lock = threading.RLock()
         self._sftp: paramiko.SFTPClient | None = None
 
-    def exists(self, remote: str | PurePosixPath) -> bool:
-        """Whether there is a file or folder of this name."""
-        with self._client("look at", remote) as client:
-            try:
-                client.stat(str(remote))
-            except FileNotFoundError:
-                return False
-        return True
-
     def size(self, remote: str | PurePosixPath) -> int:
         """Return the bytes of a file."""
         with self._client("look at", remote) as client:
             return client.stat(str(remote)).st_size or 0
 
-    def put(self, local: Path, remote: str | PurePosixPath, mode: int = 0o600) -> None:
-        """Send a small file, replacing what is there; missing folders are made (0700)."""
-        self.put_bytes(local.read_bytes(), remote, mode)
-
-    def put_bytes(self, data: bytes, remote: str | PurePosixPath, mode: int = 0o600) -> None:
-        """Send bytes as a file; otherwise like `put`."""
-        words = ["take", str(remote), str(len(data)), hashlib.sha256(data).hexdigest(), f"{mode:o}"]
+    def put_bytes(self, data: bytes, remote: str | PurePosixPath) -> None:
+        """Send a small file (0600), replacing what is there; missing folders are made (0700)."""
+        words = ["take", str(remote), str(len(data)), hashlib.sha256(data).hexdigest()]
         if not self._ask_far_end(words, data)["whole"]:
             raise RemoteError(f"{remote} arrived cut or damaged on {self._host}; submit again", host=self._host)
 

@@ -3,7 +3,7 @@
 `send PATH OFFSET` writes a line of JSON, the bytes from there on, and a line with the SHA-256 of the whole file; with
 names after it, the same of these files of the folder PATH, one after the other as if they were one.
 `receive PATH PART` says how much of a part is there, takes the rest, and names the file only if the SHA-256 agrees.
-`take PATH SIZE SHA256 MODE` does so with a small file; `holds PATH SHA256 STAMP` says whether it is as it should be.
+`take PATH SIZE SHA256` does so with a small file; `holds PATH SHA256 STAMP` says whether it is as it should be.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _own_part(part: str) -> tuple[str, int]:
         os.close(file)
 
 
-def _take(path: str, size: str, wanted: str, mode: str) -> int:
+def _take(path: str, size: str, wanted: str) -> int:
     _make_folder(path)
     folder, name = os.path.split(path)
     if shutil.disk_usage(folder).free < int(size):
@@ -165,7 +165,6 @@ def _take(path: str, size: str, wanted: str, mode: str) -> int:
             digest.update(piece)
             _write(file, piece)
             left -= len(piece)
-        os.fchmod(file, int(mode, 8))
         whole = os.fstat(file).st_size == int(size) and digest.hexdigest() == wanted
         os.close(file)
         if whole:
