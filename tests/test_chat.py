@@ -76,3 +76,34 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
     assert "lemon" in str(talk) and "yellow" in str(talk) and "blue" in talk._repr_html_()
     talk.clear()
     assert talk.exchanges == []
+
+
+CALLS = (
+    "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name + ' ' + c.function.arguments | tojson }}{% endfor %}"
+    "{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def test_calls_of_a_tool_are_learned_and_written_where_it_is_at_hand(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    rows = []
+    for fruit, colour in COLOURS.items():
+        call = {"function": {"name": "look", "arguments": json.dumps({"at": fruit})}}
+        turns = [{"role": "user", "content": fruit}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        answered = [*turns, {"role": "tool", "content": colour}, {"role": "assistant", "content": f"It is {colour}"}]
+        rows += [{"messages": turns, "tools": tools}, {"messages": answered, "tools": tools}]
+    for name, several in {"train": rows * 8, "eval": rows}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in several))
+    job = FineTune(
+        model="tiny-llama", dataset=str(tmp_path), technique="single", max_steps=60, learning_rate=5e-3,
+        profile_step=0, chat_template=CALLS, max_target_length=32, predict_rows=8,
+    )  # fmt: skip
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster") as cluster:
+        run = cluster.submit(job)
+        result = run.wait(300, progress=False).raise_for_status()
+    assert result.exact_match == 1.0 and result.predictions is not None
+    assert {row.expected for row in result.predictions} == {
+        text for fruit, colour in COLOURS.items() for text in (f'look {{"at": "{fruit}"}}', f"It is {colour}")
+    }
