@@ -173,4 +173,5 @@ def test_a_plot_in_a_notebook_follows_its_run_and_stays(lab: Any, open_book: Cal
     assert len(saved) < 1_000_000 and "plotly.js v" not in saved
     outputs = [output for cell in json.loads(saved)["cells"] for output in cell["outputs"] if "data" in output]
     assert not [output for output in outputs if "application/vnd.jupyter.widget-view+json" in output["data"]]
-    assert "<svg" in "".join(outputs[0]["data"]["text/html"])
+    title, plotted = ("".join(output["data"]["text/html"]) for output in outputs[:2])
+    assert ">loss, run 2026" in title and "<svg" in plotted
