@@ -58,8 +58,8 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     recipe = recipe_of(result)
     assert set(recipe.files) == {
-        "train.py", "job.json", "deepspeed.json", "hostfile", "requirements.txt", "train.jsonl", "eval.jsonl",
-        "tokenizer/tokenizer.json",
+        "train.py", "order.py", "job.json", "deepspeed.json", "hostfile", "requirements.txt", "train.jsonl",
+        "eval.jsonl", "tokenizer/tokenizer.json",
     }  # fmt: skip
     assert recipe.files["requirements.txt"] == b"torch==2.13.0\ndeepspeed==0.19.8\ntransformers==5.23.0\n"
     assert b"import workbench" not in recipe.files["train.py"]
@@ -278,6 +278,7 @@ def test_the_recipe_trains_with_the_options_of_the_run(
     monkeypatch.setattr(settings, "Seq2SeqTrainingArguments", Taken)
     with pytest.raises(Taken) as run:
         settings.training_arguments(settings.Assignment.read())
+    monkeypatch.syspath_prepend(tmp_path / "recipe")  # as Python does for a script
     with pytest.raises(Taken) as repeated:
         runpy.run_path(str(tmp_path / "recipe" / "train.py"), run_name="__main__")
     own = {"output_dir", "run_name", "report_to"}  # where it writes, and to whom it reports

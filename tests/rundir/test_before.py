@@ -90,15 +90,19 @@ def test_a_run_goes_on_from_it(run: Run, tmp_path: Path) -> None:
             **{k: v for k, v in read_json(run.paths.spec)["job"].items() if k != "kind"},  # type: ignore[attr-defined]
             "max_steps": 8,
             "resume": str(run.path),
+            "train_sampling_strategy": "random",
         }
     )
     spec = RunSpec(cluster=ClusterSpec(count=1), job=job)
+    other = spec.replace(job=job.replace(train_sampling_strategy="group_by_length"))
     with pytest.raises(ConfigError, match="no checkpoint to resume from"):
         prepare_run(spec, root=tmp_path / "none")
     part = run.paths.checkpoints / "step-4" / "pod-0" / "rank-0"
     part.mkdir(parents=True)
     (part / "state.json").write_text("{}")
     write_manifest(part, step=4, rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="train_sampling_strategy is 'group_by_length' and was 'random'"):
+        prepare_run(other, root=tmp_path / "other")
     prepared = prepare_run(spec, root=tmp_path / "next")
     chosen = read_json(prepared.paths.job)["resume"]
     assert chosen == {"step": 4, "parts": {"0": str(part)}, "pods": {}, "notes": []}

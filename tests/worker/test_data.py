@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,18 @@ torch = pytest.importorskip("torch")
 
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
 from workbench.worker.data.rows import Collator, load  # noqa: E402
-from workbench.worker.standalone import GlobalBatchSampler, eval_batches  # noqa: E402
+from workbench.worker.order import GlobalBatchSampler, eval_batches  # noqa: E402
 
 
-def global_batches(*, micro_batch: int, accumulation: int, world_size: int, rows: int = 50, epochs: int = 2):
-    samplers = [
-        GlobalBatchSampler(
-            rows=rows, micro_batch=micro_batch, accumulation=accumulation, rank=rank, world_size=world_size, seed=7
-        )
-        for rank in range(world_size)
-    ]
+def samplers_of(
+    *, micro_batch: int, accumulation: int, world_size: int, rows: int = 50, lengths: torch.Tensor | None = None
+) -> list[GlobalBatchSampler]:
+    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size, "seed": 7}
+    return [GlobalBatchSampler(rows=rows, rank=rank, lengths=lengths, **how) for rank in range(world_size)]
+
+
+def global_batches(*, epochs: int = 2, accumulation: int, **options) -> list[list[int]]:
+    samplers = samplers_of(accumulation=accumulation, **options)
     steps = []
     for _ in range(epochs):
         dealt = [list(sampler) for sampler in samplers]
@@ -29,22 +32,55 @@ def global_batches(*, micro_batch: int, accumulation: int, world_size: int, rows
     return steps
 
 
+LENGTHS = torch.randint(2, 90, (50, 2), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["random", "grouped"])
 @pytest.mark.parametrize(
     ("micro_batch", "accumulation", "world_size"), [(12, 1, 1), (3, 4, 1), (4, 1, 3), (1, 4, 3), (2, 3, 2)]
 )
 def test_a_step_s_global_batch_does_not_depend_on_ranks_and_accumulation(
-    micro_batch: int, accumulation: int, world_size: int
+    micro_batch: int, accumulation: int, world_size: int, lengths: torch.Tensor | None
 ) -> None:
-    dealt = global_batches(micro_batch=micro_batch, accumulation=accumulation, world_size=world_size)
-    assert dealt == global_batches(micro_batch=12, accumulation=1, world_size=1)
+    how = {"micro_batch": micro_batch, "accumulation": accumulation, "world_size": world_size}
+    dealt = global_batches(**how, lengths=lengths)
+    assert dealt == global_batches(micro_batch=12, accumulation=1, world_size=1, lengths=lengths)
 
 
-def test_an_epoch_has_every_row_and_steps_of_one_size_and_the_next_another_order() -> None:
-    steps = global_batches(micro_batch=4, accumulation=1, world_size=3)
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["random", "grouped"])
+def test_an_epoch_has_every_row_and_steps_of_one_size_and_the_next_another_order(lengths: torch.Tensor | None) -> None:
+    steps = global_batches(micro_batch=4, accumulation=1, world_size=3, lengths=lengths)
     assert {len(step) for step in steps} == {12}
     first, second = steps[:5], steps[5:]
     assert {n for step in first for n in step} == set(range(50)) == {n for step in second for n in step}
     assert first != second
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["random", "grouped"])
+def test_a_run_that_goes_on_in_the_second_epoch_has_its_order(lengths: torch.Tensor | None) -> None:
+    how = {"micro_batch": 2, "accumulation": 2, "world_size": 3, "lengths": lengths}
+    for unbroken, resumed in zip(samplers_of(**how), samplers_of(**how), strict=True):
+        resumed.epoch = 1
+        list(unbroken)
+        assert list(unbroken) == list(resumed)
+
+
+@pytest.mark.parametrize(("accumulation", "world_size"), [(1, 1), (1, 3), (4, 2)])
+def test_of_real_rows_nine_of_ten_tokens_count_and_ranks_have_as_many(
+    shared_data: Path, accumulation: int, world_size: int
+) -> None:
+    texts = [json.loads(line) for line in (shared_data / "train.jsonl").read_text().splitlines()]
+    # Words and marks are about as many as an 8k vocabulary's tokens.
+    counts = [[len(re.findall(r"\w+|[^\w\s]", text)) for text in (r["question"], str(r["sql"]))] for r in texts]
+    lengths = torch.tensor(counts)
+    how = {"micro_batch": 32 // world_size, "accumulation": accumulation, "world_size": world_size}
+    useful = padded = widest = 0
+    for micro_batches in zip(*samplers_of(**how, rows=len(texts), lengths=lengths), strict=True):
+        tokens = [int(lengths[rows].sum()) for rows in micro_batches]
+        padding = [int(lengths[rows].amax(0).sum()) * len(rows) for rows in micro_batches]
+        useful, padded, widest = useful + sum(tokens), padded + sum(padding), widest + max(padding) * world_size
+    assert useful / padded >= 0.9
+    assert padded / widest >= 0.98, "the step takes as long as the rank with most to do"
 
 
 def test_a_dataset_smaller_than_a_global_batch_still_makes_a_step() -> None:
@@ -53,8 +89,16 @@ def test_a_dataset_smaller_than_a_global_batch_still_makes_a_step() -> None:
     assert set(step) == set(range(5))
 
 
-def test_batches_are_padded_to_a_multiple_of_8_and_no_loss_counts_the_padding() -> None:
+def test_batches_are_padded_to_the_longest_row() -> None:
+    collate = Collator(pad_id=0)
+    collate.multiple = 1
+    batch = collate([{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": [3], "labels": [8, 9, 1]}])
+    assert (batch["input_ids"].shape, batch["labels"].shape) == ((2, 3), (2, 3))
+
+
+def test_on_gpus_batches_are_padded_to_a_multiple_of_8_and_no_loss_counts_the_padding() -> None:
     collate = Collator(pad_id=0, start_id=2)
+    collate.multiple = 8
     batch = collate(
         [{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": list(range(3, 12)), "labels": [8, 9, 1]}]
     )
@@ -82,9 +126,12 @@ def test_rows_are_read_and_a_broken_line_is_named(tmp_path: Path) -> None:
     rows = load(str(train), None, None)
     assert rows.train[0].source == "é?"
     assert not rows.eval
+    train.write_text("".join(json.dumps({"source": str(n), "target": "a"}) + "\n" for n in range(5)))
+    rows = load(str(train), None, None)
+    assert [row.source for row in rows.train[::2]] == ["0", "2", "4"] and rows.train[-1].source == "4"
     train.write_text('{"source": "a", "target": "b"}\n{"source": "a"}\n')
     with pytest.raises(ConfigError, match=r"train\.jsonl line 2: KeyError\('target'\)"):
-        load(str(train), None, None)
+        list(load(str(train), None, None).train)
 
 
 @pytest.mark.parametrize("content", ["", None])

@@ -48,7 +48,7 @@ def token_losses(model: Any, batch: dict[str, torch.Tensor]) -> list[float]:
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_every_token_of_a_packed_row_has_the_loss_that_it_has_alone(attention: str) -> None:
     model = llama(attention)
-    together = packed(rows(), 20)
+    together = list(packed(rows(), 20))
     assert [len(row["input_ids"]) for row in together] == [18, 19, 2]
     with torch.no_grad():
         alone = [loss for row in rows() for loss in token_losses(model, COLLATOR([row]))]
@@ -70,7 +70,7 @@ class Mixing(torch.nn.Module):
 
 def check(model: Any) -> None:
     trainer = SimpleNamespace(
-        train_dataset=packed(rows(), 20), model_wrapped=model, _prepare_inputs=lambda batch: batch
+        train_dataset=list(packed(rows(), 20)), model_wrapped=model, _prepare_inputs=lambda batch: batch
     )
     PackingCheck(trainer, COLLATOR).on_train_begin()
 

@@ -15,7 +15,7 @@ from workbench.base.files import read_json
 from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
-from workbench.jobs.choices import LossOn, Peft, Technique
+from workbench.jobs.choices import LossOn, Peft, Sampling, Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
@@ -172,6 +172,7 @@ def _sequence(job: Json) -> str:
     if source is None or target is None:
         return ""
     words = f"source {source}, target {target}, padded to the longest"
+    words += ", grouped by length" if job.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH else ""
     prompt, loss_on = text(job.get("prompt")), text(job.get("loss_on"))
     words += f", prompt {prompt}" if prompt not in ("", "plain") else ""
     return words + (f", loss on {loss_on}" if loss_on not in ("", LossOn.ANSWER) else "")

@@ -12,6 +12,7 @@ __all__ = [
     "Optimizer",
     "Peft",
     "Precision",
+    "Sampling",
     "Schedule",
     "Shard",
     "Technique",
@@ -113,6 +114,14 @@ class Attention(StrEnum):
     """torch's scaled dot product attention."""
     FLASH_ATTENTION_2 = "flash_attention_2"
     """The package flash-attn, which pods with GPUs must have; for bf16 and fp16."""
+
+
+class Sampling(StrEnum):
+    """In what order rows are trained on; transformers' names. A seed gives the same order on any number of ranks."""
+
+    RANDOM = "random"
+    GROUP_BY_LENGTH = "group_by_length"
+    """Batches of rows of like length, in random order: little padding."""
 
 
 class Schedule(StrEnum):

@@ -29,6 +29,7 @@ from workbench.jobs.choices import (
     Optimizer,
     Peft,
     Precision,
+    Sampling,
     Schedule,
     Technique,
 )
@@ -139,6 +140,8 @@ class FineTune(Record):
     """The same when evaluating."""
     gradient_accumulation_steps: Size = 1
     """Micro-batches summed before one optimizer step."""
+    train_sampling_strategy: Annotated[str, Choice(Sampling)] = "group_by_length"
+    """One of `Sampling`: the order of the training rows."""
     learning_rate: Positive | None = None
     """Peak learning rate. Default None: 1e-3 for a built-in model; of pretrained ones 3e-4 for the T5 family, else 2e-4
     with adapters and 2e-5 without."""

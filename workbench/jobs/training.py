@@ -69,7 +69,7 @@ OTHERWISE: Mapping[str, str] = {
     **dict.fromkeys(("do_eval", "do_predict", "do_train"), "use max_steps, eval_steps and predict_rows"),
     **dict.fromkeys(("logging_first_step", "logging_nan_inf_filter", "logging_strategy"), _LOGS),
     **dict.fromkeys(("predict_with_generate", "sortish_sampler"), _ANSWERS),
-    **dict.fromkeys(("label_names", "length_column_name", "train_sampling_strategy"), _ROWS),
+    **dict.fromkeys(("label_names", "length_column_name"), _ROWS),
     **dict.fromkeys((f"trackio_{what}_id" for what in ("bucket", "space", "static_space")), "use report_to"),
     **dict.fromkeys((f"save_{what}" for what in ("on_each_node", "only_model", "strategy")), _CHECKPOINTS),
     **dict.fromkeys(

@@ -85,7 +85,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
         return _with_workbench(result, paths, resolved, beyond)
     losses = [result.first_eval_loss, result.eval_loss]
     carried = {"job": options, "deepspeed": resolved.get("deepspeed"), "eval_losses": losses}
-    files = {"train.py": _program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
+    files = {**_program(), "job.json": json.dumps(carried, indent=1).encode(), **_common(result, paths)}
     differs: list[str] = []
     files |= _there(paths, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
@@ -191,8 +191,10 @@ _DIFFERS = (
 )
 
 
-def _program() -> bytes:
-    return Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py").read_bytes()
+def _program() -> dict[str, bytes]:
+    program = Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py")
+    train = program.read_bytes().replace(b"from workbench.worker.order import", b"from order import")
+    return {"train.py": train, "order.py": program.with_name("order.py").read_bytes()}
 
 
 def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:

@@ -1,15 +1,15 @@
 """Repeat a fine-tuning run with torch, transformers and DeepSpeed alone: the script that a run card carries.
 
-Beside it lie `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`; `deepspeed` or
-`torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss, optimizer and schedule are those
-of the run; the trained model is left in `model/`.
+Beside it lie `order.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`, and for the built-in model `tokenizer/`;
+`deepspeed` or `torchrun` starts it once per rank. Rows, their order, batches, initial weights, loss, optimizer and
+schedule are those of the run; the trained model is left in `model/`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,20 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DummyOptim
-from torch.utils.data import DataLoader, Sampler
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainingArguments, Trainer, set_seed
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    set_seed,
+)
 from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
-__all__ = ["DecayTrainer", "GlobalBatchSampler", "eval_batches", "main", "prepare", "token_loss", "training_options"]
+from workbench.worker.order import GlobalBatchSampler, eval_batches
+
+__all__ = ["DecayTrainer", "main", "prepare", "token_loss", "training_options"]
 
 _IGNORED = -100
 
@@ -40,6 +49,7 @@ _SAME = (
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "learning_rate"),
     *("lr_scheduler_type", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
     *("label_smoothing_factor", "torch_compile", "logging_steps", "ddp_timeout", "seed"),
+    "train_sampling_strategy",
 )
 
 # The Trainer's names of the update rules.
@@ -48,43 +58,12 @@ _OPTIM = {"adamw": "adamw_torch", "sgd": "sgd"} | {
 }  # fmt: skip
 
 
-class GlobalBatchSampler(Sampler[list[int]]):
-    """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks."""
-
-    def __init__(
-        self, *, rows: int, micro_batch: int, accumulation: int, rank: int, world_size: int, seed: int
-    ) -> None:
-        self.rows, self.micro_batch, self.rank, self.world_size, self.seed = rows, micro_batch, rank, world_size, seed
-        self.epoch = 0
-        self.micro_batches = -(-rows // (micro_batch * accumulation * world_size)) * accumulation
-
-    def __len__(self) -> int:
-        return self.micro_batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        self.epoch += 1
-        order: list[int] = torch.randperm(self.rows, generator=generator).tolist()
-        for number in range(self.micro_batches):
-            start = (number * self.world_size + self.rank) * self.micro_batch
-            yield [order[(start + i) % self.rows] for i in range(self.micro_batch)]
-
-
-def eval_batches(
-    rows: Sequence[Mapping[str, Sequence[int]]], *, size: int, rank: int, world_size: int
-) -> Iterator[tuple[list[Mapping[str, Sequence[int]]], bool]]:
-    """Deal out rows for evaluation, longest first, so that batches need little padding."""
-    order = sorted(rows, key=lambda row: -len(row["input_ids"]))
-    for start in range(0, len(order), size * world_size):
-        mine = order[start + rank * size : start + (rank + 1) * size]
-        yield (mine, True) if mine else ([order[-1]], False)
-
-
 def pad(rows: Sequence[Mapping[str, list[int]]], pad_id: int, start_id: int) -> dict[str, torch.Tensor]:
-    """Make a batch, padded to the longest row rounded up to a multiple of 8; no loss counts the padding."""
+    """Make a batch, padded to the longest row, on GPUs up to a multiple of 8; no loss counts the padding."""
+    multiple = 8 if torch.cuda.is_available() else 1
 
     def padded(lists: Sequence[list[int]], value: int) -> torch.Tensor:
-        width = -(-max(map(len, lists)) // 8) * 8
+        width = -(-max(map(len, lists)) // multiple) * multiple
         return torch.tensor([[*ids, *[value] * (width - len(ids))] for ids in lists])
 
     inputs = padded([row["input_ids"] for row in rows], pad_id)
@@ -107,6 +86,13 @@ def token_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = Non
 class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
     """The Hugging Face Trainer, whose decay leaves biases and norms out also where DeepSpeed makes the optimizer."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # The Trainer says it to the model alone; T5's decoder has a configuration of its own.
+        for part in self.model.modules():
+            if isinstance(part, PreTrainedModel):
+                part.config.use_cache = False
+
     def create_optimizer(self, *args: Any) -> Any:
         """Make the optimizer, or what stands for the one of DeepSpeed's JSON."""
         optimizer, decay = super().create_optimizer(*args), self.args.weight_decay
@@ -128,6 +114,8 @@ class Repetition(DecayTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Deal out the rows of each step to the ranks."""
+        grouped = self.args.train_sampling_strategy == "group_by_length"
+        lengths = [(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset]
         batches = GlobalBatchSampler(
             rows=len(self.train_dataset),
             micro_batch=self.args.per_device_train_batch_size,
@@ -135,6 +123,7 @@ class Repetition(DecayTrainer):
             rank=self.args.process_index,
             world_size=self.args.world_size,
             seed=self.args.seed,
+            lengths=torch.tensor(lengths) if grouped else None,
         )
         return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
 

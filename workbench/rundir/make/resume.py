@@ -10,6 +10,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.json_values import part
 from workbench.base.package import file_digest
+from workbench.jobs.choices import Sampling
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
@@ -23,7 +24,8 @@ AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
 
 _SAME = (
     *("model", "technique", "peft", "lora", "fsdp", "local_sgd", "precision", "optimizer", "learning_rate", "seed"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "max_source_length", "max_target_length"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
+    *("max_source_length", "max_target_length"),
     *("prompt", "chat_template", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps"),
     *(
         "warmup_ratio",
@@ -63,7 +65,8 @@ def resume_checkpoint(
 
 
 def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:
-    before = FineTune.from_dict({**made["job"], "resume": None})
+    # Older runs had no other order.
+    before = FineTune.from_dict({"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None})
     # Older runs wrote 'plain' where nothing was asked for.
     chats = True if job.chat_template is not None else has_chat_template(job.model)
     default = {True: "chat", False: "plain", None: None}[chats]

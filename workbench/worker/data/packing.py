@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,23 +16,24 @@ __all__ = ["PackingCheck", "packed"]
 _KEYS = ("input_ids", "labels")
 
 
-def packed(rows: Sequence[Row], most: int) -> list[Row]:
+def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:
     """Put rows together, in their order, up to so many tokens; positions begin anew with each text.
 
     Example:
         >>> rows = [{"input_ids": [5, 6], "labels": [-100, 6]}, {"input_ids": [7], "labels": [-100]}]
-        >>> packed(rows, 4)
+        >>> list(packed(rows, 4))
         [{'input_ids': [5, 6, 7], 'labels': [-100, 6, -100], 'position_ids': [0, 1, 0]}]
     """
-    made: list[dict[str, list[int]]] = []
+    made: dict[str, list[int]] = {"input_ids": [], "labels": [], "position_ids": []}
     for row in rows:
         length = len(row["input_ids"])
-        if not made or len(made[-1]["input_ids"]) + length > most:
-            made.append({"input_ids": [], "labels": [], "position_ids": []})
+        if made["input_ids"] and len(made["input_ids"]) + length > most:
+            yield made
+            made = {name: [] for name in made}
         for key in _KEYS:
-            made[-1][key].extend(row[key])
-        made[-1]["position_ids"].extend(range(length))
-    return list(made)
+            made[key].extend(row[key])
+        made["position_ids"].extend(range(length))
+    yield made
 
 
 class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

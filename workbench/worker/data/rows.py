@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import overload
 
 import torch
 
@@ -26,7 +30,6 @@ __all__ = [
 ]
 
 IGNORED = -100  # torch's cross entropy leaves labels of this value out
-_MULTIPLE = 8  # tensor cores, and vector registers, like lengths that 8 divides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +71,7 @@ def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | 
 
         rows = load_hub(hub)
     elif train is not None:
-        rows = Rows(train=_read(Path(train)), eval=_read(Path(evaluation)) if evaluation else [])
+        rows = Rows(train=_Lines(Path(train)), eval=_Lines(Path(evaluation)) if evaluation else [])
     else:
         raise ConfigError("the job names neither a training file nor a hub dataset; prepare the dataset first")
     if not rows.train:
@@ -95,12 +98,13 @@ def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[t
 
 
 class Collator:
-    """Pad rows to the longest of their batch, rounded up to a multiple of 8."""
+    """Pad rows to the longest of their batch, on a GPU rounded up to what its tensor cores take."""
 
     def __init__(self, *, pad_id: int, start_id: int | None = None, left: bool = False) -> None:
         self.pad_id = pad_id
         self.start_id = start_id
         self.left = left
+        self.multiple = 8 if torch.cuda.is_available() else 1
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """Make a batch."""
@@ -118,24 +122,42 @@ class Collator:
         return batch
 
     def _pad(self, rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-        width = -(-max(len(row) for row in rows) // _MULTIPLE) * _MULTIPLE
+        width = -(-max(len(row) for row in rows) // self.multiple) * self.multiple
         padding = [[value] * (width - len(row)) for row in rows]
         padded = [[*pad, *row] if self.left else [*row, *pad] for row, pad in zip(rows, padding, strict=True)]
         return torch.tensor(padded, dtype=torch.long)
 
 
-def _read(path: Path) -> list[Example]:
-    if not path.exists():
-        raise ConfigError(f"{path} does not exist on this pod; was the dataset prepared and sent?")
-    examples = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                raw = json.loads(line)
-                examples.append(_example(raw))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(f"{path} line {number}: {error!r}; a line is an object of source, target") from error
-    return examples
+class _Lines(Sequence[Example]):
+    """The rows of a JSON lines file, each read when it is looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = path.open("rb")
+        except FileNotFoundError as error:
+            raise ConfigError(f"{path} does not exist on this pod; was the dataset prepared and sent?") from error
+        self._ends = array("q", accumulate(map(len, self._file)))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, number: int) -> Example: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Example]: ...
+    def __getitem__(self, number: int | slice) -> Example | list[Example]:
+        numbers = range(len(self))[number]
+        return self._row(numbers) if isinstance(numbers, int) else [self._row(n) for n in numbers]
+
+    def _row(self, number: int) -> Example:
+        begin = self._ends[number - 1] if number else 0
+        try:
+            raw = json.loads(os.pread(self._file.fileno(), self._ends[number] - begin, begin))
+            return _example(raw)
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"{self._path} line {number + 1}: {error!r}"
+            raise ConfigError(f"{what}; a line is an object of source, target") from error
 
 
 def _example(raw: Mapping[str, object]) -> Example:

@@ -50,13 +50,13 @@ class Encoder:
         """Return what pads rows to a batch to be answered; a causal model goes on at the right end."""
         return Collator(pad_id=self._pad_id, start_id=self._start_id, left=self.causal)
 
-    def rows(self, examples: Sequence[Example]) -> list[Row]:
-        """Make rows to learn from, or to take the loss of."""
+    def rows(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
+        """Make rows to learn from, or to take the loss of; `first` is the number that errors call the first one."""
         if not self.causal:
-            return self._pairs(examples)
+            return self._pairs(examples, first)
         if self._chat is not None:
-            return [row for n, e in enumerate(examples, 1) for row in self._numbered(n, self._learned, e)]
-        prompts, answers = self._prompts(examples), self._ids([e.target for e in examples])
+            return [row for n, e in enumerate(examples, first) for row in self._numbered(n, self._learned, e)]
+        prompts, answers = self._prompts(examples, first), self._ids([e.target for e in examples])
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
             ended = [*answer, self.tokenizer.eos_token_id]
@@ -85,8 +85,8 @@ class Encoder:
         ids, _ = self._chat.learned([*self._turns(example), example.messages[-1]], example.tools)[-1]
         return self._chat.answer(ids[len(self._chat.prompt(self._turns(example), example.tools)) :])
 
-    def _pairs(self, examples: Sequence[Example]) -> list[Row]:
-        for number, example in enumerate(examples, 1):
+    def _pairs(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
+        for number, example in enumerate(examples, first):
             if not asks(example) or example.messages:
                 kind = "a row of messages" if example.messages else "plain text"
                 raise ConfigError(
@@ -152,10 +152,10 @@ class Encoder:
         # Of a single token there is nothing to predict.
         return [_row(piece, piece) for piece in pieces if len(piece) > 1] or [_row(pieces[0], pieces[0])]
 
-    def _prompts(self, examples: Sequence[Example]) -> list[list[int]]:
+    def _prompts(self, examples: Sequence[Example], first: int = 1) -> list[list[int]]:
         if self._chat is not None:
-            return [self._numbered(number, self._asked, example) for number, example in enumerate(examples, 1)]
-        for number, example in enumerate(examples, 1):
+            return [self._numbered(number, self._asked, example) for number, example in enumerate(examples, first)]
+        for number, example in enumerate(examples, first):
             if example.messages:
                 why = no_template(self.job.model) if self.job.prompt is None else f"prompt is {self.job.prompt!r}"
                 raise ConfigError(f"row {number} is a row of messages, and {why}")

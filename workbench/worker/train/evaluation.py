@@ -8,6 +8,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from numbers import Real
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,7 @@ def note(message: str) -> None:
 
 def questions(rows: Sequence[Example], most: int) -> list[Example]:
     """Return the first evaluation rows that can be answered: plain text asks nothing."""
-    return [row for row in rows if row.source or row.input][:most]
+    return list(islice((row for row in rows if row.source or row.input), most))
 
 
 class Evaluator:

@@ -22,6 +22,7 @@ from workbench.worker.answer import generate
 from workbench.worker.data import rows as data
 from workbench.worker.data.packing import PackingCheck, packed
 from workbench.worker.data.rows import Rows
+from workbench.worker.data.tokens import TokenRows, shared_rows
 from workbench.worker.model import adapters, sharding
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
@@ -105,12 +106,14 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     clock = StepMeter(causal=encoder.causal)
     check = TechniqueCheck(work.job, world_size=work.world_size)
     job = work.job
-    train = texts = encoder.rows(rows.train)
-    if job.packing:
-        train = packed(texts, job.max_source_length + job.max_target_length)
+    texts = shared_rows(rows.train, encoder.rows)
+    train = TokenRows(
+        packed(texts, job.max_source_length + job.max_target_length) if job.packing else texts, work.rank_folder
+    )
+    count = sum(row["position_ids"].count(0) for row in train) if job.packing else len(train)
     trainer = FineTuner(
         rows=train,
-        eval_rows=encoder.rows(rows.eval) if evaluates(work.job) else [],
+        eval_rows=TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder) if evaluates(work.job) else [],
         clock=clock,
         evaluator=Evaluator(work.job, encoder, rows.eval, work.metric_inputs),
         best=BestModel(work.job),
@@ -128,7 +131,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     scaled = work.job.precision == Precision.FP16
     trainer.tell_first(
         EventCallback(
-            clock, samples=work.global_batch * len(texts) / len(train), profile_step=profile_step, scales_loss=scaled
+            clock, samples=work.global_batch * count / len(train), profile_step=profile_step, scales_loss=scaled
         )
     )
     if work.technique is Technique.LOCAL_SGD:

@@ -12,18 +12,21 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from workbench.base.errors import RunError
 from workbench.base.words import number
 from workbench.jobs.adapters import LocalSgd
+from workbench.jobs.choices import Sampling
 from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
 from workbench.worker.data.rows import IGNORED, Row, aligned
+from workbench.worker.data.tokens import TokenRows
 from workbench.worker.model import sharding
+from workbench.worker.order import GlobalBatchSampler, eval_batches
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted, phase
-from workbench.worker.standalone import GlobalBatchSampler, eval_batches, token_loss
+from workbench.worker.standalone import token_loss
 from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import emit_memory
 from workbench.worker.train.checkpoints import ResumableTrainer
@@ -41,7 +44,7 @@ class FineTuner(ResumableTrainer):
     def __init__(
         self,
         *,
-        rows: Sequence[Row],
+        rows: TokenRows,
         eval_rows: Sequence[Row],
         clock: StepMeter,
         evaluator: Evaluator,
@@ -51,19 +54,13 @@ class FineTuner(ResumableTrainer):
     ) -> None:
         self.causal = causal
         self.sharded = isinstance(options.get("model"), FSDPModule)
-        super().__init__(
-            train_dataset=list(rows), eval_dataset=list(eval_rows), compute_loss_func=self._smoothed_loss, **options
-        )
+        super().__init__(train_dataset=rows, eval_dataset=eval_rows, compute_loss_func=self._smoothed_loss, **options)
         # Which labels the Trainer counts: those that have logits before them, as `aligned` pairs them.
         self._loss_shifts_labels = causal
         if self.sharded:
             # accelerate would refuse the shards, or wrap them in DDP; they are where and what they should be.
             self.accelerator.prepare_model = lambda model, **_: model
         self.remove_callback(PrinterCallback)
-        # The Trainer says it to the model alone; T5's decoder has a configuration of its own.
-        for part in self.model.modules():
-            if isinstance(part, PreTrainedModel):
-                part.config.use_cache = False
         self.clock = clock
         self.profiler: StepProfiler | None = None
         self.averaging: ParameterAveraging | None = None
@@ -79,6 +76,7 @@ class FineTuner(ResumableTrainer):
 
     def get_train_dataloader(self) -> DataLoader[Row]:
         """Deal out the rows of each global batch to the ranks."""
+        grouped = self.args.train_sampling_strategy == Sampling.GROUP_BY_LENGTH
         return DataLoader(
             self.train_dataset,
             batch_sampler=GlobalBatchSampler(
@@ -88,6 +86,7 @@ class FineTuner(ResumableTrainer):
                 rank=ranks.rank(),
                 world_size=ranks.world_size(),
                 seed=self.args.seed,
+                lengths=self.train_dataset.lengths if grouped else None,
             ),
             collate_fn=self.data_collator,
             pin_memory=self.args.device.type == "cuda",

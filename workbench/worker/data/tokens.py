@@ -1,0 +1,65 @@
+"""Rows as tokens in a file: each is made by one rank, sent to all, and in memory only while it is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import torch
+
+from workbench.worker.data.rows import Example, Row
+from workbench.worker.rank import collectives as ranks
+
+__all__ = ["TokenRows", "shared_rows"]
+
+_AT_ONCE = 2048  # examples that a rank makes into tokens before it sends them
+_COLUMNS = ("input_ids", "labels", "position_ids")
+_BYTES = array("i").itemsize
+
+
+class TokenRows(Sequence[Row]):
+    """Rows in a file without a name, which ends with this process; some 20 bytes of each are in memory."""
+
+    def __init__(self, rows: Iterable[Row], folder: Path) -> None:
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
+        self._starts, self._sizes, self._width = array("q", [0]), array("i"), 0
+        for row in rows:
+            columns = [row[name] for name in _COLUMNS if name in row]
+            self._width = len(columns)
+            self._sizes.extend(map(len, columns))
+            content = array("i", [number for column in columns for number in column])
+            self._file.write(content)
+            self._starts.append(self._starts[-1] + len(content))
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # nobody takes a slice
+        first, end = self._starts[number], self._starts[number + 1]
+        content = array("i", os.pread(self._file.fileno(), (end - first) * _BYTES, first * _BYTES))
+        sizes = self._sizes[number * self._width : (number + 1) * self._width]
+        ends = pairwise(accumulate(sizes, initial=0))
+        return {name: content[first:end].tolist() for name, (first, end) in zip(_COLUMNS, ends, strict=False)}
+
+    @property
+    def lengths(self) -> torch.Tensor:
+        """The tokens that are read and those that are learned of each row, rows x 2."""
+        return torch.frombuffer(self._sizes, dtype=torch.int32).view(len(self), self._width)[:, :2]
+
+
+def shared_rows(examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]) -> Iterator[Row]:
+    """Have each rank make an equal share of the examples into rows, and give all to all of them, in their order.
+
+    Every rank must call it, and take all rows; `make` gets the number of its first example.
+    """
+    for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
+        first = begin + _AT_ONCE * ranks.rank()
+        mine = make(examples[first : first + _AT_ONCE], first + 1)
+        for part in ranks.gather_bytes(json.dumps(mine).encode()):
+            yield from json.loads(part)
