@@ -42,6 +42,13 @@ CASES: dict[str, tuple[int, int, dict[str, object]]] = {
     "zero3": (2, AMID, {"technique": "zero3"}),
     "offload": (2, AMID, {"technique": "zero3-offload"}),
     "fsdp": (2, AMID, {"technique": "fsdp"}),
+    # Between two synchronisations, so that ranks differ.
+    "local-sgd": (2, BOUNDARY, {"technique": "local-sgd", "local_sgd": {"sync_steps": 2}}),
+    "local-sgd-lora": (
+        2,
+        AMID,
+        {"technique": "local-sgd", "local_sgd": {"sync_steps": 3}, "peft": "lora", "lora": {"dropout": 0.2}},
+    ),
 }
 RARE = ("zero2-sgd", "offload")
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in CASES]
