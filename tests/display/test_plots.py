@@ -219,7 +219,7 @@ def test_a_plot_follows_its_run(written: WrittenRun, view: RunView) -> None:
 
 def test_a_plot_of_another_name_is_refused_with_the_nearest(written: WrittenRun) -> None:
     run = Run.load(written.paths.root)
-    with pytest.raises(ConfigError, match="'losses'; did you mean 'loss'"):
+    with pytest.raises(ConfigError, match="'losses' is not known: did you mean 'loss'"):
         run.plot("losses")
     assert {*CURVE_TITLES, "memory"} == {*PLOTS}
     assert all(name in (workbench.Run.plot.__doc__ or "") for name in PLOTS)

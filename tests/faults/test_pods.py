@@ -125,6 +125,7 @@ def test_ranks_that_do_not_listen_are_killed(world: World) -> None:
     assert result.message == "stopped when asked: ranks [0, 1, 2] did not end when asked and were killed"
 
 
+@long
 def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:
     """Row 34, with torch: another process takes the port after it was chosen and before rank 0 listens."""
     taken: list[socket.socket] = []
@@ -167,6 +168,7 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+@long
 def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) -> None:
     lease_s = 4.0  # half of the time that the keeper waits for an answer
     root = tmp_path / "c"

@@ -373,7 +373,7 @@ def test_nothing_is_readable_by_others_whatever_the_umask(local: LocalPods, tmp_
         context = LaunchContext(cluster_id="t", directory=tmp_path / "c", public_key=identity.public_key, warm=True)
         identity.pin(local.launch(PodSpec(), 1, context))
         with SSHConnection(local.refresh()[0], identity) as connection:
-            connection.put_bytes(b"x", f"{tmp_path}/c/pods/pod-0/sent", mode=0o600)
+            connection.put_bytes(b"x", f"{tmp_path}/c/pods/pod-0/sent")
             connection.run(["touch", f"{tmp_path}/c/pods/pod-0/made"])
     finally:
         os.umask(before)

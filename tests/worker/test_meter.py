@@ -154,14 +154,14 @@ def test_bytes_that_no_kernel_counts_are_not_claimed(
 def test_tokens_are_those_that_the_model_goes_through() -> None:
     rows = [{"input_ids": [5] * 3, "labels": [6] * 9}, {"input_ids": [5] * 10, "labels": [6] * 2}]
     useful, padded = tokens_of(Collator(pad_id=0, start_id=0)(rows), causal=False)
-    assert (int(useful), padded) == (13 + 11, 2 * 16 + 2 * 16)
+    assert (int(useful), padded) == (13 + 11, 2 * 10 + 2 * 9)
     text = [{"input_ids": [5] * 3, "labels": [-100, 6, 6]}, {"input_ids": [5] * 9, "labels": [-100] * 9}]
     useful, padded = tokens_of(Collator(pad_id=0)(text), causal=True)
     assert (int(useful), padded) == (12, 2 * 16)
 
 
 def test_the_meter_leaves_the_profiled_step_out_of_the_rates(capfd: pytest.CaptureFixture[str]) -> None:
-    rows = [{"input_ids": [5] * 3, "labels": [6] * 9}]
+    rows = [{"input_ids": [5] * 3, "labels": [6] * 9}, {"input_ids": [5] * 10, "labels": [6] * 2}]
     batch = Collator(pad_id=0, start_id=0)(rows)
     meter = StepMeter(causal=False)
     assert meter.totals()["useful_tokens_per_s"] is None
@@ -169,13 +169,13 @@ def test_the_meter_leaves_the_profiled_step_out_of_the_rates(capfd: pytest.Captu
     for profiled in (False, True, False):
         for _ in range(2):
             meter.see(batch, profiled=profiled)
-        meter.step(2, profiled=profiled)
+        meter.step(4, profiled=profiled)
     meter.pause()
     totals = meter.totals()
-    assert totals["profiled_tokens"] == 8 + 16
+    assert totals["profiled_tokens"] == 2 * 10 + 2 * 9
     useful, padded = totals["useful_tokens_per_s"], totals["padded_tokens_per_s"]
     assert useful is not None and padded is not None
-    # Two of the steps count, as they do for the samples: 12 of 24 tokens a row are useful.
+    # Two of the steps count, as they do for the samples: 12 of 19 tokens a row are useful.
     assert useful / meter.samples_per_s == pytest.approx(12, rel=1e-3)
-    assert padded / meter.samples_per_s == pytest.approx(24, rel=1e-3)
+    assert padded / meter.samples_per_s == pytest.approx(19, rel=1e-3)
     assert '"sent_bytes": 0' in capfd.readouterr().out.splitlines()[-1]

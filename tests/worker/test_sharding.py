@@ -14,7 +14,7 @@ from torch import nn
 from workbench.base.errors import ConfigError
 from workbench.worker.model.sharding import layers_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 COMMON = {"max_steps": 5, "optimizer": "sgd", "profile_step": 0, "max_target_length": 24, "learning_rate": 2e-2}
 
@@ -38,7 +38,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     return plan.run()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("name", "reference"), [("grads", "single"), ("hybrid", "single"), ("llama", "llama-single")])
 def test_every_way_of_sharding_follows_one_process(ran: dict[str, Ran], name: str, reference: str) -> None:
     run = ran[name]

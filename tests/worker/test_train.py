@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 60)]
 SENT = {"ddp": 4 / 3, "zero1": 2.0, "zero2": 2.0, "zero3": 2.0}
 TOLD = {"predict_rows": 3}  # a row for each rank
 SGD_STEPS = 12  # a wrong scale shows in the first of them
+SGD = pytest.param("sgd", marks=pytest.mark.long)
 
 
 def stage_three(config: dict[str, object]) -> None:
@@ -30,10 +32,13 @@ def stage_three(config: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def all_ran(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Ran]]:
+def all_ran(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Ran]]:
+    selected = [item for item in request.session.items if item.path == request.path]
+    long = {item.get_closest_marker("long") is not None for item in selected}  # which of both are asked for
     plans = [Plan(tmp_path_factory.mktemp(name)) for name in ("train", "short")]
-    plan_ran(plans[0])
-    plan_short(plans[1])
+    plan_ran(plans[0], [optimizer for optimizer in OPTIMIZERS if (optimizer == "sgd") in long])
+    if False in long:
+        plan_short(plans[1])
     return run_all(*plans, timeout_s=PATIENCE_S)
 
 
@@ -47,11 +52,11 @@ def short(all_ran: list[dict[str, Ran]]) -> dict[str, Ran]:
     return all_ran[1]
 
 
-def plan_ran(plan: Plan) -> None:
+def plan_ran(plan: Plan, optimizers: Sequence[str]) -> None:
     """Every technique on tiny-t5, one micro-batch a step. SGD trains a model of one layer, for fewer steps."""
     shallow = plan.root / "shallow-t5"
     more = {"shallow": [str(plan.root / "single-adamw" / "out" / "model"), str(shallow)]}
-    for optimizer in OPTIMIZERS:
+    for optimizer in sorted({"adamw", *optimizers}):  # the other one's model is made of this one's
         how = {"optimizer": optimizer, **LENGTH}
         how |= (
             {"profile_step": 3, **TOLD}
@@ -66,7 +71,7 @@ def plan_ran(plan: Plan) -> None:
             per_device_train_batch_size=GLOBAL_BATCH,
             **how,
         )
-        for technique in TECHNIQUES:
+        for technique in TECHNIQUES if optimizer in optimizers else ():
             plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=4, **how)
     plan.add("two-ranks", 2, technique="zero1", per_device_train_batch_size=6, profile_step=0, **LENGTH)
 
@@ -85,7 +90,7 @@ def plan_short(plan: Plan) -> None:
     )
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["adamw", SGD])
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
     ran: dict[str, Ran], technique: str, optimizer: str
@@ -157,6 +162,7 @@ def test_evaluations_come_before_the_first_step_after_the_last_and_between(
     assert [e["step"] for e in short["bf16"].data("eval")] == [0, 2, 3]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("technique", "models"), SENT.items())
 def test_every_rank_counts_the_bytes_that_it_sends_for_a_step(
     ran: dict[str, Ran], technique: str, models: float
@@ -173,6 +179,7 @@ def test_every_rank_counts_the_bytes_that_it_sends_for_a_step(
     assert [told["sent_bytes"] for told in ran["single-sgd"].data("traffic")] == [0]
 
 
+@pytest.mark.long
 def test_tokens_a_second_are_those_of_all_ranks(ran: dict[str, Ran]) -> None:
     tokens: dict[str, list[float]] = {}  # of a row, useful and padded
     for name in ("single-sgd", "zero1-sgd"):
