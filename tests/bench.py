@@ -19,53 +19,10 @@ from pathlib import Path
 
 from benchpair import Pair, Turn
 from benchstarts import doctor_and_close, first_steps, from_nothing, launchers, many_pods, output, overhead
+from benchwork import answers, reading, training
 
 from workbench import Cluster, LocalPods
 from workbench.base.table import Grid
-
-
-def padding(_root: Path) -> Iterator[Pair]:
-    """Compare rows a second of one rank, rows of WikiSQL's length, padded as we do and all to 96 + 96 tokens."""
-    import torch
-
-    from workbench.jobs.data.sources.mini import mini_rows
-    from workbench.worker.data.rows import Collator, Example, Row, tokenize
-    from workbench.worker.model.load import load
-    from workbench.worker.standalone import token_loss
-
-    torch.set_num_threads(1)
-    examples = [Example(source=row.source, target=row.target) for row in mini_rows(0, 2000)]
-    loaded = load("tiny-t5", examples, seed=0)
-    rows = tokenize(loaded.tokenizer, examples, max_source_length=96, max_target_length=96)
-    collate = Collator(pad_id=0, start_id=0)
-    optimizer = torch.optim.AdamW(loaded.model.parameters())
-
-    def rate(make: Callable[[Sequence[Row]], dict[str, torch.Tensor]], size: int = 32, batches: int = 8) -> float:
-        started = time.monotonic()
-        for number in range(batches):
-            batch = make(rows[number * size : (number + 1) * size])
-            labels = batch.pop("labels")
-            token_loss(loaded.model(**batch), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return size * batches / (time.monotonic() - started)
-
-    def whole(some: Sequence[Row]) -> dict[str, torch.Tensor]:
-        batch = collate(some)
-        fill = {"labels": -100}
-        return {
-            name: torch.nn.functional.pad(ids, (0, 96 - ids.shape[1]), value=fill.get(name, 0))
-            for name, ids in batch.items()
-        }
-
-    yield Pair(
-        what="rows/s of one rank, tiny-t5, 32 rows",
-        ours=lambda: rate(collate),
-        plain=lambda: rate(whole),
-        plain_is="all rows padded to 96 + 96 tokens",
-        bound=">= 4 x",
-        more_is_better=True,
-    )
 
 
 def transfers(root: Path) -> Iterator[Pair]:
@@ -113,7 +70,7 @@ def transfers(root: Path) -> Iterator[Pair]:
 
 PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (
     *(first_steps, launchers, from_nothing, many_pods, doctor_and_close, overhead, output),
-    *(padding, transfers),
+    *(training, answers, reading, transfers),
 )
 
 
@@ -144,6 +101,7 @@ def main() -> None:
             for pair in make(Path(folder)):
                 ours, plain = measured(pair, options.turns)
                 ratio = ours / plain if pair.more_is_better else plain / ours
+                print(f"  {pair.what}: {ours:.3g}, plain {plain:.3g}, {ratio:.2f} x", file=sys.stderr, flush=True)
                 lines.append((pair.what, f"{ours:.3g}", f"{plain:.3g}", pair.plain_is, f"{ratio:.2f} x", pair.bound))
     columns = ("measured", "ours", "plain", "the plain way", "better by", "bound")
     day, load = time.strftime("%Y-%m-%d"), f"load {os.getloadavg()[0]:.1f}"

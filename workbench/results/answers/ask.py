@@ -14,7 +14,7 @@ from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.answers.questions import Question, RowLike, job_options, questions_of, tables_of
 from workbench.results.answers.server import check_model, server_of
-from workbench.rundir.answers import Answer, judge
+from workbench.rundir.answers import judge
 from workbench.rundir.paths import RunPaths
 
 __all__ = ["chat", "compare_predictions", "predict"]
@@ -89,18 +89,21 @@ def _ask(models: Sequence[tuple[str, _Run, bool]], questions: Sequence[Question]
     for _, run, _ in models:
         server_of(run.paths)  # all import at the same time
     tables = tables_of([run.paths for _, run, _ in models], questions)
+    # Rows of like length together need little padding, and answers of like length end together.
+    order = sorted(range(len(questions)), key=lambda n: len(questions[n].text))
     by_model: list[Predictions] = []
     load_s = answer_s = 0.0
     for _, run, before in models:
-        answers: list[Answer] = []
-        for first in range(0, len(questions), _AT_ONCE):
-            batch = questions[first : first + _AT_ONCE]
-            reply = server_of(run.paths).answer(batch, before=before)
-            answers += [
-                judge(q.text, q.expected, text, table=tables.get(q.table_id or ""), table_id=q.table_id)
-                for q, text in zip(batch, reply.texts, strict=True)
-            ]
+        texts: dict[int, str] = {}
+        for first in range(0, len(order), _AT_ONCE):
+            numbers = order[first : first + _AT_ONCE]
+            reply = server_of(run.paths).answer([questions[n] for n in numbers], before=before)
+            texts.update(zip(numbers, reply.texts, strict=True))
             load_s, answer_s = load_s + reply.load_s, answer_s + reply.answer_s
+        answers = (
+            judge(q.text, q.expected, texts[n], table=tables.get(q.table_id or ""), table_id=q.table_id)
+            for n, q in enumerate(questions)
+        )
         by_model.append(Predictions(tuple(answers)))
     return Answers(names=[name for name, _, _ in models], models=by_model, load_s=load_s, answer_s=answer_s)
 
