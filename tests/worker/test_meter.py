@@ -157,7 +157,7 @@ def test_tokens_are_those_that_the_model_goes_through() -> None:
     assert (int(useful), padded) == (13 + 11, 2 * 10 + 2 * 9)
     text = [{"input_ids": [5] * 3, "labels": [-100, 6, 6]}, {"input_ids": [5] * 9, "labels": [-100] * 9}]
     useful, padded = tokens_of(Collator(pad_id=0)(text), causal=True)
-    assert (int(useful), padded) == (12, 2 * 16)
+    assert (int(useful), padded) == (12, 2 * 9)
 
 
 def test_the_meter_leaves_the_profiled_step_out_of_the_rates(capfd: pytest.CaptureFixture[str]) -> None:
