@@ -32,6 +32,18 @@ def test_every_process_makes_the_same_zip() -> None:
     assert names == {package_zip()[0]}
 
 
+def run_from(archive: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run code that imports the package from a zip, away from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(archive)},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=archive.parent,
+    )
+
+
 def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_folders_of_this_machine(
     tmp_path: Path,
 ) -> None:
@@ -39,14 +51,7 @@ def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_fo
     (tmp_path / name).write_bytes(data)
     code = "import logging, workbench.worker.agent.supervisor as it\nprint(it.__file__)\n"
     code += "try:\n    it.Agent.end(None, '')\nexcept AttributeError:\n    logging.exception('ended')\n"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / name)},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = run_from(tmp_path / name, code)
     assert done.stdout.strip() == f"{tmp_path / name}/workbench/worker/agent/supervisor.pyc"
     assert 'File "workbench/worker/agent/supervisor.py", line' in done.stderr
     assert "if self._end_by is None:" in done.stderr
@@ -60,13 +65,7 @@ def test_another_python_takes_the_source(tmp_path: Path) -> None:
             content = packed.read(member)
             other.writestr(member, magic + content[4:] if member.endswith(".pyc") else content)
     code = "import workbench.base.process as it; print(it.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / name)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_from(tmp_path / name, code)
     assert done.stdout.strip().endswith("/process.py")
 
 

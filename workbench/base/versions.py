@@ -17,15 +17,15 @@ PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, of this package and of each of `PACKAGES` that is there."""
     versions = {"python": sys.version.split()[0].rstrip("+"), "workbench": VERSION}
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for folder in sys.path:
         with contextlib.suppress(OSError):
             for entry in os.listdir(folder or "."):  # noqa: PTH208 (names, not paths)
                 if entry.endswith(".dist-info"):
                     name, _, version = entry.removesuffix(".dist-info").partition("-")
-                    found.setdefault(name.lower(), version)
+                    by_name.setdefault(name.lower(), version)
     for package in PACKAGES:
-        if version := found.get(package) or _described(package):
+        if version := by_name.get(package) or _described(package):
             versions[package] = version
     return versions
 

@@ -32,8 +32,8 @@ def conversation_doc(
         rows.append((asked, *(f"{pieces.get(name, '').rstrip()} …".lstrip() for name in conversation.names)))
     names = ", ".join(conversation.names)
     caption = f"{counted(len(rows), 'turn')} with {names}"
-    said: Block = Table(Grid(columns=("you", *conversation.names), rows=rows, caption=caption), 60)
-    blocks = [said if rows else Note(f"A chat with {names}: nothing has been said yet.")]
+    turns: Block = Table(Grid(columns=("you", *conversation.names), rows=rows, caption=caption), 60)
+    blocks = [turns if rows else Note(f"A chat with {names}: nothing has been said yet.")]
     return Doc(blocks=[*blocks, *([Note(problem, "bad")] if problem else [])], full=True)
 
 

@@ -126,8 +126,8 @@ class LocalPods(Place):
         finally:
             self._keep_folders = False
             now = zip(self._workers, self._pods, strict=True)
-            found = {**before, **{pod.name: (worker, pod) for worker, pod in now}}.values()
-            self._workers, self._pods = [worker for worker, _ in found], [pod for _, pod in found]
+            pairs = {**before, **{pod.name: (worker, pod) for worker, pod in now}}.values()
+            self._workers, self._pods = [worker for worker, _ in pairs], [pod for _, pod in pairs]
 
     def refresh(self) -> list[Pod]:
         """Return the pods, failed where their worker has ended."""
