@@ -19,8 +19,6 @@ from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment
 from workbench.results.recipe import recipe_of
 
-__all__ = ["doctor_and_close", "first_steps", "from_nothing", "launchers", "many_pods", "output", "overhead"]
-
 PODS = int(os.environ.get("BENCH_PODS", "64"))
 JOB = {"max_steps": 2, "predict_rows": 0, "per_device_train_batch_size": 4}
 BIN = Path(sys.executable).parent

@@ -17,8 +17,6 @@ from typing import Any
 from tests.poll import until
 from workbench.base.process import find
 
-__all__ = ["WorkersV1", "install_cml"]
-
 
 class WorkersV1:
     """`cml.workers_v1`, with the signatures of its documentation; a worker is a process on a loopback address.

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["TOKEN", "Hub", "hub"]
-
 TOKEN = "hf_" + "a1" * 17
 COMMIT = "2" * 40
 Headers = dict[str, str]

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from poll import until
 
-__all__ = ["HOMES", "Server", "start_server"]
-
 HOMES = ("HOME", "IPYTHONDIR", "XDG_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")
 _START_S = 120.0
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import pytest
 
-__all__ = ["NET", "Namespace", "ip", "joined"]
-
 # One of its own for each process of pytest-xdist: two that shared it took the route from one another.
 NET = f"10.213.{7 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))}"
 _TAGS = itertools.count()  # a namespace goes a little after its last process

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["small_disk"]
-
 
 @contextmanager
 def small_disk(path: Path, size: str | int) -> Iterator[Path]:

@@ -6,8 +6,6 @@ from typing import Any
 
 from workbench import FineTune
 
-__all__ = ["small_job"]
-
 
 def small_job(train_rows: int, eval_rows: int, **options: Any) -> FineTune:
     """Make a job on so many bundled rows that neither answers nor profiles, unless it is told to."""

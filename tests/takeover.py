@@ -12,8 +12,6 @@ from workbench import Cluster, Run, Script
 from workbench.base.process import find
 from workbench.rundir.status import cluster_status
 
-__all__ = ["counting", "curve", "exact", "kill_keeper", "printed"]
-
 _COUNT = Path(__file__).parent / "scripts" / "count.py"
 
 

@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
 from workbench.base.files.disk import full_disk_named
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""

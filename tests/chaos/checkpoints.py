@@ -17,8 +17,6 @@ from workbench import FineTune, Run
 from workbench.base.errors import WorkbenchError
 from workbench.rundir.state import RunState
 
-__all__ = ["checkpoint"]
-
 _STEPS = 90
 _PARTS = 2
 _PATIENCE_S = 120.0

@@ -17,8 +17,6 @@ from tests.smalldisk import small_disk
 from workbench import Cluster
 from workbench.client.result import RunResult
 
-__all__ = ["full_disk"]
-
 _WORDS = ("disk", "space", "read-only", "cannot be written", "could not be written")
 
 

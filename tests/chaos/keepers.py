@@ -15,8 +15,6 @@ from workbench import Cluster
 from workbench.base.errors import WorkbenchError
 from workbench.rundir.state import RunState
 
-__all__ = ["keeper_death", "take_over"]
-
 
 def take_over(cluster: Cluster) -> Cluster | None:
     """Have a new keeper go on with a cluster whose keeper is dead; None where it cannot be, and the run stays lost."""

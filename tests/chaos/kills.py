@@ -21,8 +21,6 @@ from workbench.client.result import RunResult
 from workbench.pods.pod import Pod
 from workbench.rundir.state import RunState
 
-__all__ = ["cut", "hit", "judge", "kill", "outcome_of"]
-
 _HALT_S = 3.0
 _FATAL_TO_A_POD = ("worker", "sshd")
 

@@ -15,8 +15,6 @@ from tests.poll import until
 from workbench import Cluster, Run, Script
 from workbench.client.result import RunResult
 
-__all__ = ["END_S", "Numbered", "submit"]
-
 END_S = 90.0
 _SCRIPT = Path(__file__).parent / "script" / "numbered.py"
 _NUMBERS = itertools.count()

@@ -7,8 +7,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["FULL_MINUTES", "Trial", "plan"]
-
 FULL_MINUTES = 30.0
 
 

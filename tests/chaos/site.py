@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.chaos.victims import below, of_run, words_of
 from workbench import Cluster, LocalPods, PodSpec
 
-__all__ = ["LEASE_S", "Site", "left_of_run"]
-
 LEASE_S = 8.0
 _SLACK_S = 10.0
 _NUMBERS = itertools.count()

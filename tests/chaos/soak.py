@@ -9,8 +9,6 @@ from tests.chaos.site import Site, left_of_run
 from tests.chaos.tally import Outcome
 from tests.chaos.victims import growth_of, keeper
 
-__all__ = ["Soak"]
-
 _EACH = 10
 
 

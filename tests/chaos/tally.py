@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["Outcome", "Tally"]
-
 
 @dataclass(kw_only=True)
 class Outcome:

@@ -22,8 +22,6 @@ from workbench.base.process import (
 from workbench.pods.pod import Pod
 from workbench.rundir.status import cluster_status
 
-__all__ = ["below", "find_victims", "growth_of", "keeper", "of_run", "ranks", "words_of"]
-
 _LAUNCHERS = {"deepspeed", "pdsh", "mpirun", "orted"}
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-__all__ = ["Proxy", "bad_network"]
-
 _CHUNK_BYTES = 65_536
 
 

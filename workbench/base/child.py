@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["HOME", "QUIET", "child_environment", "start"]
-
 HOME = str(Path(__file__).absolute().parents[2])
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
 """Variables of every rank: no warnings of forks, no reports to the hub, no output held back."""

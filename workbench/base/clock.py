@@ -6,8 +6,6 @@ import os
 import time
 from functools import cache
 
-__all__ = ["CLOCK_MARK", "now_s", "share_clock"]
-
 CLOCK_MARK = "WORKBENCH_BOOTED_S"
 """The variable by which what an agent starts counts from the same time of day as it does."""
 

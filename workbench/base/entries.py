@@ -2,34 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "AGENT",
-    "ALLREDUCE",
-    "ANSWERS",
-    "BOARD",
-    "CALL",
-    "CML_WORKER",
-    "EXAMINE",
-    "FORK_SERVER",
-    "GUARDIAN",
-    "INQUIRY",
-    "KEEPER",
-    "LAUNCHER_SITE",
-    "MANIFEST",
-    "PLACES",
-    "PREDICTION",
-    "RECIPE",
-    "ROW_LOOK",
-    "ROW_STREAM",
-    "SCRIPT_SITE",
-    "TEMPLATE",
-    "TRACE",
-    "TRAINER",
-    "TRAINER_MODULE",
-    "UNATTENDED",
-    "WARM_SERVER",
-]
-
 AGENT = "workbench.worker.agent"
 WARM_SERVER = "workbench.worker.warm"
 FORK_SERVER = "workbench.worker.forkserver"

@@ -12,21 +12,6 @@ from typing import ParamSpec, TypeVar
 
 from workbench.base.shown import as_error
 
-__all__ = [
-    "BackendError",
-    "ConfigError",
-    "DiskFull",
-    "PodError",
-    "PodTimeout",
-    "RemoteError",
-    "RunError",
-    "RunFailed",
-    "WorkbenchError",
-    "one_of",
-    "shortened",
-    "suggests",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SHOWN = 200  # letters of a value in a message

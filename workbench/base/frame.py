@@ -10,8 +10,6 @@ from workbench.base.errors import ConfigError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["data_frame"]
-
 
 def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> DataFrame:
     """Return a row of data for each mapping; `columns` are there, and in this order, also where no row has them."""

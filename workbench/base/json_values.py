@@ -9,11 +9,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = [
-    "Json", "items", "number", "numbers_of", "parse_json", "parse_record", "part", "parts", "problem_in", "text",
-    "whole",
-]  # fmt: skip
-
 Json = Mapping[str, object]
 _DEEPEST = 100  # objects and lists within one another
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

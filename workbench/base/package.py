@@ -14,8 +14,6 @@ from types import CodeType
 
 from workbench.base.child import HOME
 
-__all__ = ["file_digest", "package_zip", "zip_contents", "zip_files"]
-
 # What programs on pods import when they start: from a zip, Python would compile it for each of them anew.
 _COMPILED = ("workbench/__init__.py", "workbench/base/", "workbench/jobs/", "workbench/rundir/", "workbench/worker/")
 _NOT_CHECKED = (1).to_bytes(4, "little")  # PEP 552: the hash stands for the source and is not compared

@@ -16,35 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = [
-    "LEASE_S",
-    "OUTPUT_PIPE",
-    "POD_MARK",
-    "RANK_MARK",
-    "RUN_MARK",
-    "Process",
-    "activity",
-    "ancestors",
-    "become_subreaper",
-    "boot_id",
-    "catches",
-    "descendants",
-    "die_with_parent",
-    "end_all",
-    "family_table",
-    "find",
-    "is_alive",
-    "live_descendants",
-    "look_up",
-    "marks",
-    "offer_to_oom_killer",
-    "open_output",
-    "pod_name",
-    "process_start_time",
-    "process_table",
-    "with_mark",
-]
-
 POD_MARK = "WORKBENCH_POD"
 """The variable, in every process of a pod, that holds the pod's folder."""
 RUN_MARK = "WORKBENCH_RUN"

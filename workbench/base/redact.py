@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-__all__ = ["Redactor", "is_secret", "mask_secrets"]
-
 _SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|WEBHOOK|DSN|CONN|(?:^|_)(?:PAT|URI|URL|PROXY)$", re.IGNORECASE
 )

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
 
     from workbench.base.table import Grid
 
-__all__ = [
-    "Shown", "ShownLive", "as_bundle", "as_error", "as_grid", "as_html", "as_live", "as_markdown", "as_page", "as_text",
-    "follow", "load_views",
-]  # fmt: skip
 T = TypeVar("T")
 
 

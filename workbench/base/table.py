@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from workbench.base.shown import Shown
 from workbench.base.words import counted, middle_cut, plain
 
-__all__ = ["Bar", "Cell", "Grid", "Key", "Marked", "bar_parts", "cell_text", "facts", "text_table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Marked:

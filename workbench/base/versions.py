@@ -6,8 +6,6 @@ import contextlib
 import os
 import sys
 
-__all__ = ["PACKAGES", "VERSION", "installed_versions"]
-
 VERSION = "0.1.0"
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")

@@ -14,8 +14,6 @@ from typing import Any
 from workbench.base.errors import RunError
 from workbench.base.json_values import parse_json
 
-__all__ = ["ask", "connect", "from_line", "listen", "read_request", "short_path", "to_line"]
-
 _LONGEST = 100  # bytes of a Unix socket's path that every system takes (Linux 108, macOS 104)
 _LARGEST = 16 << 20  # bytes of a message
 

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "UNKNOWN", "count", "counted", "duration", "gib", "middle_cut", "number", "percent", "plain", "printable", "ratio",
-    "scaled", "short_list", "size",
-]  # fmt: skip
-
 UNKNOWN = "–"
 
 

@@ -28,8 +28,6 @@ from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.make.script import check_script
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
-__all__ = ["Benchmark", "BenchmarkResult", "Stopped"]
-
 
 class Stopped(KeyboardInterrupt):
     """Say that a benchmark was interrupted: the row that ran is cancelled, those after it wait."""

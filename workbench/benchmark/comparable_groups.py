@@ -10,8 +10,6 @@ from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
-__all__ = ["FIGURES", "Group", "Spread", "Summary", "differ", "groups", "names_of"]
-
 FIGURES = (
     *("duration_s", "train_runtime_s", "time_to_first_step_s", "samples_per_s", "useful_tokens_per_s"),
     *("padded_tokens_per_s", "tflops_per_device", "mfu", "peak_memory_gib", "host_memory_gib", "sent_bytes_per_step"),

@@ -18,8 +18,6 @@ from workbench.jobs.script import Script
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.make.script import script_files
 
-__all__ = ["FinishedRows", "code_of", "data_of", "keep_rows", "kept_rows", "note_of"]
-
 _KEPT = "benchmark.json"
 _WHOLE_BYTES = 64 << 20  # a larger file is known by its size and time: it would take seconds to read
 _HOLDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)

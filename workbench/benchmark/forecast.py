@@ -17,8 +17,6 @@ from workbench.planner.plan import predict
 from workbench.planner.prediction import pod_memory_gib
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["BenchmarkForecast", "ForecastRow", "MemoryForecast", "TimeForecast", "forecast_memory", "forecast_time"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryForecast:

@@ -17,8 +17,6 @@ from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.refusals import check_ranks
 
-__all__ = ["BenchmarkGrid", "LeftOut", "PlannedRun", "make_grid"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:

@@ -30,8 +30,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import state_of
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["key_of", "row_of", "skipped_row"]
-
 _PATHS = ("model", "dataset", "deepspeed", "resume", "path")
 _MEASURED = (*(field.name for field in fields(Measurements)), "tflops_per_device", "mfu")
 _OUTCOMES = {

@@ -21,8 +21,6 @@ from workbench.results.losses import Losses, read_losses
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Report", "gather", "rows_below", "write_report"]
-
 logger = logging.getLogger(__name__)
 HTML_NAME, MD_NAME = "report.html", "report.md"
 

@@ -16,8 +16,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["BenchmarkPlots", "BenchmarkResult"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkResult(Shown):

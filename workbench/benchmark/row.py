@@ -11,8 +11,6 @@ from pydantic.dataclasses import dataclass
 
 from workbench.rundir.result import Measurements
 
-__all__ = ["BenchmarkRow", "Outcome", "Provenance"]
-
 
 class Outcome(StrEnum):
     """How a row of a benchmark ended."""

@@ -22,8 +22,6 @@ from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["Schedule"]
-
 _LOOK_S = 0.2
 _SHARE = 0.05  # of the waiter's time that reading a run's events may take
 _CANCEL_S = 60.0

@@ -19,8 +19,6 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 from workbench.rundir.view import RunView
 
-__all__ = ["Card", "card_of", "replace_text", "write_card"]
-
 _T = TypeVar("_T")
 
 

@@ -20,8 +20,6 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["diagnose", "judge_memory"]
-
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 

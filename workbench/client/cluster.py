@@ -31,8 +31,6 @@ from workbench.rundir.status import cluster_status
 if TYPE_CHECKING:
     from workbench.pods.doctor.examination import Diagnosis
 
-__all__ = ["Cluster"]
-
 
 class Cluster(ShownLive, Submission):
     """The pods of one experiment.

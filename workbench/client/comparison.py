@@ -26,8 +26,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at
 from workbench.rundir.view import RunView
 
-__all__ = ["ComparedRun", "RunComparison", "compare", "tensorboard"]
-
 _LONGEST = 60  # letters of an option's value
 _OF_TOKENS = ("model", "prompt", "system", "loss_on", "max_source_length", "max_target_length")
 AnyRun = Run | RunResult | RunRecord | str | Path

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from workbench.base.table import Grid
 
-__all__ = ["History", "history"]
-
 _NEWEST = "-submitted_s"
 _COLUMNS = (
     *("id", "name", "note", "submitted_s", "state", "message", "model", "technique", "peft", "precision", "pods"),

@@ -15,8 +15,6 @@ from workbench.rundir.queue import cluster_of
 from workbench.rundir.state import RunState
 from workbench.rundir.status import id_of
 
-__all__ = ["RunHome"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunHome:

@@ -22,8 +22,6 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status, keeper_process
 
-__all__ = ["await_ready", "await_successor", "close_cluster", "is_left", "keep_from_idling", "spawn"]
-
 _CLOSE_S = 40.0
 _LOOK_S = 0.05
 

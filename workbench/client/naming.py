@@ -7,8 +7,6 @@ from abc import abstractmethod
 from workbench.rundir.catalog.label import read_label, write_label
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Named"]
-
 
 class Named:
     """The part of a run that people write; it may change at any time, also after the run has ended."""

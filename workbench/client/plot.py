@@ -8,8 +8,6 @@ from pathlib import Path
 from workbench.base.errors import one_of
 from workbench.base.shown import ShownLive
 
-__all__ = ["PLOTS", "RunPlot"]
-
 PLOTS = ("loss", "perplexity", "learning_rate", "grad_norm", "samples_per_s", "memory")
 
 

@@ -17,8 +17,6 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.state import RunState
 
-__all__ = ["RunResult"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class RunResult(Shown, ResultRecord):

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from workbench.results.kubeflow.manifest import Manifest
     from workbench.results.tensorboard.board import Board
 
-__all__ = ["Detached", "Run"]
-
 _LOOK_S = 0.2
 _ASK_S = 2.0
 _SUCCESSORS = 3  # of a keeper that died, while somebody waits

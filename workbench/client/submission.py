@@ -26,8 +26,6 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status
 
-__all__ = ["Submission"]
-
 
 class Submission:
     """What is run on the pods, and how; whoever inherits has them."""

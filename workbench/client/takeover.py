@@ -30,16 +30,6 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus, cluster_status
 
-__all__ = [
-    "checkpoint_on_pods",
-    "end_broken_off",
-    "obstacle",
-    "reattach",
-    "stored_spec",
-    "take_over",
-    "unfinished_runs",
-]
-
 logger = logging.getLogger(__name__)
 _START_S = 30.0
 _SETTLE_S = 20.0  # for a run whose ranks have ended to have its result

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from workbench.results.export.folder import Export
     from workbench.results.export.push import Pushed
 
-__all__ = ["TrainedModel"]
-
 
 class TrainedModel:
     """The part of a run that is about its model and how it learned."""

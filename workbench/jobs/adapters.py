@@ -10,8 +10,6 @@ from pydantic import Field
 from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text, Unit
 from workbench.jobs.choices import Shard
 
-__all__ = ["Fsdp", "LocalSgd", "Lora"]
-
 ALL_LINEAR = "all-linear"
 
 

@@ -20,8 +20,6 @@ from workbench.jobs.model import has_chat_template
 from workbench.jobs.prompts import source_text
 from workbench.jobs.refusals import row_refusal
 
-__all__ = ["checked_rows"]
-
 _SHAPES = 200  # of which the first row is rendered wherever it stands
 _ROWS = 1000  # of these on, the n-th row is rendered with a chance of so many in n
 _ANSWER_S = 120.0

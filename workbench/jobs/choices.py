@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = [
-    "Attention",
-    "EvalStrategy",
-    "Launcher",
-    "LossOn",
-    "Optimizer",
-    "Peft",
-    "Precision",
-    "Sampling",
-    "Schedule",
-    "Shard",
-    "Technique",
-]
-
 
 class Technique(StrEnum):
     """How the training state is spread over the ranks."""

@@ -12,8 +12,6 @@ from workbench.jobs.choices import Peft
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import ADAPTERS, TINY_LLAMA, TINY_T5
 
-__all__ = ["on_base"]
-
 # peft's names, by ours.
 _NAMES = {"r": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "target_modules": "target_modules"} | {
     name: name for name in ("use_rslora", "use_dora", "bias")

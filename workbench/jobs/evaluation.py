@@ -14,11 +14,6 @@ from workbench.jobs.model import Family, family_by_name
 if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
-__all__ = [
-    "LOSS", "METRICS", "Metric", "answered_rows", "best_metric", "check_evaluation", "check_metrics", "evaluates",
-    "function_name", "greater_is_better", "metric_function", "metric_text", "own_metrics",
-]  # fmt: skip
-
 METRICS = ("exact_match", "execution_match", "rouge", "accuracy", "perplexity")
 LOSS = "eval_loss"
 _FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}

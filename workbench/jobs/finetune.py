@@ -37,8 +37,6 @@ from workbench.jobs.evaluation import METRICS, Metric, check_metrics, metric_fun
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
 
-__all__ = ["PROMPTS", "TRACKERS", "FineTune", "Job", "job_from_dict"]
-
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
 TRACKERS = ("wandb", "mlflow")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from workbench.base.errors import suggests
 
-__all__ = ["Function"]
-
 
 @dataclass(frozen=True, slots=True)
 class Function:

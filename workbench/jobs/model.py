@@ -10,11 +10,6 @@ from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part
 
-__all__ = [
-    "ADAPTERS", "TINY_LLAMA", "TINY_T5", "Family", "ModelKind", "family_by_name", "has_chat_template", "model_family",
-    "model_kind",
-]  # fmt: skip
-
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
 ADAPTERS = "adapter_config.json"

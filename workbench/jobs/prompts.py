@@ -6,8 +6,6 @@ import re
 
 from workbench.base.errors import ConfigError
 
-__all__ = ["fill", "source_text", "wording"]
-
 # https://github.com/tatsu-lab/stanford_alpaca#data-release
 _ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "

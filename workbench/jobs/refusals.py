@@ -26,8 +26,6 @@ from workbench.jobs.training import check_training
 if TYPE_CHECKING:
     from workbench.jobs.finetune import FineTune
 
-__all__ = ["check_at_submit", "check_family", "check_ranks", "check_together", "no_template", "row_refusal"]
-
 # What some of transformers' schedules cannot do without, one of each.
 _SCHEDULE_NEEDS = {
     Schedule.COSINE_WITH_MIN_LR: ("min_lr", "min_lr_rate"),

@@ -12,8 +12,6 @@ from pydantic import Field
 from workbench.base.record import Allowed, Choice, Environment, PathText, Positive, Record, Unit
 from workbench.jobs.choices import Launcher
 
-__all__ = ["Script"]
-
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 # Within the rank's own process: what `ps` shows are the references.
 _FILL_IN = """\

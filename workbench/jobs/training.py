@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 
 from workbench.base.errors import ConfigError, one_of
 
-__all__ = ["ALLOWED", "OTHERWISE", "check_training"]
-
 ALLOWED = frozenset((
     "activation_checkpointing_kwargs", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
     "ddp_static_graph", "full_determinism", "log_level", "log_level_replica", "lr_scheduler_kwargs",

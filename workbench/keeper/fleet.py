@@ -22,8 +22,6 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["Fleet"]
-
 logger = logging.getLogger(__name__)
 _LOOK_S = 3.0
 _AT_ONCE = 32

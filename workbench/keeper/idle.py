@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from workbench.base.clock import now_s
 
-__all__ = ["IdleTime"]
-
 _SHIFT_S = 10.0  # of the announced end, that is worth writing down
 
 

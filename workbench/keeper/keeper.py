@@ -34,8 +34,6 @@ from workbench.rundir.queue import QueuedRun, write_queue
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, cluster_status
 
-__all__ = ["Keeper", "main"]
-
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0
 _RESERVE_BYTES = 64 << 10

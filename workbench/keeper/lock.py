@@ -8,8 +8,6 @@ from pathlib import Path
 
 from workbench.base.errors import RunError
 
-__all__ = ["TAKEN", "take_lock"]
-
 TAKEN = 75
 """Exit code of a keeper that found another one."""
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from workbench.base.redact import Redactor
 
-__all__ = ["log_to"]
-
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 

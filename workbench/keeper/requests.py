@@ -16,8 +16,6 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.redact import Redactor
 from workbench.base.wire import listen, read_request, to_line
 
-__all__ = ["Close", "NewestCheckpoint", "OfRun", "Request", "RequestServer", "Status", "Submit", "request_from"]
-
 logger = logging.getLogger(__name__)
 
 

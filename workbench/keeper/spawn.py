@@ -18,8 +18,6 @@ from workbench.base.wire import to_line
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["STAY", "Leash", "spawn_keeper", "spawn_successor", "start_error"]
-
 STAY = b"stay\n"
 """Follows the spec on the keeper's standard input once its start is over."""
 

@@ -13,8 +13,6 @@ from workbench.base.files.kept import KeptFile
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 
-__all__ = ["StateFile"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus
 
-__all__ = ["left_runners", "run_context", "wanted_pods"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from workbench.keeper.idle import IdleTime
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.run.runner import Runner
 
-__all__ = ["Turns"]
-
 logger = logging.getLogger(__name__)
 _TICK_S = 0.25
 

@@ -24,8 +24,6 @@ from workbench.results.tensorboard.server import find_by_key
 if TYPE_CHECKING:
     from workbench.lab.listing import Listing
 
-__all__ = ["routes"]
-
 _MOST = 2000  # rows at once
 _READER = ThreadPoolExecutor(1, "workbench-reader")  # one look at a time, however many windows are open
 _ACTOR = ThreadPoolExecutor(4, "workbench-actor")

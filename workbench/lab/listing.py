@@ -35,8 +35,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status, is_keeper_alive, run_at
 from workbench.rundir.view import RunView
 
-__all__ = ["Listing"]
-
 logger = logging.getLogger(__name__)
 _VIEWS = 64  # of runs whose events are kept in memory
 _LOOK_S = 2.0  # what a look through folders may cost: somebody's home has more of them than anybody waits for

@@ -12,8 +12,6 @@ from workbench.jobs.choices import Technique
 from workbench.planner.setting import Setting
 from workbench.planner.tracing import Moment, Parameters, Trace
 
-__all__ = ["Memory", "Need", "need_of"]
-
 _FP32 = 4
 # NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for 256 of those
 # (https://arxiv.org/abs/2305.14314, section 3).

@@ -20,11 +20,6 @@ from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_trace, trace_step
 
-__all__ = [
-    "MARGIN", "Fit", "Limits", "PlanRow", "PlanTable", "as_planned", "fit_of", "machine_memory_gib", "most_rows",
-    "plan", "predict", "row_of",
-]  # fmt: skip
-
 GIB = 2**30
 Limits = tuple[float | None, float | None]
 """GiB of one GPU and of a pod's own memory; None where it is not known."""

@@ -38,18 +38,6 @@ from workbench.planner.shapes import model_config
 from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, trace_of, trace_step
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = [
-    "FIX",
-    "LARGEST",
-    "MARGIN",
-    "begin_prediction",
-    "inquiry_of",
-    "judge",
-    "main",
-    "pod_memory_gib",
-    "prediction_of",
-]
-
 LARGEST = "largest_micro_batch"
 """The key of what fits with room to spare: rows of a micro-batch by technique; 0 where not even one does."""
 FIX = "plan(job, pods=…) shows which technique and micro-batch fit"

@@ -22,8 +22,6 @@ from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.split import chosen
 from workbench.jobs.finetune import FineTune
 
-__all__ = ["Length", "RowPreview", "preview"]
-
 _SAMPLE = 400  # rows whose tokens are counted
 _HUB_ROWS = 2000  # rows of a hub dataset that are fetched to be looked at
 _LIMIT_S = 600.0

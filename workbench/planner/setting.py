@@ -14,8 +14,6 @@ from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_ranks
 
-__all__ = ["Setting", "arithmetic_of", "request_of", "setting_from", "setting_of"]
-
 # DeepSpeed's own defaults: https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
 _BUCKET, _PREFETCH, _PERSIST, _REUSE, _SUB_GROUP = 500_000_000, 50_000_000, 100_000, 1_000_000_000, 1_000_000_000
 # Bytes that an optimizer keeps for an element: two FP32 numbers, or two bytes with an FP32 scale for each block of 256

@@ -11,8 +11,6 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_given
 from workbench.jobs.model import TINY_LLAMA, TINY_T5, ModelKind, model_kind
 
-__all__ = ["KNOWN", "model_config"]
-
 
 def _t5(width: int, inner: int, heads: int, layers: int, head: int = 64) -> Mapping[str, object]:
     return {

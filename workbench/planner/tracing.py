@@ -21,11 +21,6 @@ from workbench.base.child import child_environment
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 
-__all__ = [
-    "Moment", "Parameters", "Trace", "cached_answer", "cached_trace", "one_at_a_time", "places", "remember",
-    "trace_of", "trace_step",
-]  # fmt: skip
-
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
 """What the tracing process writes: `points` by arithmetic and `sizes`."""

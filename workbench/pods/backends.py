@@ -12,8 +12,6 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.pods.place import Place
 from workbench.pods.pod import PodBackend
 
-__all__ = ["CLASSES", "KINDS", "backend_class", "backend_from_dict", "remove_left"]
-
 KINDS = tuple(entries.PLACES)
 """The words that `{"kind": …}` takes."""
 

@@ -16,8 +16,6 @@ from typing import Literal
 from workbench.base.errors import ConfigError
 from workbench.pods.pod import Pod
 
-__all__ = ["MAX_SLOTS", "HostEntry", "Hostfile", "check_address", "check_port", "check_user"]
-
 MAX_SLOTS = 4096
 """More ranks than this on one host is a typing error."""
 

@@ -9,8 +9,6 @@ from pydantic import AfterValidator, Field
 
 from workbench.base.record import Allowed, PathText, Record
 
-__all__ = ["LocalPath", "Place", "Port", "absolute"]
-
 
 def absolute(path: str) -> str:
     """Make a path of this machine absolute, as the keeper runs in another folder; an empty one stays."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 from workbench.base.process import LEASE_S
 
-__all__ = ["Jump", "LaunchContext", "Phase", "Pod", "PodBackend"]
-
 
 class Phase(StrEnum):
     """Where a pod is in its life; the words of Kubernetes."""

@@ -9,8 +9,6 @@ from pydantic import AfterValidator, Field
 
 from workbench.base.record import Allowed, Count, Environment, Positive, Record, Unit
 
-__all__ = ["PodSpec"]
-
 
 def _requirement(value: str) -> str:
     if not value.strip() or value.startswith("-") or not value.isprintable():

@@ -11,8 +11,6 @@ from workbench.base.json_values import number
 from workbench.rundir.events import Event, EventKind, read_events
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["LossPoint", "Losses", "read_losses"]
-
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:

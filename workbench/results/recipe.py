@@ -31,8 +31,6 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import hide_values, stored
 
-__all__ = ["Recipe", "recipe_of"]
-
 _MOST_DATA = 3 << 20  # compressed bytes of training rows that a card carries
 _MOST_ROWS = 512 << 20  # bytes of rows that are looked at
 _MOST_SCRIPT = 20 << 20  # bytes of a script's folder that a card carries

@@ -12,8 +12,6 @@ from workbench.base.json_values import parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["returned"]
-
 _LARGEST = 4 << 30  # bytes of a rank's arrays; they are in this process's memory then
 
 

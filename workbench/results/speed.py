@@ -14,8 +14,6 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.results.profile.parse import read_profile
 
-__all__ = ["forward_flops", "mfu", "peak_tflops", "tflops_per_device"]
-
 _WHOLE = 3.0
 """Passes of training in forward passes: one forward, two backward."""
 _ADAPTERS = 2.0

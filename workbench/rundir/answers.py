@@ -14,8 +14,6 @@ from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.sql import parse
 from workbench.jobs.data.tables import SqlTable, execute
 
-__all__ = ["Answer", "judge", "read_answers", "share", "write_answers"]
-
 _WRITTEN = ("source", "expected", "predicted", "exact_match", "table_id")
 
 

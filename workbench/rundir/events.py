@@ -21,19 +21,6 @@ from workbench.base.process import RUN_MARK
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = [
-    "MARK",
-    "Event",
-    "EventKind",
-    "Events",
-    "emit",
-    "event_of",
-    "format_event",
-    "log",
-    "parse_event",
-    "read_events",
-]
-
 MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
 

@@ -25,8 +25,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import TolerantRecord
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["Journal", "Recovered", "fail_unstarted"]
-
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
 

@@ -13,16 +13,6 @@ from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
-__all__ = [
-    "MemoryPeaks",
-    "RankError",
-    "RankStatus",
-    "first_cause",
-    "fold_failures",
-    "only_echoes",
-    "rank_statuses",
-]
-
 _GIB = 1024**3
 _END_SEEN_S = 2.0
 

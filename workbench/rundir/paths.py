@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, TypeVar
 
-__all__ = ["ClusterPaths", "PodRunPaths", "RunPaths", "is_left", "is_output"]
-
-
 P = TypeVar("P", bound=PurePath)
 P_co = TypeVar("P_co", bound=PurePath, covariant=True)
 

@@ -17,8 +17,6 @@ from workbench.base.files import is_there, read_bytes, read_json, write_text
 from workbench.base.json_values import text
 from workbench.rundir.paths import ClusterPaths, RunPaths
 
-__all__ = ["QueuedRun", "cluster_of", "is_listed", "is_own", "read_queue", "write_queue"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedRun:

@@ -22,8 +22,6 @@ from workbench.rundir.queue import is_own
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
-__all__ = ["HostSlots", "Measurements", "ResultRecord", "RunFault"]
-
 
 def result_file(paths: RunPaths) -> Path:
     """Return where a run's result is, or will be: its own directory, or its cluster's where that could not take it."""

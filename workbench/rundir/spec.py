@@ -25,8 +25,6 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["ClusterSpec", "RunSpec", "expand_env", "hide_values", "resolved", "stored"]
-
 Seconds = Annotated[Positive, Unit("s")]
 _WithEnv = TypeVar("_WithEnv", Job, PodSpec)
 _REFERENCE = re.compile(r"\$\{(\w+)\}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["RunState"]
-
 
 class RunState(StrEnum):
     """Where a run is in its life."""

@@ -24,19 +24,6 @@ from workbench.rundir.result import result_file
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
-__all__ = [
-    "ClusterStatus",
-    "cluster_status",
-    "id_of",
-    "is_keeper_alive",
-    "keeper_process",
-    "message_of",
-    "run_at",
-    "state_of",
-    "state_or_problem",
-]
-
-
 _POD = TypeAdapter(Pod)
 
 

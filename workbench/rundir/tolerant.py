@@ -18,8 +18,6 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import number, whole
 
-__all__ = ["Number", "TolerantRecord", "Whole"]
-
 _TOLERANT = "tolerant"
 Number = Annotated[float, BeforeValidator(number)]
 Whole = Annotated[int, BeforeValidator(whole)]

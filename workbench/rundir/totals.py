@@ -12,8 +12,6 @@ from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 
-__all__ = ["RunTotals"]
-
 _MOST_NOTES = 20
 _MOST_NATS = 700  # e to it is near the largest number there is
 _START_FIELDS = ("global_batch_size", "versions", "precision", "learning_rate", "parameters", "trainable_parameters")

@@ -25,8 +25,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status, id_of, message_of, run_at, state_or_problem
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["CURVES", "BatchSize", "RankLog", "RunView"]
-
 _OF_EVAL = ("eval_loss", "perplexity")
 _OF_STEP = ("loss", "learning_rate", "grad_norm", "samples_per_s")
 CURVES = (*_OF_STEP, *_OF_EVAL)

@@ -26,8 +26,6 @@ from workbench.base.process import POD_MARK, become_subreaper, marks
 from workbench.worker.agent.warm_link import QUIET
 from workbench.worker.warm import import_ours, import_third_party
 
-__all__ = ["main"]
-
 _MESSAGE_BYTES = 1 << 20
 _REQUEST_S = 10.0
 # What imports do not read, or what is meant to differ. All else must be as it was when this process imported.

@@ -19,8 +19,6 @@ from typing import Any
 
 from workbench.base import entries
 
-__all__ = ["LATE_MODULES", "MODULES", "chosen_modules", "import_for_forks", "is_ours"]
-
 MODULES = (
     "torch",
     "deepspeed",

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch.utils.data import Sampler
 
-__all__ = ["GlobalBatchSampler", "eval_batches"]
-
 
 class GlobalBatchSampler(Sampler[list[int]]):
     """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks.

@@ -32,8 +32,6 @@ from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
 from workbench.worker.order import GlobalBatchSampler, eval_batches
 
-__all__ = ["DecayTrainer", "main", "prepare", "token_loss", "training_options"]
-
 _IGNORED = -100
 
 # Share of the steps over which the learning rate rises to its peak; without it AdamW's first updates of a model

@@ -27,8 +27,6 @@ from workbench.base.process import die_with_parent, offer_to_oom_killer, open_ou
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.imports import chosen_modules, import_for_forks, is_ours
 
-__all__ = ["import_ours", "import_third_party", "main", "serve_forked"]
-
 _MESSAGE_BYTES = 1 << 20
 _ADOPTION_S = 10.0
 

@@ -10,8 +10,6 @@ from pathlib import Path, PurePath
 
 from workbench.base.errors import DiskFull
 
-__all__ = ["HERE", "check_room", "disk_full", "free_bytes", "full_disk_named", "is_full"]
-
 HERE = "this machine"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -9,8 +9,6 @@ import pwd
 import stat
 from pathlib import Path
 
-__all__ = ["make_private", "weakness"]
-
 _TRUSTED = "WORKBENCH_TRUSTED_FOLDERS"
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from workbench.base.files.records import write_json
 
-__all__ = ["KeptFile"]
-
 
 class KeptFile:
     """One such file; several threads may write it."""

@@ -16,22 +16,6 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import parse_record
 
-__all__ = [
-    "LARGEST",
-    "is_folder",
-    "is_there",
-    "load_json",
-    "not_ours",
-    "open_record",
-    "read_bytes",
-    "read_json",
-    "read_text",
-    "user_path",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
-
 LARGEST = 16 << 20
 
 

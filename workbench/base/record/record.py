@@ -16,8 +16,6 @@ from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import items, parts, problem_in
 from workbench.base.record.types import Allowed, Choice, Unit
 
-__all__ = ["Option", "Record", "nested", "read_kind"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:

@@ -12,8 +12,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from workbench.base.errors import ConfigError
 
-__all__ = ["Allowed", "Choice", "Count", "Environment", "PathText", "Positive", "Size", "Text", "Unit"]
-
 
 @dataclass(frozen=True, slots=True)
 class Allowed:

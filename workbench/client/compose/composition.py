@@ -28,8 +28,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["Composition", "find_problems"]
-
 _ALWAYS = ("model", "dataset", "technique", "cpus", "count")
 """What the cell says also where it is the default."""
 

@@ -19,8 +19,6 @@ from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec
 
-__all__ = ["FIELDS", "SECTIONS", "FormField", "in_labels"]
-
 SECTIONS = ("Pods", "Model and data", "Technique", "Training")
 _SECTION_OF = {"Model and data": SECTIONS[1], "Text": SECTIONS[1], "Technique": SECTIONS[2]}
 _LABELS = {

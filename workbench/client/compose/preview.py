@@ -27,8 +27,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv
 
-__all__ = ["Preview", "count_memory", "preview_of"]
-
 _COMMAND_NOTE = (
     "CLUSTER and RUN stand for what is made at the start, 29500 for a port that is free then; "
     "cluster.command(job) gives the line to the letter."

@@ -13,8 +13,6 @@ from workbench.display.kit.plots.figure import COLOURS, FOREGROUND
 from workbench.display.kit.plots.static import dress_axes, figure_svg, legend_above
 from workbench.results.profile.parse import Profile
 
-__all__ = ["memory_bars_svg", "profile_bars_svg"]
-
 _WIDE_IN = 7.6
 _ROW_IN = 0.34
 _HEAD_IN = 0.34

@@ -10,8 +10,6 @@ from workbench.base.json_values import number
 from workbench.base.words import UNKNOWN
 from workbench.benchmark.row import BenchmarkRow
 
-__all__ = ["COLUMNS", "MEMORY", "WORK", "Column", "Figures", "Kind", "figures_of"]
-
 _MOST_DECIMALS = 5
 _BINARY = 1024.0
 _TIMES = (("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf))

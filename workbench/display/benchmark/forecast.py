@@ -7,8 +7,6 @@ from workbench.base.words import UNKNOWN, count, counted, duration, gib
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.display.kit.doc import Doc, Note, Table
 
-__all__ = ["forecast_doc"]
-
 _COLUMNS = ("row", "runs", "predicted memory", "predicted time", "time is", "before it starts")
 
 

@@ -18,8 +18,6 @@ from workbench.display.kit.style import styled
 from workbench.display.kit.templates import render
 from workbench.rundir.figures.progress import Progress
 
-__all__ = ["BenchmarkLive", "LiveLine", "lines_of", "live_html", "live_text", "summary_of"]
-
 _INTERVAL_S = 0.25
 _BAR = 20
 _FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {

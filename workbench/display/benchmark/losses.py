@@ -13,8 +13,6 @@ from workbench.display.kit.plots.runs import SINCE
 from workbench.display.kit.plots.static import plot_svg
 from workbench.results.losses import Losses, LossPoint
 
-__all__ = ["LossPlot", "loss_plots"]
-
 _SIZE_IN = (5.6, 2.9)
 _PLACE = (0.11, 0.155, 0.535, 0.81)
 _MOST_LINES = 8

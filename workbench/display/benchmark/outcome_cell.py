@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from workbench.base.words import counted, gib, plain
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
-__all__ = ["COLOURS", "MARKS", "label_of", "why_of"]
-
 MARKS: Mapping[Outcome, str] = {
     Outcome.SUCCEEDED: "✓",
     Outcome.OUT_OF_MEMORY: "▲",

@@ -10,8 +10,6 @@ from workbench.benchmark.published import CAVEATS, WALKTHROUGH, Published
 from workbench.display.benchmark.columns import COLUMNS, figures_of
 from workbench.display.kit.doc import Block, Items, Table
 
-__all__ = ["published_blocks"]
-
 _NOT_FOUND = "not found"
 _WIDTH = 40  # letters of a cell in text
 _COLUMNS = {column.field: column for column in COLUMNS}

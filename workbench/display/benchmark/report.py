@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from workbench.base.table import Grid
 from workbench.base.words import gib, number
 from workbench.benchmark.report import HTML_NAME, Report
@@ -46,7 +48,6 @@ from workbench.display.kit.doc import (
     to_markdown,
     to_page,
 )  # fmt: skip
-from workbench.display.kit.templates import Markup
 from workbench.display.records.answers import answers_grids
 from workbench.display.run.card import card_body
 from workbench.display.run.page import run_text
@@ -55,8 +56,6 @@ from workbench.results.profile.compare import compare
 
 if TYPE_CHECKING:
     from workbench.client.card import Card
-
-__all__ = ["plots_doc", "report_html", "report_markdown"]
 
 _ANSWERS = 8
 _MOST_PAIRS = 8

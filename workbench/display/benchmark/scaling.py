@@ -11,8 +11,6 @@ from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Look, Plot, S
 from workbench.display.kit.plots.labels import look_of
 from workbench.display.kit.plots.static import plot_svg
 
-__all__ = ["ScalingPoint", "scaling_plot", "scaling_series", "scaling_svg"]
-
 _SIZE_IN = (6.6, 3.4)
 _PLACE = (0.075, 0.13, 0.585, 0.83)
 _PODS = COUNTS[1]

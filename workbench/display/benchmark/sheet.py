@@ -13,8 +13,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.columns import COLUMNS, WORK, Column, Figures, figures_of
 from workbench.display.benchmark.outcome_cell import MARKS, why_of
 
-__all__ = ["Line", "Part", "Sheet", "sheet_of"]
-
 _SPEED = "samples_per_s"
 
 

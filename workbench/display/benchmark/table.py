@@ -16,8 +16,6 @@ from workbench.display.kit.doc import Block, Doc, Heading, Items, Note, Raw, Tab
 from workbench.display.kit.downloads import Link
 from workbench.display.kit.templates import macro, render
 
-__all__ = ["benchmark_html", "benchmark_text", "sheet_blocks", "sheet_html"]
-
 _WHO = ("#", "model", "technique", "pods", "outcome")
 _CLASSES = {"#": "", "model": " wb-left wb-model", "technique": " wb-left", "pods": " wb-edge"}
 _WHO_AGAIN = ("#", "technique", "pods")  # in the second and further tables of a text

@@ -15,11 +15,6 @@ from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.profile.parse import Profile
 
-__all__ = [
-    "answers_of", "answers_shares", "counts", "in_short", "profile_grid", "profiles_of", "provenance_grid",
-    "scaling_words", "versions_words",
-]  # fmt: skip
-
 _SIDE_BY_SIDE = 4
 _FINGERPRINT = 12  # letters of a commit or a fingerprint in a table
 _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (

@@ -19,8 +19,6 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
-__all__ = ["ClusterPanel", "follow_start", "show_cluster"]
-
 _TICK_S = 1.0
 _WORD_S = 60.0  # between two words to the keeper; sooner where it does not wait long for one
 _ENDED = ("closed", "failed", "lost")

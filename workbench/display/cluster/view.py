@@ -18,8 +18,6 @@ from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus, cluster_status
 from workbench.rundir.view import RunView
 
-__all__ = ["ClusterView", "cluster_doc", "cluster_grid", "look_at"]
-
 _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 
 

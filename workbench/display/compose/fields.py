@@ -11,8 +11,6 @@ from workbench.client.compose.composition import Composition
 from workbench.client.compose.fields import FIELDS, SECTIONS, FormField
 from workbench.display.kit.buttons import heard_at_once
 
-__all__ = ["make_fields"]
-
 
 def make_fields(
     composition: Composition, on_choice: Callable[[Mapping[str, Any]], None], on_click: Callable[[str], None]

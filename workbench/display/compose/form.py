@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from workbench.client.run import Run
     from workbench.planner.reading import RowPreview
 
-__all__ = ["Form", "compose"]
-
 _MESSAGE_S = 0.25
 
 

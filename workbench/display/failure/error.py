@@ -14,8 +14,6 @@ from workbench.base.words import plain, printable
 from workbench.client.result import RunResult
 from workbench.display.failure.fault import card_of, fault_text
 
-__all__ = ["error_lines"]
-
 _RED, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[1m", "\x1b[0m"
 _NOT_THEIRS = ("IPython", "ipykernel", "workbench")
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})

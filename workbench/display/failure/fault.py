@@ -18,8 +18,6 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord, RunFault
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["FaultCard", "card_of", "fault_card", "fault_doc", "fault_text"]
-
 _SHOWN_LINES = 30
 _FOLDED_LINES = 12
 

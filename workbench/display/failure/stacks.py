@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from workbench.display.kit.doc import Block, Code, Fold, Note
 from workbench.display.kit.logs import clean, ranks_word
 
-__all__ = ["readable", "stacks_blocks"]
-
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARY = re.compile(

@@ -12,8 +12,6 @@ from typing import Any
 
 from workbench.base.errors import WorkbenchError
 
-__all__ = ["VIEW", "Button", "ButtonBar", "act_in_thread", "heard_at_once"]
-
 logger = logging.getLogger(__name__)
 VIEW = "application/vnd.jupyter.widget-view+json"
 

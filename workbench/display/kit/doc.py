@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 
+from markupsafe import Markup
+
 from workbench.base.table import Cell, Grid, facts, text_table
 from workbench.base.words import plain
 from workbench.display.kit import markdown as md
@@ -17,12 +19,7 @@ from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
 from workbench.display.kit.style import framed, styled
 from workbench.display.kit.table import html_table
-from workbench.display.kit.templates import Markup, macro, render
-
-__all__ = [
-    "Beside", "Block", "Code", "Contents", "Doc", "Facts", "Figure", "Fold", "Heading", "Items", "Note", "Raw",
-    "Table", "blocks_html", "to_bundle", "to_bundles", "to_fragment", "to_html", "to_markdown", "to_page", "to_text",
-]  # fmt: skip
+from workbench.display.kit.templates import macro, render
 
 
 @dataclass(frozen=True, slots=True)

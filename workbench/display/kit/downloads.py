@@ -10,8 +10,6 @@ from workbench.base.words import size
 from workbench.results.tensorboard.board import jupyter_server
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Link", "report_links", "run_links"]
-
 _FILES = 12  # of a model that are linked
 Link = tuple[str, str]
 """What it is, and the path on the notebook's own host."""

@@ -10,8 +10,6 @@ from typing import Protocol
 from workbench.display.kit.line import ProgressLine
 from workbench.rundir.figures.progress import Progress
 
-__all__ = ["follow_run"]
-
 # Working out the progress reads all events: it may take this part of the waiter's time, no more.
 _SHARE = 0.05
 _LEAST_S = 0.25

@@ -11,8 +11,6 @@ from typing import Any, Self, TextIO
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
 
-__all__ = ["ProgressLine", "Screen", "cut", "is_notebook", "progress_text", "show_bundle"]
-
 _INTERVAL_S = 0.25
 _NOTEBOOK_COLUMNS = 120
 _BAR = 20

@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from markupsafe import Markup
+
 from workbench.display.kit.doc import Doc, Note, to_bundle
 from workbench.display.kit.line import is_notebook, show_bundle
-from workbench.display.kit.templates import Markup
 
 if TYPE_CHECKING:
     from workbench.display.kit.buttons import ButtonBar
-
-__all__ = ["NOTHING", "Picture", "Watched", "has_widgets", "put", "reserve", "show_live"]
 
 logger = logging.getLogger(__name__)
 NOTHING: Mapping[str, object] = {"text/plain": "", "text/html": ""}

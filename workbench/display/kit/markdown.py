@@ -11,8 +11,6 @@ from workbench.base.table import Bar, Cell, Grid, Marked, cell_text
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
 
-__all__ = ["code", "escape", "escape_html", "fenced", "table"]
-
 
 def escape(text: str) -> str:
     """Escape foreign text for a line of Markdown."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workbench.display.kit.templates import Markup, render
+from markupsafe import Markup
 
-__all__ = ["STATE_COLOURS", "framed", "styled"]
+from workbench.display.kit.templates import render
 
 _BAD = "var(--jp-error-color1, #d32f2f)"
 

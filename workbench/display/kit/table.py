@@ -6,8 +6,6 @@ from workbench.base.table import Grid, bar_parts, cell_text
 from workbench.display.kit.plots import COLOURS
 from workbench.display.kit.templates import render
 
-__all__ = ["html_table"]
-
 _PROSE = 30  # letters of a cell
 _WORD = 40  # letters of a word
 

@@ -17,8 +17,6 @@ from workbench.display.kit.logs import clean
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["Markup", "macro", "render"]
-
 
 def render(name: str, **values: object) -> Markup:
     """Fill in a template."""

@@ -13,8 +13,6 @@ from workbench.jobs.data.rows import PREFIX
 from workbench.results.answers.predictions import AnsweredRow, Answers, Predictions
 from workbench.rundir.answers import Answer
 
-__all__ = ["answers_doc", "answers_grids", "marked_words", "predictions_doc", "predictions_grid"]
-
 _ROWS = 50
 _EMPTY = "(nothing)"
 _ALIKE = 1 / 3  # of the words, below which no word is marked

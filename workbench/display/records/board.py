@@ -10,8 +10,6 @@ from workbench.display.kit.live import has_widgets
 from workbench.display.kit.templates import macro
 from workbench.results.tensorboard.board import Board, Way
 
-__all__ = ["board_bundle", "board_html", "show_board"]
-
 _USABLE_S = 600.0  # a frame that is drawn again later, as from a saved notebook, stays empty
 _LATE = "Run the cell again."
 

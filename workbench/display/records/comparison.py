@@ -8,8 +8,6 @@ from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import plot_svg
 
-__all__ = ["runs_doc"]
-
 _SIZE_IN = (8.4, 3.4)
 _PLACE = (0.08, 0.14, 0.89, 0.62)
 

@@ -14,8 +14,6 @@ from workbench.display.kit.doc import Block, Doc, Note, Table, to_bundle
 from workbench.display.kit.live import has_widgets, put
 from workbench.results.answers.conversation import Conversation
 
-__all__ = ["conversation_doc", "conversation_field", "show_conversation"]
-
 _REFRESH_S = 0.25
 _INVITES, _WAITS = "Write, and press Enter", "Wait for the answer"
 

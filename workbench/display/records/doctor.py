@@ -13,8 +13,6 @@ from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
 from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict
 
-__all__ = ["diagnosis_doc"]
-
 _SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?", Verdict.ABSENT: "–"}
 _SHORT = 32  # letters of a finding that are shown, at least
 _ACROSS = 120  # letters of all hosts' findings, where these are few

@@ -10,8 +10,6 @@ from workbench.results.export.folder import Export
 from workbench.results.export.model_card import ModelCard
 from workbench.results.export.push import Pushed
 
-__all__ = ["export_doc", "model_card_doc", "pushed_doc"]
-
 
 def export_doc(export: Export) -> Doc:
     """State what an export left."""

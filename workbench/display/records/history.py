@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+from markupsafe import Markup
+
 from workbench.base.table import Cell, Grid, Key, cell_text
 from workbench.base.words import UNKNOWN, count, counted, duration, number, percent, short_list
 from workbench.client.history import History
@@ -16,11 +18,8 @@ from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Doc, Table, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
-from workbench.display.kit.templates import Markup
 from workbench.display.records.comparison import runs_doc
 from workbench.rundir.catalog.store import RunRecord
-
-__all__ = ["history_doc", "history_grid", "show_history"]
 
 _RUNS = 50
 _CELL_PX = 1190  # of a notebook's cell in a window of 1400

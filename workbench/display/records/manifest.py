@@ -5,8 +5,6 @@ from __future__ import annotations
 from workbench.display.kit.doc import Code, Doc, Facts, Fold
 from workbench.results.kubeflow.manifest import Manifest
 
-__all__ = ["manifest_doc"]
-
 
 def manifest_doc(manifest: Manifest) -> Doc:
     """State a manifest; its text is its YAML alone."""

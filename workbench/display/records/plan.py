@@ -10,8 +10,6 @@ from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.planner.memory import Memory
 from workbench.planner.plan import Fit, PlanRow, PlanTable
 
-__all__ = ["plan_doc"]
-
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
 _NAMES = {"overhead": "runtime"}  # no two begin alike
 _GIB = 2**30

@@ -10,8 +10,6 @@ from workbench.results.profile.compare import ProfileComparison
 from workbench.results.profile.parse import Profile
 from workbench.results.profile.tree import ModuleProfile
 
-__all__ = ["comparison_doc", "profile_doc"]
-
 _OPEN = 2  # levels that are unfolded, and shown as text
 _DEEPEST = 20  # levels
 _MODULES = 600  # in a tree, so that a deep model's page stays below some 300 kB

@@ -11,8 +11,6 @@ from workbench.display.kit.doc import Doc, Facts
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["facts_of_result", "result_doc"]
-
 
 def result_doc(result: RunResult) -> Doc:
     """State the facts of a run; of one that failed the card comes first, as in its panel."""

@@ -9,8 +9,6 @@ from workbench.base.words import count, percent
 from workbench.display.kit.doc import Block, Doc, Facts, Note, Table
 from workbench.planner.reading import RowPreview
 
-__all__ = ["rows_doc"]
-
 _BARS = 8  # ranges of lengths, about
 _WIDTH = 24  # letters of the longest bar
 

@@ -15,8 +15,6 @@ from workbench.display.run.facts import RunFacts
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
-__all__ = ["RunButtons"]
-
 _STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank ")  # how a stall's remark begins
 
 

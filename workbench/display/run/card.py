@@ -6,6 +6,8 @@ import base64
 import shlex
 import time
 
+from markupsafe import Markup
+
 from workbench.base.words import UNKNOWN, count
 from workbench.client.card import Card
 from workbench.display.kit.doc import (
@@ -22,14 +24,12 @@ from workbench.display.kit.doc import (
     blocks_html,
     to_page,
 )
-from workbench.display.kit.templates import Markup, render
+from workbench.display.kit.templates import render
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.profile import profile_doc
 from workbench.display.records.result import facts_of_result, result_doc
 from workbench.display.run.page import run_view_doc
 from workbench.results.recipe import Recipe
-
-__all__ = ["card_body", "card_html"]
 
 _ANSWERS = 12
 _MOST_ANSWERS = 500

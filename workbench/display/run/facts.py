@@ -20,8 +20,6 @@ from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
-__all__ = ["RunFacts", "facts_of"]
-
 _NAMED_PODS = 8
 _STAGES = (
     *("sending", "starting ranks", "joining the other ranks", "loading data", "loading model", "evaluating"),

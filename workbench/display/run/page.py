@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from markupsafe import Markup
+
 from workbench.base.errors import RunError
 from workbench.base.table import facts as fact_table
 from workbench.base.table import text_table
@@ -14,11 +16,9 @@ from workbench.display.kit.doc import Doc, Note, Raw
 from workbench.display.kit.logs import fold, folded_text, ranks_word
 from workbench.display.kit.plots import CURVE_TITLES, curves_svg, memory_svg
 from workbench.display.kit.style import framed
-from workbench.display.kit.templates import Markup, macro
+from workbench.display.kit.templates import macro
 from workbench.display.run.facts import RunFacts, facts_of
 from workbench.rundir.view import RunView
-
-__all__ = ["RunPage", "run_doc", "run_text", "run_view_doc"]
 
 _BAR = 30
 _TEXT_LINES = 10

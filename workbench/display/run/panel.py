@@ -20,8 +20,6 @@ from workbench.rundir.view import RunView
 if TYPE_CHECKING:
     from workbench.client.run import Run
 
-__all__ = ["RunPanel", "show_run"]
-
 _TICK_S = 0.5
 _ENDED_TICK_S = 2.0  # then only the cluster can still change
 _PLOT_SHARE = 0.01  # of a core for each plot: what it took decides when it is due again

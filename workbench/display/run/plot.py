@@ -10,8 +10,6 @@ from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_pl
 from workbench.display.kit.plots.static import plot_svg
 from workbench.rundir.view import RunView
 
-__all__ = ["run_plot_doc", "show_run_plot"]
-
 
 def run_plot_doc(it: RunPlot) -> Doc:
     """State the plot as it is now."""

@@ -13,8 +13,6 @@ from workbench.base.files import open_record
 from workbench.base.json_values import number, parse_json, whole
 from workbench.jobs.data.sql import Value
 
-__all__ = ["MAX_LINE_BYTES", "Fields", "no_constant", "read_lines", "short"]
-
 MAX_LINE_BYTES = 16 * 2**20
 
 

@@ -10,11 +10,6 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json, parse_json
 from workbench.jobs.data.lines import Fields, no_constant, short
 
-__all__ = [
-    "CHAT", "CHAT_KEYS", "TOOLS", "Message", "Shape", "answer_of", "answered", "asked", "chat_key", "last_of",
-    "shape_of", "tools_of", "turns_of",
-]  # fmt: skip
-
 
 class Message(TypedDict):
     """One turn of a chat."""

@@ -29,11 +29,6 @@ from workbench.jobs.data.messages import (
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Condition, Query, format_query
 from workbench.jobs.data.tables import TYPES, Cell, SqlTable, read_number
 
-__all__ = [
-    "ANSWERS", "NESTED", "PREFIX", "SUMMARIZE", "Refusal", "Row", "any_row", "check_columns", "renamed",
-    "row_from", "table_from",
-]  # fmt: skip
-
 PREFIX = "translate to SQL: "
 SUMMARIZE = "Summarize this dialogue:"
 

@@ -9,8 +9,6 @@ from random import Random
 
 from workbench.base.errors import ConfigError
 
-__all__ = ["Split", "chosen"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:

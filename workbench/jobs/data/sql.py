@@ -12,8 +12,6 @@ import unicodedata
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["AGGREGATES", "OPERATORS", "Condition", "Query", "Value", "fold", "format_query", "parse"]
-
 AGGREGATES = ("", "MAX", "MIN", "COUNT", "SUM", "AVG")
 """In the order of the original release, whose files name them by index."""
 OPERATORS = ("=", ">", "<")

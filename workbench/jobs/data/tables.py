@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.sql import AGGREGATES, OPERATORS, Query, Value, fold
 
-__all__ = ["TYPES", "Cell", "SqlTable", "execute", "read_number"]
-
 Cell = str | int | float | None
 TYPES = ("text", "real")
 

@@ -14,8 +14,6 @@ from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, model_family
 
-__all__ = ["SCHEDULES", "check", "check_form", "section"]
-
 SCHEDULES = {
     "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
     "WarmupDecayLR": Schedule.LINEAR,

@@ -11,8 +11,6 @@ from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_at_submit, check_ranks
 
-__all__ = ["resolve"]
-
 
 def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[str, object] | None:
     """Make the configuration that the ranks of a job train with.

@@ -14,8 +14,6 @@ from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import TINY_LLAMA, TINY_T5, Family, family_by_name, model_family
 
-__all__ = ["choose"]
-
 _STAGES = {1: Technique.ZERO1, 2: Technique.ZERO2, 3: Technique.ZERO3}
 _OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 

@@ -15,8 +15,6 @@ from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import parse_json
 from workbench.jobs.finetune import FineTune
 
-__all__ = ["load"]
-
 
 def load(job: FineTune) -> tuple[dict[str, Any], str]:
     """Read a job's configuration as written; a missing `dsconfig/NAME.json` is the file of that name that is shipped.

@@ -32,8 +32,6 @@ from workbench.jobs.deepspeed.sections import (
     WEIGHT_QUANTIZATION,
 )
 
-__all__ = ["REMOVED", "REMOVED_OPTIMIZERS", "REMOVED_ZERO", "TOP_LEVEL", "ZERO"]
-
 REMOVED: Mapping[str, str] = {
     "amp": "use 'bf16'",
     "compression_training": "delete it; the model would train uncompressed",

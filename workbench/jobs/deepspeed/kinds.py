@@ -8,26 +8,6 @@ from dataclasses import dataclass, replace
 from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import items, number
 
-__all__ = [
-    "COUNT",
-    "FLAG",
-    "NUMBER",
-    "NUMBERS",
-    "OBJECT",
-    "POSITIVE",
-    "SHARE",
-    "SIZE",
-    "TEXT",
-    "TEXTS",
-    "WHOLE",
-    "Kind",
-    "Table",
-    "Whole",
-    "check_kinds",
-    "is_object",
-    "words",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:

@@ -17,18 +17,6 @@ from workbench.jobs.deepspeed.kinds import (
     words,
 )
 
-__all__ = [
-    "AUTOTUNING",
-    "COMPILE",
-    "DATA_EFFICIENCY",
-    "EXPERT_PARALLEL",
-    "HYBRID_ENGINE",
-    "PIPELINE",
-    "TENSOR_PARALLEL",
-    "TIMERS",
-    "WEIGHT_QUANTIZATION",
-]
-
 _SIZES = ("num_params", "hidden_size", "num_layers")
 
 AUTOTUNING: Table = {

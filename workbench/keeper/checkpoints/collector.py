@@ -20,8 +20,6 @@ from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest
 from workbench.rundir.checkpoints.manifest import NAME, problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["CheckpointCollector", "Returned", "bring_checkpoints_back", "record_on_pods", "send_checkpoint"]
-
 logger = logging.getLogger(__name__)
 _KEPT = 2
 _LOOK_S = 0.5

@@ -19,8 +19,6 @@ from workbench.rundir.checkpoints.choose import Checkpoint, ReadPart, number_in
 from workbench.rundir.checkpoints.manifest import NAME
 from workbench.rundir.paths import ClusterPaths, RunPaths
 
-__all__ = ["PodCheckpoints", "PodPart", "held_checkpoint", "look", "part_reader"]
-
 logger = logging.getLogger(__name__)
 _PING_S = 2.0
 _READ_S = 3600.0  # the parts of a large model are read whole, on their pods

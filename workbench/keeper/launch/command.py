@@ -16,8 +16,6 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.choices import Launcher
 from workbench.pods.pod import Pod
 
-__all__ = ["LaunchCommand", "LaunchPlan", "RankPlace", "build_command", "place_ranks"]
-
 _SHELL = ["sh", "-c"]
 # DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
 _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")

@@ -13,8 +13,6 @@ from pathlib import Path
 from workbench.base.process import POD_MARK, RUN_MARK, Process, activity, marks, process_table, with_mark
 from workbench.keeper.launch.command import LaunchCommand
 
-__all__ = ["LauncherProcess"]
-
 # What the launcher needs of the caller's environment; nothing else travels, so no secret can.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 

@@ -22,10 +22,9 @@ from workbench.keeper.link.shared import seen_by
 from workbench.pods.pod import Pod
 
 if TYPE_CHECKING:
-    from workbench.pods.ssh.connection import RemoteStream, SSHConnection
+    from workbench.pods.ssh.channel import RemoteStream
+    from workbench.pods.ssh.connection import SSHConnection
     from workbench.pods.ssh.identity import Identity
-
-__all__ = ["AgentLink", "PodGone"]
 
 logger = logging.getLogger(__name__)
 _SERVED_S = 60.0  # it may have to end what a dead agent left

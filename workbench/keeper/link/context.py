@@ -23,8 +23,6 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 
-__all__ = ["RunContext", "Wishes", "is_single"]
-
 logger = logging.getLogger(__name__)
 _STACKS_S = 10.0  # the agent itself waits 2 s for its ranks
 _T = TypeVar("_T")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
     from workbench.pods.ssh.identity import Identity
 
-__all__ = ["PodFiles", "Stock", "shelved"]
-
 _T = TypeVar("_T")
 _CHECKED_S = 10.0  # pods that share a store begin a run together: one look at a file is enough for all
 

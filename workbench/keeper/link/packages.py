@@ -12,8 +12,6 @@ from workbench.base.redact import mask_secrets
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["install_packages", "packages_folder"]
-
 
 def packages_folder(link: AgentLink, requirements: Sequence[str]) -> str:
     """Return the folder of these packages on a pod; empty for none. Pods that share a store share it."""

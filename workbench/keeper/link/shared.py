@@ -16,8 +16,6 @@ from workbench.rundir.spec import ClusterSpec
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
-__all__ = ["folders_to_probe", "is_within", "seen_by", "shared_words"]
-
 logger = logging.getLogger(__name__)
 # Runs on the pod: print the token, and leave it, turned round, in a file of its own.
 _ANSWER = (

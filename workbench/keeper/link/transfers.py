@@ -10,8 +10,6 @@ from typing import Protocol
 
 from workbench.pods.pod import Pod
 
-__all__ = ["Carrier", "TransferProgress", "TransferStatus", "progress_text"]
-
 _LOOK_S = 0.5
 _SHOWN_S = 2.0
 _MIB = 1 << 20

@@ -41,8 +41,6 @@ from workbench.rundir.output.collect import mask_file
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
-__all__ = ["Attempt"]
-
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _GRACE_S = 3.0  # between asking ranks to end and killing them

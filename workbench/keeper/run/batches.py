@@ -13,8 +13,6 @@ from workbench.base.package import file_digest
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.ssh.bulk.transfer import LARGE
 
-__all__ = ["FileLeft", "fetch_files"]
-
 _TRIES = 3  # times that a small file is fetched when it arrives as another
 _FEWEST = 24  # on loopback a file alone takes 4 ms, and a connection of their own 250; elsewhere five round trips each
 _MOST_BYTES = 64 << 20  # of a batch, which lies twice on this machine's disk for a moment

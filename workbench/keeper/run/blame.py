@@ -15,8 +15,6 @@ from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
 from workbench.rundir.outcome import fold_failures
 from workbench.rundir.result import RunFault
 
-__all__ = ["fault_of", "in_users_files", "lost_pod", "stopped_by_others"]
-
 
 def fault_of(context: RunContext, error: RemoteError) -> RunFault:
     """Blame the pod that an error came from."""

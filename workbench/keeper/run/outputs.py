@@ -21,8 +21,6 @@ from workbench.keeper.run.batches import FileLeft, fetch_files
 from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.rundir.paths import is_output
 
-__all__ = ["Brought", "FilesLeft", "ScriptOutputs", "files_left"]
-
 logger = logging.getLogger(__name__)
 _LISTED_S = 600.0  # the pod hashes its small files for a list
 _LATER = "run.fetch() brings all while the pod is there"

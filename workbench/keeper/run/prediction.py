@@ -19,8 +19,6 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.planner.tracing import remember
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["PredictionInquiry"]
-
 logger = logging.getLogger(__name__)
 _LOOK_S = 0.2
 _LIMIT_S = 120.0

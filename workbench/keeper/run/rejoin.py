@@ -13,8 +13,6 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.stage import rank_request
 
-__all__ = ["RanksLeft", "ranks_left"]
-
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 

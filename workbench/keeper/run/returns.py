@@ -21,8 +21,6 @@ from workbench.keeper.run.batches import FileLeft, fetch_files
 from workbench.keeper.run.outputs import Brought, ScriptOutputs, files_left
 from workbench.rundir.paths import PodRunPaths, RunPaths, is_left, is_output
 
-__all__ = ["bring_back", "clear", "fetch", "output_facts"]
-
 
 def bring_back(
     context: RunContext,

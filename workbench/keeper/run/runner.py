@@ -28,8 +28,6 @@ from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault, result_file
 from workbench.rundir.state import RunState
 
-__all__ = ["Runner"]
-
 logger = logging.getLogger(__name__)
 _SILENT_S = 12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
 _PREDICTED_S = 3.0  # it was begun with the run and takes a second of CPU: only a very short run has to wait

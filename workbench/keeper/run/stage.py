@@ -28,17 +28,6 @@ from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
 
-__all__ = [
-    "check_hostfile",
-    "fetch_logs",
-    "launch_plan",
-    "rank_request",
-    "resumed_from",
-    "send_inputs",
-    "travels",
-]
-
-
 _UNPACKED_S = 600.0
 
 

@@ -14,8 +14,6 @@ from workbench.keeper.watch.stall import Stall, StallWatch, culprits, innermost
 from workbench.rundir.outcome import RankStatus
 from workbench.rundir.result import RunFault
 
-__all__ = ["StallGuard"]
-
 logger = logging.getLogger(__name__)
 _FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+) in (\S+)')
 _NAMED = 3  # ranks that a remark names; the file has all

@@ -13,8 +13,6 @@ from workbench.rundir.outcome import RankStatus
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["CUT_OFF", "RunLedger"]
-
 CUT_OFF = "this machine was cut off from the network, or asleep"
 """What it is where all pods are silent at once."""
 _SILENCE_SHOWN_S = 15.0

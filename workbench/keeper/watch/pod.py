@@ -18,8 +18,6 @@ from workbench.rundir.outcome import RankStatus, rank_statuses
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["PodReport", "PodWatch"]
-
 logger = logging.getLogger(__name__)
 _POLL_S = 0.15
 _POLLS_PER_S = 200  # of all pods together, each some milliseconds of this machine

@@ -9,8 +9,6 @@ from workbench.base.clock import now_s
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.events import Event
 
-__all__ = ["Sampler"]
-
 _EVERY_S = 5.0
 _LATER_S = 30.0  # once a run is an hour old, its curve needs no more
 _HOUR_S = 3600.0

@@ -13,8 +13,6 @@ from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import RankStatus
 
-__all__ = ["Stall", "StallWatch", "culprits", "innermost"]
-
 _LEAST_S = 30.0
 _STEPS = 5  # times the median time between two reports of steps
 _KEPT = 200

@@ -8,8 +8,6 @@ from typing import Any
 from workbench.base.errors import BackendError, ConfigError
 from workbench.pods.cml.worker import ADDRESS, own_address
 
-__all__ = ["WorkersApi", "has_ended", "words_of"]
-
 _ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "finished", "exited", "killed"}
 
 

@@ -31,8 +31,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 
-__all__ = ["CMLPods"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.guest.pod_main import Stop, stop
 from workbench.pods.guest.process import LocalWorker, session_environment
 
-__all__ = ["ADDRESS", "main", "own_address"]
-
 ADDRESS = "CDSW_IP_ADDRESS"
 
 _LOOK_S = 1.0

@@ -18,8 +18,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.command import NO_CLIENT, CommandResult, run_over_openssh
 from workbench.pods.ssh.identity import Identity, fingerprint
 
-__all__ = ["Diagnosis", "HostReport", "examine_pods", "judge_result"]
-
 _HOST_S = 4.5
 _AT_ONCE = 32
 _CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED|Host key verification failed|No \S+ host key is known")

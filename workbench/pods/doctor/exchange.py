@@ -16,8 +16,6 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.command import NO_CLIENT, start_ssh
 from workbench.pods.ssh.identity import Identity
 
-__all__ = ["Exchange", "bus_bytes_per_s", "measure_exchange"]
-
 _LIMIT_S = 60.0
 _END_S = 3.0
 

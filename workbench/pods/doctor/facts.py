@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
 
-__all__ = ["CompileLock", "DiskSpace", "GpuMemory", "PodFacts", "find_facts"]
-
 
 class DiskSpace(BaseModel):
     """The room of a file system."""

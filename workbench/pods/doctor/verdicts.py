@@ -11,8 +11,6 @@ from workbench.pods.doctor.facts import CompileLock, DiskSpace, GpuMemory, PodFa
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["CHECKS", "MEMORY_OF_JOB", "Finding", "Verdict", "judge_facts"]
-
 CHECKS = (
     "ssh", "host key", "clock", "python", "torch", "deepspeed", "transformers", "workbench",
     "GPUs", "GPU memory", "memory", "disk", "/dev/shm", "compiled ops",

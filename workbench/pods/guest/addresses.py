@@ -13,8 +13,6 @@ from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError
 
-__all__ = ["check_free", "free_port", "loopback_addresses", "port_holder"]
-
 _PORTS = range(20_000, 32_000)  # below the ports that Linux hands to outgoing connections
 _LISTENING = "0A"
 

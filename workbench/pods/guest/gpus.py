@@ -8,8 +8,6 @@ import subprocess
 
 from workbench.base.errors import ConfigError
 
-__all__ = ["visible_gpus"]
-
 
 def visible_gpus(count: int) -> list[str]:
     """Return the first GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""

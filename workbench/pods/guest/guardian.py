@@ -40,8 +40,6 @@ from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
 
-__all__ = ["NOTE", "PORT_IN_USE", "WorkerConfig", "main", "taken_over"]
-
 PORT_IN_USE = 98
 
 NOTE = "guardian.json"

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryLimit", "can_limit_memory"]
-
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "workbench-"
 # The limit first: version 1 refuses one on memory and swap together that is below it.

@@ -21,10 +21,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = [
-    "REPORT", "SSHD_OPTIONS", "Stop", "can_be_set", "find_sshd", "has_sessions", "main", "reap", "start_sshd", "stop",
-]  # fmt: skip
-
 REPORT = "@pod "
 """Begins the one line of the pod's log that says who it is."""
 

@@ -20,8 +20,6 @@ from workbench.pods.guest.guardian import NOTE, WorkerConfig
 from workbench.pods.guest.memory_limit import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
 
-__all__ = ["AdoptedProcess", "LocalWorker", "private", "session_environment", "tail_of"]
-
 _LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _SESSION_VARIABLES = (

@@ -16,8 +16,6 @@ from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key
 
-__all__ = ["Daemon", "find_sshd", "login_user"]
-
 _SHADOW = Path("/etc/shadow")
 
 _CONFIG = """\

@@ -25,11 +25,6 @@ from workbench.pods.pod_spec import PodSpec
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
-__all__ = [
-    "HostFacts", "check_hosts", "connect_all", "create_pod_folder", "on_all_hosts", "pod_of", "remove_pod_folder",
-    "with_facts",
-]  # fmt: skip
-
 _CONNECT_S = 4.5  # one step of a first connection
 _ALL_NAMED_S = 4.8  # when one host has failed, the others have until then, so that all are named within five seconds
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time

@@ -20,8 +20,6 @@ from typing import Any
 
 from workbench.base.files.folders import weakness
 
-__all__ = ["ANSWER", "enter", "leave", "main"]
-
 ANSWER = "@workbench-host "
 """What the answer's line begins with; a login may print other things before it."""
 

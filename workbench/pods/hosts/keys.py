@@ -20,8 +20,6 @@ from workbench.pods.ssh.transport import (
     reach,
 )
 
-__all__ = ["known_keys", "try_login", "vouched"]
-
 _KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 
 

@@ -18,8 +18,6 @@ from workbench.base.record import Record, Size
 from workbench.pods.hostfile import Hostfile, check_address, check_user
 from workbench.pods.place import LocalPath, Port
 
-__all__ = ["Host", "NamedHost", "completed", "configured", "from_hostfile", "read_host"]
-
 _FORM = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<address>\[[^]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
 _CONFIG_S = 10.0
 

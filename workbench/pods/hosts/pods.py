@@ -44,8 +44,6 @@ from workbench.pods.ssh.identity import Identity
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
-__all__ = ["SSHPods"]
-
 logger = logging.getLogger(__name__)
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _AGAIN_S = 15.0  # between attempts to reach a host whose connection broke

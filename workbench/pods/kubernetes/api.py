@@ -17,8 +17,6 @@ from workbench.pods.kubernetes.config import account_namespace, find_access
 from workbench.pods.kubernetes.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
-__all__ = ["ApiRefusal", "EventStream", "Kind", "KubeApi"]
-
 Kind = Literal["pod", "event", "secret", "service"]
 
 _TIMEOUT_S = (5.0, 20.0)

@@ -11,8 +11,6 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.pods.kubernetes.options import KubernetesOptions
 
-__all__ = ["Access", "account_namespace", "find_access"]
-
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 

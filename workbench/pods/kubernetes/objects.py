@@ -25,8 +25,6 @@ from workbench.pods.kubernetes.podspec import (
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
 
-__all__ = ["CLUSTER_LABEL", "MANAGED_BY", "ClusterObjects", "HostKey", "Manifest", "Owner", "base_name"]
-
 Manifest = dict[str, object]
 
 CLUSTER_LABEL = "deepspeed-workbench/cluster"

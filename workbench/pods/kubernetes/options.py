@@ -12,8 +12,6 @@ from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Positive, Size, Unit
 from workbench.pods.place import LocalPath, Place
 
-__all__ = ["KubernetesOptions"]
-
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]*)/(?P<key>[A-Za-z0-9._-]+)")
 _OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/")

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from workbench.pods.kubernetes.api import KubeApi
     from workbench.pods.kubernetes.session import Session
 
-__all__ = ["KubernetesPods"]
-
 _LOG = logging.getLogger(__name__)
 _RECORD = "kubernetes.json"
 _MARGIN_S = 60.0  # the agent ends its ranks at the end of the lease; the pod stays a little, for a keeper to see

@@ -7,11 +7,6 @@ from collections.abc import Mapping
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = [
-    "TMP_MOUNT", "cache_env", "container_security", "placement", "pod_security", "resources", "secret_env",
-    "writable_volumes",
-]  # fmt: skip
-
 TMP_MOUNT: Mapping[str, object] = {"name": "tmp", "mountPath": "/tmp"}
 """Where a container may write though its root file system is read-only; `writable_volumes` has the volume."""
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from workbench.base.errors import WorkbenchError
 
-__all__ = ["PortForward"]
-
 _LOG = logging.getLogger(__name__)
 _CHUNK = 128 * 1024
 _DATA, _ERROR = 0, 1

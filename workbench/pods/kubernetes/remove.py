@@ -7,8 +7,6 @@ from typing import Any
 from workbench.base.errors import BackendError
 from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
 
-__all__ = ["delete", "made_for", "remove"]
-
 _GRACE_S = 2
 
 

@@ -24,8 +24,6 @@ from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.rendezvous.received import decode_report
 
-__all__ = ["Session"]
-
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 16
 _LOG_LINES = 200

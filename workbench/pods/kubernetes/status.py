@@ -9,8 +9,6 @@ from typing import Any
 from workbench.pods.kubernetes.objects import CLUSTER_LABEL
 from workbench.pods.pod import Phase
 
-__all__ = ["as_gone", "is_hopeless", "is_ready", "leftovers", "phase_of", "why"]
-
 _HOPELESS = {
     *("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff"),

@@ -14,8 +14,6 @@ from typing import Any
 from workbench.base.errors import WorkbenchError
 from workbench.pods.kubernetes.api import ApiRefusal, EventStream, Kind, KubeApi
 
-__all__ = ["WatchedObjects"]
-
 _LOG = logging.getLogger(__name__)
 _BREAK_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _BREATH_S = 0.02

@@ -13,8 +13,6 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.pods.guest.process import private
 
-__all__ = ["ForkServer"]
-
 _BACKLOG = 128  # agents that wait for the imports
 
 

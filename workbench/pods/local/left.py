@@ -12,8 +12,6 @@ from workbench.base.process import POD_MARK, Process, end_all, process_table, wi
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.process import AdoptedProcess, LocalWorker
 
-__all__ = ["adopted_worker", "sweep", "unsettled_guardians"]
-
 
 def adopted_worker(root: Path) -> LocalWorker:
     """Return the worker of a pod that another keeper started, by the folder of the pod."""

@@ -39,8 +39,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.ssh.identity import check_key_line
 
-__all__ = ["LocalPods"]
-
 _FORK_SERVER = "WORKBENCH_FORK_SERVER"  # tells the agent
 _ATTEMPTS = 5
 _STOP_S = 4.0

@@ -19,8 +19,6 @@ from workbench.pods.pod import Pod
 from workbench.pods.rendezvous.received import decode_report
 from workbench.pods.rendezvous.report import MAX_MESSAGE_BYTES, proof
 
-__all__ = ["Rendezvous"]
-
 _LOG = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 128

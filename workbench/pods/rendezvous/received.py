@@ -14,8 +14,6 @@ from workbench.pods.hostfile import HostEntry, check_address, check_port, check_
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.ssh.identity import check_key_line
 
-__all__ = ["decode_report"]
-
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
 
 

@@ -17,8 +17,6 @@ from workbench.base.errors import PodError, PodTimeout
 from workbench.base.wire import from_line, to_line
 from workbench.pods.pod import Pod
 
-__all__ = ["MAX_MESSAGE_BYTES", "encode_report", "proof", "register"]
-
 MAX_MESSAGE_BYTES = 4096
 
 _RETRY_S = 0.2

@@ -10,8 +10,6 @@ import paramiko
 
 from workbench.base.errors import RemoteError
 
-__all__ = ["Completed", "RemoteStream", "complete"]
-
 _AFTER_EXIT_S = 0.5
 _STDERR_KEPT_BYTES = 65_536
 _READ_BYTES = 65_536

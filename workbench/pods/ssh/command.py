@@ -15,8 +15,6 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 
-__all__ = ["NO_CLIENT", "CommandResult", "run_over_openssh", "start_ssh"]
-
 NO_CLIENT = "no ssh program here"
 _SSH_FAILED = 255
 

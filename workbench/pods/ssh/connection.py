@@ -22,8 +22,6 @@ from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.sftp import Files
 from workbench.pods.ssh.transport import Destination, reach
 
-__all__ = ["Completed", "RemoteStream", "SSHConnection"]
-
 _KEEPALIVE_S = 5
 _FILE_S, _SLOWEST_PER_S = 60.0, 20_000  # bytes; how long a small file may take
 _KILLED_AT_MOST = 3

@@ -19,8 +19,6 @@ from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.pod import Jump, Pod
 
-__all__ = ["Identity", "check_key_file", "check_key_line", "fingerprint", "known_hosts_name"]
-
 APT_LINE = "sudo apt-get install openssh-server openssh-client"
 
 _JUMP = "workbench-jump-{}"  # not the address: that may be a pod's too, with another port

@@ -11,8 +11,6 @@ from workbench.pods.hostfile import check_address
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 
-__all__ = ["pdsh_environment", "ssh_argv", "ssh_wrapper"]
-
 
 def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[str]:
     """Return the argument list of an `ssh` that logs in to the pod, or runs a command there."""

@@ -18,8 +18,6 @@ from workbench.base.files.disk import full_disk_named
 if TYPE_CHECKING:
     import paramiko
 
-__all__ = ["Files"]
-
 _REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
 _WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import paramiko
-from paramiko import Transport
+from paramiko import Transport as Transport
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
 from workbench.pods.ssh.identity import check_key_file, fingerprint
-
-__all__ = ["Destination", "Transport", "check_host_key", "connect", "handshake", "log_in", "proven_key", "reach"]
 
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0

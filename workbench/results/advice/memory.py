@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from workbench.base.json_values import number, part, whole
 from workbench.jobs.finetune import FineTune
-from workbench.planner.prediction import LARGEST, MARGIN
-
-__all__ = ["MORE_MEMORY", "OF_SCRIPTS", "evidence", "fit_gpu", "fit_host"]
+from workbench.planner.plan import MARGIN
+from workbench.planner.prediction import LARGEST
 
 MORE_MEMORY = "PodSpec(memory_gib=…) with more than the pods have now"
 OF_SCRIPTS = (

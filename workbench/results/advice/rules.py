@@ -12,8 +12,6 @@ from workbench.jobs.script import Script
 from workbench.results.advice.memory import MORE_MEMORY, OF_SCRIPTS, evidence, fit_gpu, fit_host
 from workbench.rundir.result import RunFault
 
-__all__ = ["Advice", "advise"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:

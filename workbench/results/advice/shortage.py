@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from workbench.results.advice.rules import advise
 from workbench.rundir.result import RunFault
 
-__all__ = ["Shortage", "gib_of", "shortage_of"]
-
 _BYTES = {"k": 1024.0, "m": 1024.0**2, "g": 1024.0**3, "t": 1024.0**4}
 
 

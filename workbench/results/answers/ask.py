@@ -17,8 +17,6 @@ from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.answers import judge
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["chat", "compare_predictions", "predict"]
-
 _AT_ONCE = 64  # rows in a request: an interrupt waits for no more than these
 
 

@@ -9,8 +9,6 @@ from workbench.base.errors import ConfigError
 from workbench.base.shown import ShownLive
 from workbench.jobs.data.messages import Message
 
-__all__ = ["Conversation", "Exchange"]
-
 _Ask = Callable[[str, Sequence[Message], Callable[[str], None] | None], str]
 
 

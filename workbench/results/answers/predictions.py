@@ -18,8 +18,6 @@ from workbench.rundir.answers import Answer, judge, read_answers, share
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["AnsweredRow", "Answers", "Predictions", "judge_answers", "read_predictions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Predictions(Shown):

@@ -18,8 +18,6 @@ from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.prompts import source_text
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Question", "RowLike", "job_options", "questions_of", "tables_of"]
-
 RowLike = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """A row to answer: a question's text, the turns of a chat, or an object in any form of a dataset's rows, the answer
 optional."""

@@ -23,8 +23,6 @@ from workbench.base.wire import from_line, to_line
 from workbench.results.answers.questions import Question
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Answered", "ModelServer", "check_model", "close_all", "server_of"]
-
 # No collections while modules load: they find next to nothing, in a tenth of the time.
 _START = (
     f"import gc; gc.disable(); from {entries.ANSWERS} import main; gc.freeze(); gc.enable(); raise SystemExit(main())"

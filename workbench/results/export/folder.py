@@ -18,8 +18,6 @@ from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.results.answers.server import check_model, server_of
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["SHARD", "Export", "check_export", "export", "has_adapters", "job_of", "merge", "start_lines"]
-
 SHARD = "5GB"
 """The largest file of weights, as the model hub likes them."""
 _DTYPES = (Precision.FP32, Precision.BF16, Precision.FP16)

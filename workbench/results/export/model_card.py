@@ -10,14 +10,13 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.shown import as_markdown
 from workbench.jobs.choices import Peft
-from workbench.jobs.data.sources.dataset import Hub, dataset_from
+from workbench.jobs.data.sources.dataset import dataset_from
+from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.results.export.folder import Export, job_of, start_lines
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
-
-__all__ = ["ModelCard", "write_model_card"]
 
 _TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-generation"}
 

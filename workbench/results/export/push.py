@@ -21,8 +21,6 @@ from workbench.rundir.result import ResultRecord
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["Pushed", "push"]
-
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
 _GET_TOKEN = "make a token with the right to write, and give it as token= or in HF_TOKEN, or run `hf auth login`"
 

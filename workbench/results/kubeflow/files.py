@@ -26,8 +26,6 @@ from workbench.rundir.make.script import zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 
-__all__ = ["config_files"]
-
 _MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
 _MOST_CARRIED = 512 << 20  # bytes of rows or a script that are looked at
 _LEFT_OUT = ("display", "results", "benchmark", "client", "cli.py", "__main__.py")

@@ -23,8 +23,6 @@ from workbench.rundir.make.script import travelling
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 
-__all__ = ["Manifest", "manifest_of"]
-
 _ELASTIC = (Technique.DDP,)
 
 

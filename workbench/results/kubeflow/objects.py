@@ -24,8 +24,6 @@ from workbench.pods.kubernetes.podspec import (
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.options import HandoverOptions
 
-__all__ = ["KINDS", "RESULTS", "SPEC", "KubeflowPlan", "objects_of"]
-
 Object = dict[str, object]
 
 KINDS = ("trainjob", "pytorchjob", "mpijob")

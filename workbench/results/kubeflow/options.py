@@ -15,8 +15,6 @@ from workbench.base.redact import is_secret, mask_secrets
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
-__all__ = ["HandoverOptions"]
-
 _TOKEN = re.compile(r"[a-z0-9][a-z0-9.-]*(/[A-Za-z0-9._-]+)?")
 
 

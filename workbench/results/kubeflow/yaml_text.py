@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["yaml_of"]
-
 
 def yaml_of(data: Mapping[str, object]) -> str:
     r"""Return the YAML of plain JSON.

@@ -12,8 +12,6 @@ from workbench.base.words import count, duration, number, ratio, scaled
 from workbench.results.profile.parse import Profile
 from workbench.results.profile.tree import FIGURES, ModuleProfile
 
-__all__ = ["ModulePair", "ProfileComparison", "compare"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModulePair:

@@ -19,8 +19,6 @@ from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["ModuleProfile", "Profile", "parse_profile", "read_profile"]
-
 _AGREES = 0.1  # of the trainer's samples/s
 
 

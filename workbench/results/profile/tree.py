@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["FIGURES", "NUMBER", "ModuleProfile", "parse_modules", "scaled_number"]
-
-
 FIGURES = ("params", "macs", "latency")
 """What modules can be sorted by: parameters, operations, time in the forward pass."""
 

@@ -16,11 +16,6 @@ from workbench.base.words import plain
 from workbench.results.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
 from workbench.rundir.paths import RunPaths
 
-__all__ = [
-    "BOARD_PATH", "JUPYTER_VARIABLE", "Board", "Route", "Way", "board_folder", "find_route", "jupyter_server",
-    "serve_folders", "show_tensorboard",
-]  # fmt: skip
-
 BOARD_PATH = "workbench/tensorboard"
 """Where a Jupyter server that has our extension passes requests on, below its base URL."""
 JUPYTER_VARIABLE = "WORKBENCH_JUPYTER"

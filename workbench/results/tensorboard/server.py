@@ -36,8 +36,6 @@ from workbench.base.files import read_json, write_json
 from workbench.base.process import is_alive, process_start_time
 from workbench.base.wire import connect, listen
 
-__all__ = ["HOST", "BoardServer", "find", "find_by_key", "is_free", "private_folder", "serve"]
-
 HOST = "127.0.0.1"
 
 _START_S = 60.0

@@ -21,8 +21,6 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
 
-__all__ = ["INDEX_FILE", "Refreshed", "RunIndex"]
-
 INDEX_FILE = ".runs.sqlite"
 
 _FORM = 3  # of the table; another number makes it anew

@@ -11,8 +11,6 @@ from workbench.base.json_values import part, problem_in, text
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Label", "read_label", "write_label"]
-
 _LONGEST = {"name": 80, "note": 2000}  # letters
 
 

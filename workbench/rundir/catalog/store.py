@@ -25,8 +25,6 @@ from workbench.rundir.status import id_of, is_keeper_alive, state_or_problem
 from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
-__all__ = ["RunRecord", "find_all", "find_runs", "hosts_in", "record_of", "stamp_of"]
-
 logger = logging.getLogger(__name__)
 _DEEPEST = 7  # levels of folders below the one that is asked of
 _TAIL_BYTES = 1 << 15

@@ -14,8 +14,6 @@ from workbench.base.json_values import Json, items, part, whole
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Checkpoint", "ReadPart", "keep_newest", "newest_good", "number_in"]
-
 ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
 """By the pod's name and the folder of a part: what is wrong with it, and its manifest."""
 

@@ -13,8 +13,6 @@ from workbench.base.files import read_json, write_json
 from workbench.base.package import file_digest
 from workbench.rundir.tolerant import Whole
 
-__all__ = ["NAME", "problem_of", "read_manifest", "write_manifest"]
-
 NAME = "manifest.json"
 
 

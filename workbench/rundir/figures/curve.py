@@ -6,8 +6,6 @@ import math
 from array import array
 from collections.abc import Iterator
 
-__all__ = ["Curve"]
-
 
 class Curve:
     """A growing list of (x, value, time) at 24 bytes each; what is not a finite number is left out."""

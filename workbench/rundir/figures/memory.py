@@ -10,8 +10,6 @@ from workbench.base.json_values import number, parts
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.curve import Curve
 
-__all__ = ["HostMemory", "MemoryBook"]
-
 
 class _Source(IntEnum):
     """Who tells, the better the higher."""

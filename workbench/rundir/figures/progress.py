@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from workbench.rundir.state import RunState
 
-__all__ = ["Progress"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:

@@ -9,8 +9,6 @@ from typing import Any
 from workbench.base.json_values import numbers_of
 from workbench.rundir.events import Event, EventKind
 
-__all__ = ["ScalarWriter", "scalars_of"]
-
 _NO_CURVES = frozenset(("step", "max_steps", "epoch", "profiled", "train_samples_per_s"))
 
 

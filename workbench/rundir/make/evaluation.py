@@ -15,8 +15,6 @@ from workbench.jobs.data.sources.dataset import Prepared
 from workbench.jobs.evaluation import METRICS, answered_rows, evaluates, metric_function, own_metrics
 from workbench.jobs.finetune import FineTune
 
-__all__ = ["carried_metrics", "metric_inputs"]
-
 _LARGEST = 1 << 20  # bytes of a metric's file
 
 

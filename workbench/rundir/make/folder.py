@@ -19,8 +19,6 @@ from workbench.base.process import is_alive, process_start_time
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
 
-__all__ = ["claimed", "fresh_folder", "occupied"]
-
 _CLUSTER_BYTES = 1 << 20  # what a cluster writes there in any case
 _LAST_STEPS_S = 10.0  # from a keeper's last word to its end
 

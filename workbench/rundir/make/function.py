@@ -33,8 +33,6 @@ from workbench.jobs.function import Function
 from workbench.jobs.script import Script
 from workbench.pods.pod import Pod
 
-__all__ = ["RETURNED", "as_script", "with_metric_files"]
-
 RETURNED = "returned"
 """The folder of the values that ranks return, below the script's."""
 _LARGEST = 150 << 20  # bytes of a pickle; a script's folder may hold 200 MiB

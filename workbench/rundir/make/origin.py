@@ -15,8 +15,6 @@ from workbench.jobs.script import Script
 from workbench.rundir.make.script import left_out, script_files
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["commit_of", "origin_of"]
-
 _GIT_S = 5.0
 _LETTERS = 16  # of a fingerprint
 _LEFT_OUT = 100  # names kept of what did not travel

@@ -30,8 +30,6 @@ from workbench.rundir.make.script import check_args, check_outputs, zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
-__all__ = ["PreparedRun", "check_launcher", "prepare_run"]
-
 _ROOM_BYTES = 512 << 10  # what a run writes here in any case: its states and events, and what is kept for its result
 
 

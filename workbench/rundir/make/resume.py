@@ -17,8 +17,6 @@ from workbench.jobs.model import has_chat_template
 from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["AskPods", "resume_checkpoint"]
-
 AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
 """By a run and the last step: the checkpoint that its pods hold; None where all there are is in its directory."""
 

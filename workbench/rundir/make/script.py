@@ -17,11 +17,6 @@ from workbench.base.redact import Redactor
 from workbench.base.words import counted, size
 from workbench.rundir.paths import ClusterPaths
 
-__all__ = [
-    "DEFAULTS", "IGNORE_FILE", "SECRETS", "check_args", "check_outputs", "check_script", "files_of", "left_out",
-    "script_files", "travelling", "zip_script",
-]  # fmt: skip
-
 IGNORE_FILE = ".workbenchignore"
 SECRETS = (
     *(".env", ".env.*", ".envrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".git-credentials"),

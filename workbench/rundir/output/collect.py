@@ -13,8 +13,6 @@ from workbench.base.redact import Redactor
 from workbench.rundir.events import MARK, Event, parse_event
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["Collector", "LineSplitter", "mask_file"]
-
 logger = logging.getLogger(__name__)
 _LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret

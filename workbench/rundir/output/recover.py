@@ -9,8 +9,6 @@ from pathlib import Path
 from workbench.rundir.events import MARK, Event, parse_event, read_events
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["end_at_last_line", "mend_events"]
-
 _BLOCK_BYTES = 1 << 16
 
 

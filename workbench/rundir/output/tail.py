@@ -15,8 +15,6 @@ from workbench.base.redact import mask_secrets
 from workbench.rundir.events import MARK, Event, event_of
 from workbench.rundir.paths import RunPaths
 
-__all__ = ["EventTail", "LogTail", "last_lines", "last_of_both"]
-
 _BLOCK_BYTES = 1 << 20
 _WINDOW_BYTES = 64 << 10  # of a log: what one look reads at most, and how far back the first look goes at first
 _FURTHEST_BYTES = 1 << 20  # where event lines fill the window, the first look goes back as far as this

@@ -12,8 +12,6 @@ from pathlib import Path
 from workbench.base.process import LEASE_S
 from workbench.worker.agent.clients.connect import bridge
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. Each imports what it needs: every pod waits for this to start."""

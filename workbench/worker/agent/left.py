@@ -12,8 +12,6 @@ from pathlib import Path
 from workbench.base.files import write_text
 from workbench.base.package import file_digest
 
-__all__ = ["files_left", "stage"]
-
 _CACHES = frozenset(("__pycache__", ".git", ".cache", ".ipynb_checkpoints"))
 _PIECE = 1 << 20
 

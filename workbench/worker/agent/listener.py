@@ -16,8 +16,6 @@ from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.wire import from_line, to_line
 from workbench.worker.agent.supervisor import Agent, Later, Reply
 
-__all__ = ["serve_until_ended"]
-
 _log = logging.getLogger(__name__)
 
 _LINE_BYTES = 8 << 20

@@ -32,8 +32,6 @@ from workbench.worker.agent.listener import serve_until_ended
 from workbench.worker.agent.supervisor import Agent
 from workbench.worker.agent.warm_link import FORK_SERVER
 
-__all__ = ["end_leftovers", "serve"]
-
 _ANSWER_S = 5.0
 _START_S = 15.0
 _LEFTOVERS_S = 5.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["Message", "number_in", "object_in", "texts_in", "whole_in"]
-
 Message = Mapping[str, object]
 
 

@@ -15,8 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PackageError", "install"]
-
 _TAIL_LINES = 12
 
 

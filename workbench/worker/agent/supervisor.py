@@ -21,8 +21,6 @@ from workbench.worker.agent.ranks.request import RunRequest, check_run_id
 from workbench.worker.agent.ranks.script_launcher import RankLauncher
 from workbench.worker.agent.tasks import Tasks
 
-__all__ = ["Agent", "Later", "Reply"]
-
 _log = logging.getLogger(__name__)
 
 _SAMPLE_S = 1.0

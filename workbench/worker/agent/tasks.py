@@ -13,8 +13,6 @@ from workbench.base.files.disk import is_full
 from workbench.base.process import die_with_parent
 from workbench.base.wire import from_line, to_line
 
-__all__ = ["Tasks"]
-
 Answer = dict[str, object]
 
 

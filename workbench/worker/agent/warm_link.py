@@ -16,8 +16,6 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.process import POD_MARK, Process, die_with_parent, look_up
 
-__all__ = ["FORK_SERVER", "QUIET", "WarmLink"]
-
 FORK_SERVER = "WORKBENCH_FORK_SERVER"
 """The variable that holds the path of the fork server's socket, in the agent's environment alone."""
 

@@ -19,8 +19,6 @@ from workbench.jobs.model import Family
 from workbench.worker.model import adapters
 from workbench.worker.model.load import Loaded
 
-__all__ = ["DTYPES", "export_adapters", "export_model"]
-
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FULL = f"os error {errno.ENOSPC}"  # as safetensors and tokenizers say it, which raise no OSError

@@ -15,8 +15,6 @@ from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted
 
-__all__ = ["answers", "predict"]
-
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
     """Let the model answer, greedily; every rank must call it, and rank 0 gets all answers."""

@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-__all__ = ["rouge", "rouge_of"]
-
 
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Return the mean of each over all pairs; nothing where there are none."""

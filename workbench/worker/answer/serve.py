@@ -30,8 +30,6 @@ from workbench.worker.model import adapters
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
 
-__all__ = ["Answerer", "main", "placement"]
-
 _IDLE_S = 600.0
 _LOOK_S = 1.0
 _SMALL = 20_000_000  # parameters

@@ -15,8 +15,6 @@ from workbench.base.errors import RunError
 from workbench.worker.checkpoint.tensor_tree import TreePacker, unpack
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["capture", "restore", "restore_random"]
-
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _STAGE_3 = "fp32_partitioned_groups_flat"  # what only DeepSpeed's optimizer of stage 3 has
 _SHARD = "shard"

@@ -17,8 +17,6 @@ from workbench.base.errors import RunError
 from workbench.base.files.disk import check_room, disk_full, free_bytes, full_disk_named
 from workbench.base.process import pod_name
 
-__all__ = ["TENSORS", "TREE", "TreePacker", "read_tree", "unpack", "write_tree"]
-
 TENSORS, TREE = "state.safetensors", "state.json"
 _HEADERS = 1 << 20  # bytes; what the names and shapes of the tensors take beside their content, and more
 

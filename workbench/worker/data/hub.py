@@ -10,8 +10,6 @@ from workbench.jobs.data.sources.hub import Hub
 from workbench.worker.data.rows import Example, Rows
 from workbench.worker.data.stream import open_hub
 
-__all__ = ["load_hub"]
-
 
 def load_hub(options: Mapping[str, object]) -> Rows:
     """Load a hub dataset and turn its rows into examples."""

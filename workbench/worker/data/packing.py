@@ -11,8 +11,6 @@ from transformers import TrainerCallback
 from workbench.base.errors import ConfigError
 from workbench.worker.data.rows import Collator, Row
 
-__all__ = ["PackingCheck", "packed"]
-
 _KEYS = ("input_ids", "labels")
 
 

@@ -18,17 +18,6 @@ from workbench.base.json_values import Json
 from workbench.jobs.data.lines import Fields
 from workbench.jobs.data.messages import Message, tools_of, turns_of
 
-__all__ = [
-    "IGNORED",
-    "Collator",
-    "Example",
-    "Row",
-    "Rows",
-    "aligned",
-    "load",
-    "tokenize",
-]
-
 IGNORED = -100  # torch's cross entropy leaves labels of this value out
 
 

@@ -13,8 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-__all__ = ["main", "open_hub"]
-
 _BATCH = 256  # rows in memory at once
 _BUFFER_BYTES = 1 << 20
 _CONNECT_S = 3.0

@@ -15,8 +15,6 @@ import torch
 from workbench.worker.data.rows import Example, Row
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["TokenRows", "shared_rows"]
-
 _AT_ONCE = 2048  # examples that a rank makes into tokens before it sends them
 _COLUMNS = ("input_ids", "labels", "position_ids")
 _BYTES = array("i").itemsize

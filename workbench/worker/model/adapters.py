@@ -24,8 +24,6 @@ from workbench.worker.model.load import Loaded
 from workbench.worker.model.lora import with_lora
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["WEIGHTS", "attached", "counts", "load_options", "load_with_adapter", "merged", "save"]
-
 WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 

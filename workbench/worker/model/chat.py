@@ -10,8 +10,6 @@ from workbench.base.errors import ConfigError
 from workbench.jobs.data.messages import Message
 from workbench.worker.model.template import Template, Tools
 
-__all__ = ["Chat", "Learned", "special_words"]
-
 Learned = tuple[list[int], list[bool]]
 """Tokens, and which of them the model learns to write."""
 

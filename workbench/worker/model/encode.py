@@ -17,8 +17,6 @@ from workbench.worker.data.rows import IGNORED, Collator, Example, Row, tokenize
 from workbench.worker.model.chat import Chat
 from workbench.worker.model.load import Loaded
 
-__all__ = ["Encoder", "asks"]
-
 
 class Encoder:
     """The one way from a job's rows to its model's tokens; training, evaluation and answers all go by it."""

@@ -14,8 +14,6 @@ from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.worker.data.rows import Example
 from workbench.worker.model import tiny
 
-__all__ = ["Loaded", "initial", "load", "outline", "own_format", "parameter_count", "weight_bytes"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:

@@ -16,8 +16,6 @@ from workbench.worker.data.rows import IGNORED, Example, load
 from workbench.worker.model.encode import Encoder, asks
 from workbench.worker.model.load import outline
 
-__all__ = ["look", "main"]
-
 _UNCUT = 1 << 20  # tokens: more than any row has
 
 

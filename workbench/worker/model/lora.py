@@ -6,8 +6,6 @@ from typing import Any
 
 from workbench.jobs.adapters import Lora
 
-__all__ = ["with_lora"]
-
 
 def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     """Freeze a model and put fresh adapters beside it; a ValueError says that no module has the names."""

@@ -20,8 +20,6 @@ from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Precision, Shard
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["layers_of", "shard_model", "spread_over", "whole_state", "without_tied"]
-
 
 def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None:
     """Shard a model in place: every transformer layer by itself, and what is left as one more group."""

@@ -18,8 +18,6 @@ from workbench.base.json_values import Json, part, parts, text
 from workbench.base.wire import from_line, to_line
 from workbench.jobs.data.messages import Message, Shape, shape_of
 
-__all__ = ["Template", "Tools"]
-
 Tools = Sequence[Json]
 """The schemas of the functions that the assistant may call."""
 

@@ -21,8 +21,6 @@ from workbench.worker.model.chat import special_words
 from workbench.worker.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.worker.rank.collectives import broadcast_bytes, rank
 
-__all__ = ["make", "tokenizer_for_all"]
-
 _TOKENIZER_ROWS = 4000  # enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["END", "PAD", "START", "VOCABULARY", "train_tokenizer"]
-
 PAD, END, START = "<pad>", "</s>", "<s>"
 VOCABULARY = 4096
 

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["main"]
-
 _MIB = 1 << 20
 _SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
 _LONG_S = 0.5

@@ -16,8 +16,6 @@ from workbench.worker.agent.machine.cgroup import memory_limit_bytes
 from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.agent.machine.network import interface_of
 
-__all__ = ["clear_stale_locks", "compile_locks", "examine", "extensions_folder", "limits", "main"]
-
 _GIB = 1024**3
 
 

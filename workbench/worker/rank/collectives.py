@@ -15,19 +15,6 @@ import torch.distributed as dist
 
 from workbench.base.errors import RunError
 
-__all__ = [
-    "FailedAlike",
-    "alike",
-    "barrier",
-    "broadcast_bytes",
-    "close",
-    "connected",
-    "gather_bytes",
-    "rank",
-    "sums",
-    "world_size",
-]
-
 
 def connected() -> bool:
     """Whether there is a process group."""

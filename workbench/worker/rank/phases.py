@@ -9,8 +9,6 @@ from typing import TypeVar
 from workbench.rundir.events import emit
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["counted", "phase"]
-
 T = TypeVar("T")
 _EVERY_S = 1.0
 

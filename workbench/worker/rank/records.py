@@ -12,8 +12,6 @@ from workbench.worker.agent.machine import memory as process_memory
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.records import write_record
 
-__all__ = ["device", "memory", "write_done", "write_error"]
-
 _GIB = 1024**3
 
 

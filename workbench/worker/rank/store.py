@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install", "when_imported"]
-
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _BACKLOG = 2048  # as torch's own
 _LOOK_S = 0.02

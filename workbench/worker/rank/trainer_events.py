@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["install"]
-
 _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total"))

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["stop_callback"]
-
 _LISTENS, _ASKED = "trainer-listens", "trainer-asked"  # in the rank's folder: for the agent, and by it
 _KEY = "workbench/stop-after"
 

@@ -16,8 +16,6 @@ from workbench.planner.tracing import trace_of
 from workbench.worker.agent.machine.gpus import GpuWatch
 from workbench.worker.probe.examine import limits
 
-__all__ = ["main"]
-
 _NICE = 10  # a tenth of a rank's share: a second of CPU must come to an end beside a run of some seconds
 
 

@@ -11,8 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.planner.tracing import Moment
 
-__all__ = ["Recorder", "front", "layer_stacks", "watch_layers"]
-
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch publishes no types for it
     """See every operation, and the release of every storage."""

@@ -24,8 +24,6 @@ from workbench.worker.data.rows import aligned
 from workbench.worker.model.lora import with_lora
 from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch_layers
 
-__all__ = ["main", "prepared_trace", "trace"]
-
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
 _DEPTHS = (2, 3)
 _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")

@@ -20,8 +20,6 @@ from workbench.worker.model.sharding import spread_over
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.train.sharding_audit import RankState, Share, gradients_of, state_of
 
-__all__ = ["TechniqueCheck", "differences"]
-
 _ENGINES = {Technique.SINGLE: "none", **{t: str(t) for t in (Technique.DDP, Technique.FSDP, Technique.LOCAL_SGD)}}
 _WORDS = {"none": "no DeepSpeed", "ddp": "DistributedDataParallel", "fsdp": "FSDP", "local-sgd": "local SGD"}
 _UPDATE = ("gradients", "updated", "states")

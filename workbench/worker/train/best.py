@@ -9,8 +9,6 @@ from workbench.base.words import number
 from workbench.jobs.evaluation import best_metric, greater_is_better
 from workbench.jobs.finetune import FineTune
 
-__all__ = ["BestModel"]
-
 
 class BestModel:
     """The best evaluation of a run so far; that of the untrained model does not count."""

@@ -14,8 +14,6 @@ from workbench.rundir.events import emit
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.records import memory
 
-__all__ = ["EventCallback", "StepClock", "StopCallback", "emit_memory"]
-
 
 def emit_memory(step: int) -> None:
     """Emit how much memory this rank uses, and used at its peak."""

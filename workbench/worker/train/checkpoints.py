@@ -23,8 +23,6 @@ from workbench.worker.train.callbacks import StopCallback, emit_memory
 from workbench.worker.train.evaluation import note
 from workbench.worker.train.settings import Assignment
 
-__all__ = ["Checkpoints", "ResumableTrainer"]
-
 _KEPT = 2
 
 

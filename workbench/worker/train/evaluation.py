@@ -27,8 +27,6 @@ from workbench.worker.data.rows import Example
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["Evaluator", "note", "questions"]
-
 _MOST_NATS = 700  # e to it is near the largest number there is
 _MOST_NAMES = 50
 Function = Callable[[list[str], list[str]], object]

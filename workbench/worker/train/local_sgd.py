@@ -18,8 +18,6 @@ from transformers import TrainerCallback
 from workbench.jobs.adapters import LocalSgd
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["ParameterAveraging"]
-
 
 class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Bring the trained weights of all ranks together after every `sync_steps` steps and after the last."""

@@ -38,8 +38,6 @@ from workbench.worker.train.profile import StepProfiler, step_to_profile
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
 from workbench.worker.train.trainer import FineTuner
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run this rank of a job."""

@@ -15,8 +15,6 @@ from workbench.worker.rank import collectives as ranks
 from workbench.worker.train.callbacks import StepClock
 from workbench.worker.train.traffic import Sent, Traffic, addresses, read_sent, unseen
 
-__all__ = ["StepMeter", "tokens_of"]
-
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:
     """Count the tokens of a batch that the model goes through: source and target, or a causal model's one text."""

@@ -12,8 +12,6 @@ from transformers import TrainerCallback
 
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["StepProfiler", "step_to_profile"]
-
 
 def step_to_profile(asked: int, *, after: int, last: int) -> int:
     """Choose the step that is profiled: the one that was asked for, or the nearest that this run takes; 0 for none.

@@ -28,8 +28,6 @@ from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import store
 from workbench.worker.standalone import prepare, training_options
 
-__all__ = ["Assignment", "prepare_process", "training_arguments"]
-
 _BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
 
 

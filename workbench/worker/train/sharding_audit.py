@@ -13,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.worker.rank import collectives as ranks
 
-__all__ = ["RankState", "Share", "engine_of", "gradients_of", "state_of"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:

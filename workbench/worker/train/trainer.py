@@ -35,8 +35,6 @@ from workbench.worker.train.local_sgd import ParameterAveraging
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler
 
-__all__ = ["FineTuner"]
-
 
 class FineTuner(ResumableTrainer):
     """Train, evaluate and profile alike under every technique."""

@@ -24,8 +24,6 @@ from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
 from workbench.worker.unattended.rendezvous import FileRendezvous
 
-__all__ = ["main"]
-
 _PATIENCE_S = 60.0  # for the records of the other ranks; they have passed the last barrier when this one has
 _HURRY_S = 10.0  # the same where this rank failed or was stopped: others may have been killed
 

@@ -22,8 +22,6 @@ from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.worker.unattended.journal import RankFollower
 
-__all__ = ["Coordinator"]
-
 
 class Coordinator:
     """The keeper's part of a run that has none."""

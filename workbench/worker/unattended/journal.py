@@ -21,8 +21,6 @@ from workbench.worker.agent.ranks.chunks import read_chunks
 from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.unattended.rank import STATUS
 
-__all__ = ["RankFollower"]
-
 _BLOCK_BYTES = 4 << 20
 _LOOK_S = 0.3
 

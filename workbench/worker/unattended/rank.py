@@ -22,8 +22,6 @@ from workbench.rundir.output.collect import LineSplitter
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.request import RankSlot
 
-__all__ = ["STATUS", "Task", "address_of", "run_task"]
-
 STATUS = "status.json"
 """In a rank's folder: what an agent would tell of it, and where it runs."""
 _GRACE_S = 8.0  # Kubernetes waits 30 s between SIGTERM and SIGKILL, torchrun too; the record must be written in them

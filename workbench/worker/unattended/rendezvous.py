@@ -12,8 +12,6 @@ from typing import Any
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 
-__all__ = ["FileRendezvous"]
-
 _LOOK_S = 0.1
 
 

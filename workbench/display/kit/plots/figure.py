@@ -7,11 +7,6 @@ from dataclasses import dataclass
 
 from workbench.base.words import number
 
-__all__ = [
-    "COLOURS", "COUNTS", "DASHES", "FOREGROUND", "STEP", "Look", "Plot", "Series", "equal_series", "look", "plot_words",
-    "smoothed", "time_axis",
-]  # fmt: skip
-
 COLOURS = ("#3b8ede", "#d0741a", "#2f9a75", "#c76bb0", "#9b8410", "#d5553f", "#6f7fd8", "#4696a6")
 """At least 3:1 on white and on near-black alike, and apart for the colour-blind (after Okabe and Ito)."""
 _MARKERS = "osD^vPX*"

@@ -11,8 +11,6 @@ from typing import Any
 
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Plot, Series, smoothed
 
-__all__ = ["PLOTLY", "SMOOTHING", "interactive", "plotly_js"]
-
 PLOTLY = "application/vnd.plotly.v1+json"
 SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _SMOOTHABLE = 10  # points

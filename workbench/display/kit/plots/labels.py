@@ -9,8 +9,6 @@ from typing import Any
 from workbench.display.kit.plots.figure import FOREGROUND, Look, look
 from workbench.jobs.choices import Technique
 
-__all__ = ["LineLabel", "apart", "look_of", "write_labels"]
-
 _NAMES = tuple(str(technique) for technique in Technique)
 _LABEL_SHARE = 0.075  # of the plot's height, that one label takes
 _NEAR = 0.1  # of the plot's width: a line that ends nearer to the right side is joined to its label

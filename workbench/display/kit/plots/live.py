@@ -13,14 +13,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from markupsafe import Markup
+
 from workbench.display.kit.doc import Doc, Figure, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import interactive, plotly_js
-from workbench.display.kit.templates import Markup
-
-__all__ = ["LivePlot", "show_doc", "show_live_plot"]
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.5

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from markupsafe import Markup
+
 from workbench.base.words import number
 from workbench.display.kit.plots.figure import STEP, Plot, Series
-from workbench.display.kit.templates import Markup
-
-__all__ = ["pointer_svg"]
 
 _BANDS = 48  # of lines with more points, about so many are told; markers are told all
 _LINE_PT = 10.5

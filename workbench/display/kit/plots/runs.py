@@ -10,8 +10,6 @@ from workbench.display.kit.plots.static import plot_svg
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.view import RunView
 
-__all__ = ["CURVE_TITLES", "SINCE", "curve_plot", "curves_svg", "losses_plot", "memory_plot", "memory_svg"]
-
 CURVE_TITLES: Mapping[str, str] = {
     "loss": "loss",
     "perplexity": "perplexity of the evaluation rows",

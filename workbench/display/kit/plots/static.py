@@ -7,12 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from markupsafe import Markup
+
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, Plot, Series
 from workbench.display.kit.plots.labels import LineLabel, write_labels
 from workbench.display.kit.plots.pointer import pointer_svg
-from workbench.display.kit.templates import Markup
-
-__all__ = ["draw_plot", "dress_axes", "figure_svg", "legend_above", "plot_png", "plot_svg"]
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72

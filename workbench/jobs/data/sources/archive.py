@@ -14,8 +14,6 @@ from typing import IO, cast
 
 from workbench.base.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "MAX_MEMBERS", "unpack"]
-
 MAX_MEMBERS = 1000
 """Members of an archive, wanted or not; WikiSQL's release has about a dozen."""
 MAX_BYTES = 2 * 2**30

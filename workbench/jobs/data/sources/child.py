@@ -13,8 +13,6 @@ from workbench.base.child import child_environment, start
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import parse_json
 
-__all__ = ["child_rows"]
-
 
 def child_rows(request: Mapping[str, object], what: str, limit_s: float | None = None) -> Iterator[object]:
     """Ask `workbench.worker.data.stream` for rows; it is ended when no more are wanted, or after so many seconds."""

@@ -18,17 +18,6 @@ from workbench.jobs.data.sources.read import read_rows
 from workbench.jobs.data.split import Split, chosen
 from workbench.jobs.data.tables import SqlTable
 
-__all__ = [
-    "join_files",
-    "mix_files",
-    "read_row",
-    "read_tables",
-    "write_files",
-    "write_mini",
-    "write_parts",
-    "write_release",
-]
-
 
 def read_tables(path: Path, run: Path | None = None) -> Iterator[SqlTable]:
     """Read a tables file, one table at a time; of a run's directory, no link is followed in it.

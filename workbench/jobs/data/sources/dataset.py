@@ -20,8 +20,6 @@ from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.data.sources.mini import MAX_ROWS
 from workbench.jobs.data.sources.read import FORMATS
 
-__all__ = ["Dataset", "Hub", "Mini", "Mix", "MixPart", "Prepared", "Release", "RowFiles", "dataset_from", "prepare"]
-
 
 class Mini(Record):
     """The bundled dataset: questions over some forty small tables."""

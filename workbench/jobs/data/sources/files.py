@@ -18,8 +18,6 @@ from workbench.jobs.data.sources.convert import write_files
 from workbench.jobs.data.sources.read import FORMATS, is_saved
 from workbench.jobs.data.split import Split
 
-__all__ = ["Columns", "RowFiles", "Share", "files_of", "is_rows"]
-
 _DEFAULT_SHARE = 0.05
 _EVALUATION = ("eval", "dev", "validation")
 _GLOB = re.compile(r"[*?\[]")

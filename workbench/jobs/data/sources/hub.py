@@ -18,8 +18,6 @@ from workbench.jobs.data.sources.convert import read_row, write_parts
 from workbench.jobs.data.sources.files import Columns, Share
 from workbench.jobs.data.split import Split
 
-__all__ = ["Hub"]
-
 _REMOTE_S, _LOCAL_S = 30.0, 300.0
 
 

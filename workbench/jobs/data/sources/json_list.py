@@ -10,8 +10,6 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import parse_json
 from workbench.jobs.data.lines import MAX_LINE_BYTES, no_constant
 
-__all__ = ["read_items"]
-
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
 

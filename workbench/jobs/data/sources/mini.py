@@ -16,8 +16,6 @@ from workbench.jobs.data.sources.mini_tables import MINI_TABLES
 from workbench.jobs.data.sql import Condition, Query, format_query
 from workbench.jobs.data.tables import Cell, SqlTable
 
-__all__ = ["MAX_ROWS", "mini_rows", "mini_tables"]
-
 MAX_ROWS = 100_000
 """The most questions, train and eval together, that are handed out; there are some more."""
 

@@ -5,8 +5,6 @@ One block a table: its name in the plural, the columns (`#` marks one that holds
 
 from __future__ import annotations
 
-__all__ = ["MINI_TABLES"]
-
 MINI_TABLES = """
 players | name, team, position, goals#, age#
 Alma Reyes, Harbor City, forward, 21, 24; Boris Hahn, Harbor City, keeper, 0, 31;

@@ -15,8 +15,6 @@ from workbench.jobs.data.rows import NESTED
 from workbench.jobs.data.sources.child import child_rows
 from workbench.jobs.data.sources.json_list import read_items
 
-__all__ = ["FORMATS", "is_saved", "read_rows"]
-
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Ends of names of files that hold rows; whatever ends otherwise is read as JSON Lines."""
 _LOOK = 4096  # letters in which a file's first one that is no blank is looked for

@@ -20,8 +20,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["main"]
-
 _PIECE = 1 << 20
 _WRITER_S = 10.0  # for another that writes the same part
 _SILENCE_S = 300  # then the alarm ends this: an sshd whose peer is gone may not notice for hours

@@ -10,8 +10,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-__all__ = ["Broken", "Pipe"]
-
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
 _SILENCE_S = 60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
 _HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file

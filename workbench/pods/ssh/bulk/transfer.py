@@ -25,8 +25,6 @@ from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 
-__all__ = ["LARGE", "SshRoute", "far_end_answer", "far_end_argv", "fetch_file", "route_to", "send_file"]
-
 logger = logging.getLogger(__name__)
 LARGE = 8 << 20
 """From so many bytes on a file is worth a connection of its own; opening one takes some tenths of a second."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from workbench.worker.agent.clients.client import AgentRefused, Client
 
-__all__ = ["Place", "launch_rank", "place_from"]
-
 _POLL_S = 0.1
 _CHUNK_BYTES = 1 << 16
 

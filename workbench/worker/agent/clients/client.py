@@ -9,8 +9,6 @@ from typing import Any
 from workbench.base import wire
 from workbench.base.wire import from_line, to_line
 
-__all__ = ["AgentRefused", "Client", "connect"]
-
 
 class AgentRefused(Exception):
     """What the agent answered instead of doing what it was asked."""

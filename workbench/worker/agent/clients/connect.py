@@ -10,8 +10,6 @@ from typing import Any
 
 from workbench.worker.agent.clients.client import connect
 
-__all__ = ["bridge"]
-
 _RELAY = "workbench.worker.agent.clients.relay"
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["OomWatch", "memory_group", "memory_limit_bytes"]
-
 _ROOT = Path("/sys/fs/cgroup")
 _COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")

@@ -8,8 +8,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-__all__ = ["GpuWatch"]
-
 _log = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _GIB = 1024**3

@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["family_memory", "memory"]
-
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

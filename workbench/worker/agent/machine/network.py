@@ -6,8 +6,6 @@ import ipaddress
 import socket
 from pathlib import Path
 
-__all__ = ["free_port", "interface_of"]
-
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 

@@ -8,8 +8,6 @@ from workbench.worker.agent.message import Message, whole_in
 from workbench.worker.agent.ranks.order import OutputOrder
 from workbench.worker.agent.ranks.output import OutputStream
 
-__all__ = ["Readable", "read_chunks"]
-
 Chunk = dict[str, object]
 Readable = OutputStream | OutputOrder
 

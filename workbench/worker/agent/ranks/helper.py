@@ -14,8 +14,6 @@ from workbench.base import entries
 from workbench.base.process import look_up
 from workbench.worker.agent.warm_link import WarmLink
 
-__all__ = ["ENTRY", "Helpers"]
-
 ENTRY = entries.INQUIRY
 """What a helper runs: it reads `inquiry.json` in its folder and leaves `answer.json` there."""
 

@@ -18,8 +18,6 @@ from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import keep_room
 from workbench.worker.agent.ranks.request import RunRequest
 
-__all__ = ["PodRun"]
-
 # Helpers of a program that just ended (multiprocessing's resource tracker) get this long to end by themselves.
 _OOM_COUNTED_S = 0.05
 _OOM_COUNTED_LATE_S = 3.0

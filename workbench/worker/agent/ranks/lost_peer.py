@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["only_lost_its_peer"]
-
 # What gloo, NCCL, torch's store and MPI say of another rank, and nothing else does. Gloo names its peer `[address]`.
 _OF_A_RANK = re.compile(
     r"closed by (remote )?peer (\[\S+\]:|\S+<)\d+|(read|write|connect) (error|timeout) \["

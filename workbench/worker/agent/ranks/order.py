@@ -6,8 +6,6 @@ import os
 import threading
 from pathlib import Path
 
-__all__ = ["OutputOrder"]
-
 _MOST_BYTES = 4 << 20  # then the order of the rest is not kept
 
 

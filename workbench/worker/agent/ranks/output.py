@@ -18,8 +18,6 @@ from pathlib import Path
 from workbench.base.process import OUTPUT_PIPE
 from workbench.worker.agent.ranks.order import OutputOrder
 
-__all__ = ["OutputPump", "OutputStream"]
-
 _log = logging.getLogger(__name__)
 
 _KEPT_BYTES = 4 << 20  # for each stream, while its disk is full

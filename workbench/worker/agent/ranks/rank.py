@@ -27,8 +27,6 @@ from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
 from workbench.worker.agent.ranks.request import RankSlot
 
-__all__ = ["Rank", "start_cold"]
-
 
 @dataclass(slots=True)
 class Rank:

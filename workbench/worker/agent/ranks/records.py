@@ -15,8 +15,6 @@ from workbench.base.errors import DiskFull
 from workbench.base.files import write_bytes, write_json
 from workbench.base.wire import from_line
 
-__all__ = ["Failure", "failure_from", "keep_room", "last_traceback", "read_record", "signal_name", "write_record"]
-
 _RESERVE, _RESERVE_BYTES = ".reserve", 16 << 10
 _RECORD_BYTES = 64 * 1024
 _MESSAGE_CHARS = 4000

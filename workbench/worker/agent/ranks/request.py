@@ -10,8 +10,6 @@ from pathlib import Path
 from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK
 from workbench.worker.agent.message import Message, object_in, texts_in, whole_in
 
-__all__ = ["RankSlot", "RunRequest", "check_run_id", "rank_environment"]
-
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 

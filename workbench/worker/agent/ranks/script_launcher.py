@@ -17,8 +17,6 @@ from workbench.worker.agent.ranks.rank import Rank, start_cold
 from workbench.worker.agent.ranks.request import rank_environment
 from workbench.worker.agent.warm_link import WarmLink
 
-__all__ = ["RankLauncher"]
-
 _log = logging.getLogger(__name__)
 _CANNOT_EXECUTE = 127  # the shell's word for it
 

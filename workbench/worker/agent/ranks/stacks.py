@@ -4,8 +4,6 @@ import faulthandler
 import signal
 from pathlib import Path
 
-__all__ = ["SIGNAL", "STACKS", "write_on_signal"]
-
 SIGNAL = signal.SIGRTMIN + 9
 STACKS = "stacks.txt"
 """In a rank's folder. Only who has made it is sent the signal: without a handler it would end the process."""
