@@ -6,6 +6,7 @@ Which room may import which is a contract in pyproject.toml.
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,17 @@ def test_public_names_say_what_they_do(path: Path) -> None:
             if any(isinstance(mark, ast.Name) and mark.id == "overload" for mark in node.decorator_list):
                 continue  # what follows them has it
             assert ast.get_docstring(node), f"{path.name}:{node.lineno} {node.name} has no docstring"
+
+
+def test_methods_of_what_is_exported_say_what_they_do() -> None:
+    exported = [each for name in workbench.__all__ if inspect.isclass(each := getattr(workbench, name))]
+    members = [
+        (owner, name, member)
+        for each in exported
+        for owner in each.__mro__
+        if owner.__module__.startswith("workbench")
+        for name, member in vars(owner).items()
+        if not name.startswith("_") and (callable(member) or isinstance(member, property | classmethod | staticmethod))
+    ]
+    assert len(members) > 100
+    assert [f"{owner.__name__}.{name}" for owner, name, member in members if not inspect.getdoc(member)] == []

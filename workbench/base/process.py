@@ -144,10 +144,7 @@ def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
 
 
 def family_table(roots: Iterable[int]) -> dict[int, Process]:
-    """Return these processes and all below them by pid: quicker than a look at all of a machine with many pods.
-
-    Of a process that starts or ends meanwhile, brothers may be missed.
-    """
+    """Return these processes and all below them by pid, without a look at all; new brothers may be missed."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():  # a kernel without CONFIG_PROC_CHILDREN
         return process_table()
     table: dict[int, Process] = {}
@@ -164,10 +161,7 @@ def family_table(roots: Iterable[int]) -> dict[int, Process]:
 
 
 def live_descendants(root: int) -> list[Process]:
-    """Return the live children of a process, their children, and so on, the oldest first; not the process itself.
-
-    In this order, whoever ends them closes a connection before it ends what ran over it: no end is taken for a result.
-    """
+    """Return the live descendants of a process, the oldest first: whoever ends them so closes connections first."""
     # Whom the quick look misses counts at the end alone.
     family = _live_below(root, family_table([root])) or _live_below(root, process_table())
     return sorted(family, key=lambda process: (process.start_time, process.pid))

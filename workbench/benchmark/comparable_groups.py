@@ -49,7 +49,6 @@ class Summary:
 
     @property
     def key(self) -> str:
-        """The key that its rows share."""
         return self.row.key
 
 
@@ -66,7 +65,6 @@ class Group:
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
-        """All its rows, repeats one by one."""
         return tuple(row for summary in self.summaries for row in summary.rows)
 
 

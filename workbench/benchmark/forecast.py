@@ -69,7 +69,6 @@ class BenchmarkForecast(Shown):
 
     @property
     def runs(self) -> int:
-        """Number of runs."""
         return sum(row.runs for row in self.rows)
 
     @property

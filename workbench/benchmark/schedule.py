@@ -83,7 +83,6 @@ class Schedule:
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
-        """All rows as they are now."""
         return tuple(item.row for item in self._items)
 
     def run(self, show: ShowRows, *, side_by_side: bool = False) -> None:

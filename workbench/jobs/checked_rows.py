@@ -27,11 +27,7 @@ _ANSWER_S = 120.0
 
 @contextmanager
 def checked_rows(job: FineTune) -> Iterator[Refusal]:
-    """Yield what says why the job's model cannot learn from a row; its words are empty where it can.
-
-    Rows that a chat template writes are rendered in a process that has transformers: the first thousand, and then ever
-    fewer, drawn by the job's seed; of each shape (roles, calls, tools) the first in any case.
-    """
+    """Yield why the model cannot learn from a row; of rows of a chat template the first thousand, then ever fewer."""
     by_form, child = row_refusal(job), _Child(job)
     chance, shapes, count = Random(job.seed), set[Shape](), 0
 
@@ -99,7 +95,6 @@ class _Child:
         return from_line(of.readline())["refusal"]
 
     def close(self) -> None:
-        """End it."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

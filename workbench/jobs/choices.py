@@ -151,5 +151,4 @@ class Optimizer(StrEnum):
 
     @property
     def uses_bitsandbytes(self) -> bool:
-        """Whether it is bitsandbytes that updates."""
         return self not in (Optimizer.ADAMW, Optimizer.SGD)

@@ -63,7 +63,6 @@ class Fleet:
         return shared_words([(link.pod.name, link.shared) for link in self._links])
 
     def launch(self) -> None:
-        """Start the pods and an agent on each."""
         self.owned = True
         identity = self._identity = Identity.create(self.paths.identity)
         self._check_wanted()
@@ -133,7 +132,6 @@ class Fleet:
             raise PodError("the cluster was closed during its start")
 
     def take(self, count: int) -> list[AgentLink]:
-        """Return the lines to the first pods that live."""
         if not 1 <= count <= len(self._links):
             raise RunError(f"the job asks for {count} pods; the cluster has {len(self._links)}")
         ended = [f"{pod.name} is {pod.phase}: {pod.message}" for pod in self.pods if pod.phase.is_terminal]

@@ -88,7 +88,6 @@ class RequestServer:
             self._open()
 
     def close(self) -> None:
-        """Answer no more."""
         self._server.close()
         self._path.unlink(missing_ok=True)
 

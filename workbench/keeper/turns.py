@@ -28,16 +28,13 @@ class Turns:
 
     @property
     def running(self) -> Sequence[Runner]:
-        """Those that run."""
         return tuple(self._running)
 
     @property
     def busy(self) -> list[AgentLink]:
-        """The lines to the pods that they use."""
         return [link for runner in self.running for link in runner.links]
 
     def add(self, runner: Runner) -> None:
-        """Let a run wait for its turn."""
         with self.lock:
             runner.enqueue()
             self._waiting.append(runner)

@@ -57,7 +57,6 @@ class _Handler(APIHandler):
         self.finish(json.dumps(answer))
 
     def body(self) -> dict[str, Any]:
-        """Return the JSON object that was sent."""
         match self.get_json_body():
             case dict() as sent:
                 return sent

@@ -75,7 +75,6 @@ class Listing:
         }  # fmt: skip
 
     def page(self, name: str) -> Row:
-        """Draw a run as the page that its tab shows."""
         began = time.thread_time()
         view = self._view(self.run(name).root)
         title = f"Run {plain(view.id)}"
@@ -86,11 +85,9 @@ class Listing:
         }  # fmt: skip
 
     def card(self, name: str) -> str:
-        """Draw the card of a run."""
         return as_page(card_of(RunResult.load(self.run(name).root)))
 
     def report(self, folder: str) -> str:
-        """Draw the report of the runs below a folder."""
         place = self._place(folder)
         rows, problems = rows_below([place])
         return as_page(gather(rows, title=place.name, problems=problems))

@@ -43,7 +43,6 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The sum."""
         return self.tensors + self.overhead
 
     @property
@@ -56,7 +55,6 @@ class Memory:
         return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
     def plus(self, other: Memory) -> Memory:
-        """Return both together."""
         return Memory(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
 

@@ -89,13 +89,11 @@ class Journal:
         self._write_state()
 
     def state(self, state: RunState, message: str = "") -> None:
-        """Write where the run is in its life."""
         self._state, self._message = state, message
         self._write_state()
 
     @property
     def standing(self) -> tuple[RunState, str]:
-        """The state, and the line on it."""
         return self._state, f"{self._message} ({self._hint})" if self._hint else self._message
 
     def hint(self, message: str) -> None:

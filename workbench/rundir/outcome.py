@@ -59,7 +59,6 @@ class RankStatus(TolerantRecord):
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself."""
         return not self.done and not self.stopped and (self.error is not None or self.phase == "exited")
 
 
@@ -154,13 +153,11 @@ class MemoryPeaks:
         self._cuda: dict[str, dict[int, float]] = {}
 
     def see(self, ranks: Sequence[RankStatus]) -> None:
-        """Take the ranks of one pod at one moment."""
         for address in {r.pod.address for r in ranks}:
             now = sum(r.rss_bytes for r in ranks if r.pod.address == address) / _GIB
             self._resident[address] = max(now, self._resident.get(address, 0.0))
 
     def see_event(self, event: Event, address: str) -> None:
-        """Take a rank's own word on its CUDA memory."""
         reserved = event.number("cuda_reserved_gib")
         if reserved is not None and event.rank is not None:
             ranks = self._cuda.setdefault(address, {})
@@ -187,7 +184,6 @@ class MemoryPeaks:
 
     @property
     def gib(self) -> dict[str, float]:
-        """Return the peaks by host, GiB."""
         if self._cuda:
             return {address: round(sum(ranks.values()), 4) for address, ranks in self._cuda.items()}
         return {address: round(peak, 4) for address, peak in self._resident.items()}

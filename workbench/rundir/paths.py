@@ -176,7 +176,6 @@ class PodRunPaths:
 
     @classmethod
     def of(cls, pod_root: str, run_id: str) -> PodRunPaths:
-        """Return the paths of a run on a pod with this root."""
         return cls(PurePosixPath(pod_root) / "runs" / run_id)
 
     def rank(self, rank: int) -> PurePosixPath:

@@ -43,11 +43,7 @@ def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
 
 
 def cluster_of(paths: RunPaths) -> Path:
-    """Return the cluster directory that a run names, if that knows the run, else the run's own.
-
-    A run directory may come from somebody else and name any folder. One belongs to it that lies with it, as clusters
-    and runs do, or that is this user's own and names the run in its queue.
-    """
+    """Return the cluster that a run names, if it lies with it or is this user's and knows it; else the run's own."""
     named = Path(text(read_json(paths.info).get("cluster")) or paths.root)
     if _is_with(named, paths.root) or (is_own(named) and is_listed(paths, named)):
         return named

@@ -177,11 +177,7 @@ class ResultRecord(Measurements):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read the `result.json` of a run directory.
-
-        Raises:
-            RunError: There is none: the run has not ended, or it is not a run directory.
-        """
+        """Read the `result.json` of a run directory; a RunError where the run has not ended."""
         file = result_file(RunPaths(path))
         if not os.path.lexists(file):
             raise RunError(f"{path} holds no result.json: the run has not ended, or it is not a run directory")

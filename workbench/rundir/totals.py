@@ -61,7 +61,6 @@ class RunTotals:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Self:
-        """Take in all events."""
         totals = cls()
         for event in events:
             totals.take(event)
@@ -124,7 +123,6 @@ class RunTotals:
         return step.number("samples_per_s") if so_far is None else so_far
 
     def progress(self, state: RunState, message: str) -> Progress:
-        """Return how far the run is by now."""
         step = self.last_step or Event(time_s=0.0, rank=None, kind=EventKind.STEP)
         return Progress(
             state=state,

@@ -63,7 +63,6 @@ class RankLog:
 
     @property
     def lines(self) -> list[str]:
-        """Both, standard error last, as that is where a rank says why it ends."""
         return [*self.stdout.lines, *self.stderr.lines]
 
     @property
@@ -131,7 +130,6 @@ class RunView:
 
     @property
     def phases(self) -> Mapping[int, str]:
-        """What each rank is doing, by its number."""
         return self.totals.phases
 
     @property
@@ -181,12 +179,10 @@ class RunView:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that have a log."""
         numbers = (path.name.split(".")[0].partition("-")[2] for path in self.paths.logs.glob("rank-*.std*.log"))
         return sorted({int(number) for number in numbers if number.isdigit()})
 
     def log(self, rank: int) -> RankLog:
-        """Return the last lines of a rank, as of now."""
         if rank not in self._logs:
             stdout, stderr = (LogTail(self.paths.rank_log(rank, stream)) for stream in ("stdout", "stderr"))
             self._logs[rank] = RankLog(stdout=stdout, stderr=stderr)

@@ -111,7 +111,6 @@ class Repetition(DecayTrainer):
         self.eval_losses: dict[int, float] = {}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Deal out the rows of each step to the ranks."""
         grouped = self.args.train_sampling_strategy == "group_by_length"
         lengths = [(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset]
         batches = GlobalBatchSampler(

@@ -75,7 +75,6 @@ class Composition(Mapping[str, Any]):
 
     @property
     def pods(self) -> PodSpec:
-        """What each pod needs."""
         return PodSpec(**self.options(PodSpec))
 
     @property
@@ -114,7 +113,6 @@ class Composition(Mapping[str, Any]):
         return ClusterSpec(backend=self.make_backend().to_dict(), pods=self.pods, **self.cluster_options)
 
     def make_job(self) -> FineTune:
-        """Make the job."""
         return FineTune(**self.job_options)
 
     def check(self) -> None:

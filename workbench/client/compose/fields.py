@@ -103,11 +103,7 @@ class FormField:
         return json.dumps(value, default=str) if value else ""
 
     def read(self, value: Any) -> object:
-        """Return what the option is to be.
-
-        Raises:
-            ConfigError: It should be JSON and is not.
-        """
+        """Return what the option is to be; a ConfigError where it should be JSON and is not."""
         allowed = self.option.allowed
         if value == self.written(self.option.default):
             return self.option.default

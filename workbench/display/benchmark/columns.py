@@ -134,7 +134,6 @@ class Figures:
         return f"{value / self.size:,.{self.decimals}f}"
 
     def of(self, row: BenchmarkRow) -> str:
-        """Write a row's figure."""
         return self.write(self.column.value(row))
 
 

@@ -33,22 +33,18 @@ class Line:
 
     @property
     def row(self) -> BenchmarkRow:
-        """The row whose figures it shows."""
         return self.summary.row
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
-        """The repeats behind it."""
         return self.summary.rows
 
     @property
     def model(self) -> str:
-        """What was trained."""
         return _short(plain(self.row.model))
 
     @property
     def technique(self) -> str:
-        """How."""
         return plain(self.row.technique or self.row.name)
 
     @property
@@ -117,12 +113,10 @@ class Sheet:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """All lines, in order."""
         return tuple(line for part in self.parts for line in part.lines)
 
     @property
     def several_models(self) -> bool:
-        """Whether its lines are of more than one model."""
         return any(line.several_models for line in self.lines)
 
     def sections(self, shown: Sequence[int]) -> tuple[tuple[str, int], ...]:

@@ -43,22 +43,18 @@ class ClusterPanel:
 
     @property
     def name(self) -> str:
-        """What it is, for people who cannot see it."""
         return f"cluster {self._cluster.path.name}"
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come."""
         return self._phase in _ENDED
 
     @property
     def clickable(self) -> bool:
-        """Whether its button still does something."""
         return not self.over
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two looks at least."""
         return min(_TICK_S, self._word_s)
 
     @property
@@ -66,7 +62,6 @@ class ClusterPanel:
         return min(_WORD_S, (self._cluster.spec.idle_timeout_s or _WORD_S) / 4)
 
     def bar(self) -> ButtonBar:
-        """Return its button."""
         if self._bar is None:
             self._bar = ButtonBar("button of the cluster", {"stop": self._cluster.close})
             self._draw_bar()
@@ -82,7 +77,6 @@ class ClusterPanel:
         """Do nothing: there is no plot."""
 
     def look(self, *, at_once: bool = False) -> Doc:  # noqa: ARG002  # nothing here could wait
-        """Look, and state it."""
         view = look_at(self._cluster, self._views)
         self._phase = view.phase
         if self._bar is not None:

@@ -154,7 +154,6 @@ class _FormView:
         self._draw()
 
     def show(self) -> None:
-        """Display all parts in this cell."""
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         put({"text/plain": "(the fields: they need the kernel)", VIEW: view}, uuid.uuid4().hex, update=False)
         self._shown = to_bundle(self._form.doc())
@@ -162,7 +161,6 @@ class _FormView:
         self._place = reserve()
 
     def click(self, action: str) -> None:
-        """Do what a button asks for."""
         actions: Mapping[str, Callable[[], None]] = {
             "start": self._start, "rows": self._look_at_data, "stop": self._stop, "edit": self._edit,
         }  # fmt: skip

@@ -83,7 +83,6 @@ class ButtonBar:
         return {"text/plain": f"({self.widget.label}: they need the kernel)", VIEW: view}
 
     def draw(self, buttons: Sequence[Button]) -> None:
-        """Make the buttons look like that."""
         self.widget.buttons = [asdict(button) for button in buttons]
 
     def beat(self, count: int) -> None:

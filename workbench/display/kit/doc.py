@@ -146,10 +146,7 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
-    """Draw a document as several outputs of a notebook's cell, of which each plot that can be asked is one.
-
-    Its title is one too: with it comes the style sheet, by which a dark page has the plot dark.
-    """
+    """Draw a document as several outputs of a cell: its title with the style sheet, and each plot that can be asked."""
     for plot, group in groupby(doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None):
         blocks = list(group)
         match blocks[0]:
@@ -167,10 +164,7 @@ def to_fragment(doc: Doc) -> str:
 
 
 def to_page(doc: Doc, title: str, *styles: str) -> str:
-    """Draw a document as a whole page that may load nothing; further style sheets by their names.
-
-    It may run nothing either but the plots that can be asked: by their checksums, so that no foreign text ever does.
-    """
+    """Draw a document as a whole page that loads nothing, and runs nothing but its plots, by their checksums."""
     body = blocks_html(doc.blocks, asked=True)
     scripts = [Markup(plotly_js()), render("plots.js")] if "<div data-plot=" in body else []
     checksums = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]

@@ -75,11 +75,7 @@ class Watched(Protocol):
 
 
 def has_widgets() -> bool:
-    """Whether somebody can click on what this cell shows.
-
-    A program that executes a notebook does not name the cell, as front ends do: it would save widgets that nobody can
-    use, and whose drawing comes from a network.
-    """
+    """Whether somebody can click here: a program that executes a notebook does not name the cell, as front ends do."""
     if not is_notebook(sys.stdout) or importlib.util.find_spec("anywidget") is None:
         return False
     from IPython.core.getipython import get_ipython
@@ -149,7 +145,6 @@ class Picture:
         self.start()
 
     def start(self) -> None:
-        """Begin to follow, unless that is done already."""
         if self._thread is None and not self.watched.over:
             self._thread = threading.Thread(target=self._loop, name=f"picture of {self.watched.name}", daemon=True)
             self._thread.start()
@@ -227,11 +222,7 @@ def reserve() -> str:
 def show_live(path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = "") -> None:
     """Display the record of a directory, which has one picture however often it is displayed.
 
-    Args:
-        path: The directory.
-        make: Makes what is to be looked at.
-        keep_bar: Whether its buttons stay after the end.
-        place: Where it was reserved that it be shown, by a cell in which somebody clicked; else it is this cell.
+    It stands where `place` reserved room for it, in a cell in which somebody clicked; else in this cell.
     """
     from IPython.core.getipython import get_ipython
 

@@ -39,7 +39,6 @@ class _Column:
 
     @property
     def tells(self) -> bool:
-        """Whether anything is in it."""
         return any(cell not in ("", UNKNOWN) for cell in self.cells)
 
     @property

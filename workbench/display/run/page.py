@@ -57,15 +57,7 @@ class RunPage:
         *,
         alone: bool = False,
     ):
-        """Take in the view as it is.
-
-        Args:
-            view: The run.
-            plot: Returns the plot of a name, which is to be drawn anew where its state is another than before.
-            folds: What the user has unfolded (or folded) in a picture that goes on, by its title: what is folded there
-                is drawn only when it is unfolded, and at the end.
-            alone: Whether it is for a page that outlives its notebook and its cluster.
-        """
+        """Take in the view; `folds` is what the user unfolded, by title; `alone`: the page outlives its cluster."""
         self.facts = facts_of(view, alone=alone)
         self._view, self._plot = view, plot
         self._folds = {} if folds is None else folds
@@ -73,12 +65,10 @@ class RunPage:
         self._folded = fold({rank: view.log(rank).lines[-_FOLDED_LINES:] for rank in view.ranks})
 
     def doc(self) -> Doc:
-        """State it."""
         return Doc(blocks=[Raw(html=framed(self._html(), self._view.state), text=self.text)], state=self._view.state)
 
     @property
     def text(self) -> str:
-        """Draw it as text."""
         facts = self.facts
         rows = [("note", facts.note)] if facts.note else []
         rows += [*facts.head, *facts.figures, *((f"memory of {pod}", size) for pod, size in facts.memory)]

@@ -49,7 +49,6 @@ class RunPanel:
 
     @property
     def name(self) -> str:
-        """What it is, for people who cannot see it."""
         return f"the losses of run {self.view.id}"
 
     @property
@@ -59,23 +58,19 @@ class RunPanel:
 
     @property
     def clickable(self) -> bool:
-        """Whether its buttons still do something."""
         return not self.view.state.is_terminal
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two looks at least."""
         return _TICK_S if self.clickable else _ENDED_TICK_S
 
     def bar(self) -> RunButtons:
-        """Return its buttons, the same at each call."""
         if self._bar is None:
             self._bar = RunButtons(self._run)
             self._bar.update(facts_of(self.view))
         return self._bar
 
     def unfold(self, title: str, is_open: bool) -> None:
-        """Note what the user folded or unfolded in it."""
         self._folds[title] = is_open
 
     def still(self) -> bytes:
@@ -87,7 +82,6 @@ class RunPanel:
         figure_svg(lambda axes: axes.plot([0, 1]), label="")
 
     def look(self, *, at_once: bool = False) -> Doc:
-        """Read what is new, and state it."""
         before = self.view.state
         self.view.refresh()
         at_once = at_once or self.view.state != before

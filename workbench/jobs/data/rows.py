@@ -89,7 +89,6 @@ class Row:
         return not (self.source or self.input)
 
     def to_json(self) -> str:
-        """Return the line of `train.jsonl` or `eval.jsonl`."""
         apart = {"input": self.input} if self.input else {}
         turns = {key: value for key, value in ((CHAT, self.messages), (TOOLS, self.tools)) if value}
         row = {"source": self.source, **apart, "target": self.target, "table_id": self.table_id, **turns}

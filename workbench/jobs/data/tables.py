@@ -38,28 +38,15 @@ class SqlTable:
         return next((i for i, other in enumerate(self.header) if fold(other) == wanted), None)
 
     def to_json(self) -> str:
-        """Return the line of `tables.jsonl`."""
         data = {"id": self.id, "name": self.name, "header": self.header, "types": self.types, "rows": self.rows}
         return json.dumps(data, ensure_ascii=False)
 
 
 def execute(query: Query, table: SqlTable, *, timeout_s: float = 2.0, max_rows: int = 10_000) -> list[Cell]:
-    """Run a query on a table, with WikiSQL's semantics.
+    """Run a query on a table, with WikiSQL's semantics; an aggregation gives one value, all else one a row.
 
     A condition's column decides how its value is compared: text without letter case, in a `real` column as a number,
-    thousands separators and all.
-
-    Args:
-        query: What to ask.
-        table: What to ask it of, with its rows.
-        timeout_s: Seconds after which the query is given up.
-        max_rows: Rows after which the answer is cut.
-
-    Returns:
-        One value per row in the table's order, or the single value of an aggregation.
-
-    Raises:
-        ConfigError: A column is missing, a number is compared with text, or time ran out.
+    thousands separators and all. A ConfigError where a column is missing, or time ran out.
     """
     sql, parameters = _statement(query, table)
     deadline = time.monotonic() + timeout_s

@@ -17,14 +17,7 @@ from workbench.jobs.finetune import FineTune
 
 
 def load(job: FineTune) -> tuple[dict[str, Any], str]:
-    """Read a job's configuration as written; a missing `dsconfig/NAME.json` is the file of that name that is shipped.
-
-    Returns:
-        A copy of its own, and what to call it in messages.
-
-    Raises:
-        ConfigError: There is no such file, or it is not a JSON object.
-    """
+    """Read a job's own JSON, or the file of that name that is shipped; return it, and what to call it in messages."""
     name = f"{job.technique}.json"
     match job.deepspeed:
         case Mapping() as given:

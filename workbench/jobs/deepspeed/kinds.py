@@ -20,15 +20,12 @@ class Kind:
     null: bool = False
 
     def or_auto(self) -> Kind:
-        """Return the kind that takes 'auto' as well."""
         return replace(self, auto=True)
 
     def or_null(self) -> Kind:
-        """Return the kind that takes null as well."""
         return replace(self, null=True)
 
     def takes(self, value: object) -> bool:
-        """Whether a value is of this kind."""
         return (self.auto and value == "auto") or (self.null and value is None) or self.fits(value)
 
     def __str__(self) -> str:

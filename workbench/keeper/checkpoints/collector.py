@@ -46,7 +46,6 @@ class CheckpointCollector:
         self._thread = threading.Thread(target=self._loop, name="checkpoints", daemon=True)
 
     def start(self) -> None:
-        """Begin to carry."""
         if self._brings and getattr(self._context.spec.job, "save_steps", None) is not None:
             self._thread.start()
 

@@ -64,12 +64,10 @@ class LaunchCommand:
     """Variables to set beside the caller's own."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON form; `from_dict` reads it back."""
         return {"argv": list(self.argv), "env": dict(self.env)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LaunchCommand:
-        """Read the JSON form."""
         return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
     def __str__(self) -> str:

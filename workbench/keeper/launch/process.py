@@ -61,7 +61,6 @@ class LauncherProcess:
         return any(activity(pid)[1] for pid in session)
 
     def tail(self, lines: int = 20) -> str:
-        """Return the last lines of its output."""
         text = self._log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 

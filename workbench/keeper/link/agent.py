@@ -113,7 +113,6 @@ class AgentLink(PodFiles):
             self.open()
 
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
-        """Ask the agent and return its answer."""
         with self._lock:
             if self._stream is None:
                 raise RemoteError(f"no line to {self.pod.name}", host=self.pod.address, command=op)

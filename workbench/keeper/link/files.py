@@ -38,11 +38,7 @@ class Stock:
         self._checked: dict[str, tuple[float, set[str]]] = {}
 
     def ensure(self, path: str, pod: str, look: Callable[[str], str], send: Callable[[], object]) -> None:
-        """Have a file there as it should be: what an earlier version, or the disk, spoiled is sent again.
-
-        `look` takes the stamp that was seen last and returns the present one, empty where the file has to be sent. One
-        look serves each pod once.
-        """
+        """Send a file that is not as it should: `look` takes its last stamp and returns the present, or nothing."""
         with self._lock:
             busy = self._busy[path]
         with busy:
@@ -113,7 +109,6 @@ class PodFiles:
         self._send(local, path)
 
     def size(self, remote: str) -> int:
-        """Return the bytes of a file on the pod."""
         return self.lasting(lambda ssh: ssh.size(remote))
 
     def get(self, remote: str, local: Path) -> str:

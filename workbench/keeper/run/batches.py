@@ -37,10 +37,7 @@ Arrival = tuple[FileLeft, Path]
 def fetch_files(
     link: AgentLink, folder: PurePosixPath, files: Sequence[Arrival], pile: Path
 ) -> Iterator[tuple[FileLeft, str]]:
-    """Fetch files of one folder, checked against their SHA-256; yield each with it once it is in its place.
-
-    `pile` is a file for those that arrive together; what a break leaves of it does not travel again.
-    """
+    """Fetch files of one folder, checked; yield each once it is in place. `pile` keeps what a break leaves."""
     alone = [each for each in files if not _is_small(each)]
     for batch in _batches(filter(_is_small, files)):
         late = list(batch)

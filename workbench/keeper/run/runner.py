@@ -51,12 +51,10 @@ class Runner:
 
     @property
     def links(self) -> Sequence[AgentLink]:
-        """The lines to the pods that it uses."""
         return self._context.links
 
     @property
     def path(self) -> Path:
-        """The run's directory."""
         return self._context.paths.root
 
     @property
@@ -109,7 +107,6 @@ class Runner:
             self._attempt = self._new_attempt()
 
     def run(self) -> RunState:
-        """Do all of it."""
         self._started_s = now_s()
         if self._context.left:
             self._recover()
@@ -164,7 +161,6 @@ class Runner:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, and not well."""
         return self._journal.standing[0] in (RunState.FAILED, RunState.CANCELLED)
 
     def bring(self) -> Returned:

@@ -100,7 +100,6 @@ class RunLedger:
 
     @property
     def all_exited(self) -> bool:
-        """Whether every rank has ended."""
         return len(self.ranks) == self.world_size and self._all_in("exited")
 
     @property
@@ -133,7 +132,6 @@ class RunLedger:
 
     @property
     def started(self) -> bool:
-        """Whether a rank has started."""
         return self._any_in("running", "exited")
 
     @property

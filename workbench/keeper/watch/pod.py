@@ -77,11 +77,9 @@ class PodWatch:
         self._thread = threading.Thread(target=self._loop, name=f"watch-{link.pod.name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to poll."""
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and wait for it; idempotent."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=30)

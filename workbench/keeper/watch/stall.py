@@ -56,7 +56,6 @@ class StallWatch:
         self._told_at = self.clock()
 
     def see(self, report: PodReport) -> None:
-        """Take in what a pod reports of its ranks."""
         if not report.answered:
             return
         now = self.clock()
@@ -72,7 +71,6 @@ class StallWatch:
                 self._halted.pop(rank.rank, None)
 
     def see_event(self, event: Event) -> None:
-        """Take in an event of a rank."""
         self._told_at = self.clock()
         if event.kind == EventKind.STEP:
             if self._step is not None and event.time_s > self._step.time_s:

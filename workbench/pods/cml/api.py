@@ -30,7 +30,6 @@ class WorkersApi:
         return workers_v1
 
     def call(self, verb: str, *args: object, **options: object) -> Any:
-        """Call the platform."""
         module = self.find()
         try:
             return getattr(module, verb)(*args, **options)

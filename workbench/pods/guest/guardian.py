@@ -76,12 +76,10 @@ class WorkerConfig:
         return f"WorkerConfig({self.name} at {self.address}:{self.port})"
 
     def to_line(self) -> bytes:
-        """Write it as one line of JSON."""
         return to_line(asdict(self))
 
     @classmethod
     def from_line(cls, line: bytes) -> WorkerConfig:
-        """Read what `to_line` wrote."""
         data = from_line(line)
         return cls(**{**data, "rendezvous": (data["rendezvous"][0], data["rendezvous"][1])})
 

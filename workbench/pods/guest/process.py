@@ -53,15 +53,12 @@ class AdoptedProcess:
         return None if self._process is not None and self._process.is_alive() else 0
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self._send(signal.SIGKILL)
 
     def wait(self, timeout: float = 5.0) -> int:
-        """Wait until it has ended."""
         deadline = time.monotonic() + timeout
         while self.poll() is None:
             if time.monotonic() > deadline:
@@ -111,7 +108,6 @@ class LocalWorker:
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 
     def exit_message(self) -> str:
-        """Return how it ended, with its last lines."""
         code, lived = self.process.returncode, f"{time.monotonic() - self.started_s:.1f} s after its start"
         if code is None:
             how, lived = "has ended", "after its keeper had died"

@@ -42,7 +42,6 @@ class Daemon:
 
     @property
     def host_key(self) -> str:
-        """Return the public host key, `type base64`."""
         return check_key_line((self.folder / "host_key.pub").read_text().strip())
 
     def prepare(self) -> None:

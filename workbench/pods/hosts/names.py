@@ -58,7 +58,6 @@ class Host:
 
     @property
     def where(self) -> str:
-        """Return address and port as people write them."""
         return f"{self.reached or self.address}:{self.port}"
 
     def to_dict(self) -> dict[str, object]:

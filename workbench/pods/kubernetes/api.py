@@ -74,7 +74,6 @@ class KubeApi:
 
     @property
     def host(self) -> str:
-        """Where the API server is."""
         return str(self._configuration.host)
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
@@ -100,7 +99,6 @@ class KubeApi:
         return list(listed["items"]), str(listed.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, kind: Kind, version: str, **selector: str) -> EventStream:
-        """Open a watch that goes on from a version."""
         timeouts = (_TIMEOUT_S[0], _WATCH_S + 30.0)
         response = self._once(
             ("watch", kind),
@@ -116,7 +114,6 @@ class KubeApi:
         return EventStream(response)
 
     def read_pod(self, name: str) -> Manifest:
-        """Return a pod."""
         return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
 
     def own_pod(self) -> Owner | None:
@@ -133,7 +130,6 @@ class KubeApi:
         return Owner(name=name, uid=str(metadata["uid"]))
 
     def log(self, name: str, tail: int) -> str:
-        """Return the last lines of a pod's log."""
         what, read = ("get", "pod/log"), self._core.read_namespaced_pod_log
         if self.giving_up.is_set():
             response = self._once(what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S)

@@ -49,7 +49,6 @@ class HostKey:
 
     @classmethod
     def generate(cls) -> HostKey:
-        """Make a new ed25519 key."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -69,7 +68,6 @@ class Owner:
     uid: str
 
     def references(self) -> list[Manifest]:
-        """Return the owner references of what it owns."""
         return [{"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}]
 
 
@@ -108,7 +106,6 @@ class ClusterObjects:
 
     @property
     def image(self) -> str:
-        """The image of the pods."""
         return self.spec.image or self.options.image
 
     @property
@@ -118,7 +115,6 @@ class ClusterObjects:
 
     @property
     def selector(self) -> str:
-        """The label selector that finds them."""
         return f"{CLUSTER_LABEL}={self.base}"
 
     def root(self, index: int) -> str:
@@ -153,7 +149,6 @@ class ClusterObjects:
         return {**_head("v1", "Service", self._metadata(self.base, owner)), "spec": spec}
 
     def pod(self, index: int, owner: Owner | None) -> Manifest:
-        """Return one pod."""
         options = self.options
         metadata = self._metadata(self.names[index], owner)
         labels, annotations = self._gang()

@@ -91,7 +91,6 @@ class Session:
         return replace(pod, ssh_address="127.0.0.1", ssh_port=forward.port)
 
     def look(self) -> list[Pod]:
-        """Return the pods as the watch last saw them."""
         with self._changed:
             looks = list(self._looks())
         return [_with_look(pod, looks[index]) for index, pod in sorted(self._pods.items())]

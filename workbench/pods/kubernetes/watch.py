@@ -38,7 +38,6 @@ class WatchedObjects:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching. Idempotent."""
         self._closed.set()
         stream = self._stream
         if stream is not None:

@@ -83,7 +83,6 @@ class Identity:
 
     @property
     def public_key(self) -> str:
-        """The public key, one line."""
         return self.key.with_suffix(".pub").read_text().strip()
 
     def pin(self, pods: Iterable[Pod]) -> None:

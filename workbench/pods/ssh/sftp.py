@@ -31,7 +31,6 @@ class Files:
         self._sftp: paramiko.SFTPClient | None = None
 
     def size(self, remote: str | PurePosixPath) -> int:
-        """Return the bytes of a file."""
         with self._client("look at", remote) as client:
             return client.stat(str(remote)).st_size or 0
 

@@ -47,7 +47,6 @@ class Destination:
 
     @property
     def where(self) -> str:
-        """Return address and port as people write them."""
         return f"{self.address}:{self.port}"
 
 

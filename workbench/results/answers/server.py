@@ -83,10 +83,7 @@ class ModelServer:
         before: bool = False,
         on_text: Callable[[str], None] | None = None,
     ) -> Answered:
-        """Let the model answer, and wait for it. An interrupt leaves the child fit for the next question.
-
-        `on_text` is called with each piece of the answer to a single question.
-        """
+        """Let the model answer, telling `on_text` each piece of a single answer; an interrupt leaves the child fit."""
         sent = ("source", "input", "opening", "messages", "tools")
         asked = [{name: getattr(question, name) for name in sent} for question in questions]
         which = "before" if before else "after"

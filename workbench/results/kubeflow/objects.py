@@ -57,7 +57,6 @@ class KubeflowPlan:
 
     @property
     def claim(self) -> str:
-        """The claim that takes the results."""
         return self.options.pvc or f"{self.name}-results"
 
     def command(self, *launcher: str) -> list[str]:

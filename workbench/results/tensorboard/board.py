@@ -56,7 +56,6 @@ class Route:
     """What to do where the frame stays empty."""
 
     def url(self, server: BoardServer) -> str:
-        """Return the URL of the pages of a server."""
         if self.port is None:
             return self.template.replace(_KEY, server.key)
         base, mark, query = self.template.replace(_PORT, str(server.port)).partition("?")

@@ -66,12 +66,10 @@ class BoardServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
         return is_alive(self.pid, self.start_time)
 
     @property
     def key(self) -> str:
-        """What stands for the folder in names and URLs."""
         return _key(Path(self.folder))
 
     @property
@@ -113,13 +111,7 @@ class BoardServer:
 
 
 def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) -> BoardServer:
-    """Return the server of a folder, started now if there is none; returns when it answers.
-
-    Args:
-        folder: What it shows.
-        port: Where it listens on loopback; 0 for any port, None for its Unix socket.
-        timeout_s: How long it may take to answer.
-    """
+    """Return the server of a folder, started now if there is none; with `port` None it listens on its Unix socket."""
     record = _record(folder)
     with _lock(record.with_suffix(".lock")):
         server = find(folder)

@@ -37,13 +37,11 @@ class Checkpoint:
         return len(self.parts)
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON form; `from_dict` reads it back."""
         parts, pods = ({str(r): str(x) for r, x in each.items()} for each in (self.parts, self.pods))
         return {"step": self.step, "parts": parts, "pods": pods, "notes": list(self.notes)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        """Read the JSON form."""
         parts = {int(rank): Path(part) for rank, part in data["parts"].items()}
         pods = {int(rank): pod for rank, pod in data.get("pods", {}).items()}
         return cls(step=data["step"], parts=parts, pods=pods, notes=data["notes"])

@@ -16,7 +16,6 @@ class Curve:
         self._time_s = array("d")
 
     def add(self, x: float | None, value: float | None, time_s: float = math.nan) -> None:
-        """Append a point, unless it is none."""
         if x is not None and value is not None and math.isfinite(value):
             self._x.append(x)
             self._y.append(value)
@@ -24,12 +23,10 @@ class Curve:
 
     @property
     def last(self) -> float | None:
-        """The newest value."""
         return self._y[-1] if self._y else None
 
     @property
     def highest(self) -> float | None:
-        """The greatest value."""
         return max(self._y, default=None)
 
     @property

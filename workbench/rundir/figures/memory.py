@@ -60,7 +60,6 @@ class MemoryBook:
         return "cuda" if any(host.source >= _Source.CUDA for host in self.hosts.values()) else "resident"
 
     def take(self, event: Event) -> None:
-        """Take in an event; most are not of memory."""
         if event.kind == EventKind.SAMPLE:
             self._sample(event)
         elif event.kind == EventKind.MEMORY and event.rank is not None:

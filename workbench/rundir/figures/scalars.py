@@ -56,7 +56,6 @@ class ScalarWriter:
         self._writer.add_event(TensorBoardEvent(wall_time=event.time_s, step=step, summary=Summary(value=values)))
 
     def close(self) -> None:
-        """Flush and close; idempotent."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

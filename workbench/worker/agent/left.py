@@ -20,10 +20,7 @@ Entry = tuple[str, int, str]
 
 
 def files_left(out: Path, script: Path, archive: Path, below: int) -> dict[str, list[Entry] | list[str]]:
-    """List both folders; of the script's, what its archive does not hold so. Hashes files of less than `below` bytes.
-
-    Links, pipes and sockets are named alone: whoever follows one could be led anywhere.
-    """
+    """List both folders; of the script's, what its archive does not hold so. Links and pipes are named alone."""
     sent: dict[str, tuple[int, int]] = {}
     if archive.is_file():
         with zipfile.ZipFile(archive) as packed:

@@ -120,7 +120,6 @@ class WarmLink:
         return self._queue.pop(token, None) is not None
 
     def receive(self) -> tuple[dict[int, int], list[int]]:
-        """Read what the server has said since."""
         forked: dict[int, int] = {}
         refused: list[int] = []
         while self.socket is not None:

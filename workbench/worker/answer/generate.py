@@ -50,11 +50,7 @@ def answers(
     on_text: Callable[[str], None] | None = None,
     follow: Callable[[range], Iterable[int]] = iter,
 ) -> dict[int, str]:
-    """Let a model answer rows, greedily, or the share of one rank of so many; return the answers by row number.
-
-    `on_text` is called with each piece of an answer as it is written, where there is one row; `follow` sees each batch
-    begin.
-    """
+    """Let a model answer rows, or one rank's share, greedily; `on_text` gets each piece of a single answer."""
     rank, world_size = share
     size = encoder.job.per_device_eval_batch_size
     # Rows of like length together need little padding.

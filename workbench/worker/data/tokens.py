@@ -52,10 +52,7 @@ class TokenRows(Sequence[Row]):
 
 
 def shared_rows(examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]) -> Iterator[Row]:
-    """Have each rank make an equal share of the examples into rows, and give all to all of them, in their order.
-
-    Every rank must call it, and take all rows; `make` gets the number of its first example.
-    """
+    """Have each rank make its share of the examples, all of them in order for all; every rank must take all."""
     for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
         first = begin + _AT_ONCE * ranks.rank()
         mine = make(examples[first : first + _AT_ONCE], first + 1)

@@ -78,7 +78,6 @@ class Template:
         raise why
 
     def check(self, turns: Sequence[Message], tools: Tools = ()) -> None:
-        """Refuse turns that could not be learned from."""
         turns = self.written(turns, tools)
         answers = [number for number, turn in enumerate(turns, 1) if turn["role"] == "assistant"]
         if self.marks_itself:

@@ -76,7 +76,6 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         self._done = False
 
     def on_step_begin(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Begin to look, in the first step."""
         if self._done:
             return
         for module in self.trainer.model.modules():
@@ -93,7 +92,6 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             self._gradients = gradients_of(self.trainer)
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Tell, and compare."""
         if self._done:
             return
         self._done = True

@@ -54,14 +54,10 @@ class BestModel:
         return f"{self.metric} {number(self.value)} of step {self.step}"
 
     def state(self) -> dict[str, object]:
-        """Return what a checkpoint keeps of it."""
         return {"metric": self.metric, "step": self.step, "value": self.value, "stale": self._stale}
 
     def restore(self, state: Mapping[str, object], *, at_step: int) -> bool:
-        """Go on from a checkpoint; return whether the model of that step is the best one.
-
-        Where the model is wanted and its checkpoint lies with the run before, the search begins anew.
-        """
+        """Go on from a checkpoint; return whether the model of that step is the best. Without its own, begin anew."""
         step, value, stale = state.get("step"), state.get("value"), state.get("stale")
         if state.get("metric") != self.metric or not isinstance(step, int) or (self.wanted and step != at_step):
             return False

@@ -32,7 +32,6 @@ class StepClock:
         self._since: float | None = None
 
     def resume(self) -> None:
-        """Start or go on measuring."""
         self._since = time.monotonic()
 
     def pause(self) -> None:
@@ -42,7 +41,6 @@ class StepClock:
         self._since = None
 
     def step(self, samples: float, *, profiled: bool) -> None:
-        """Count an optimizer step that has just ended."""
         before = self.runtime_s
         StepClock.pause(self)  # a meter's own would look at what it measures
         StepClock.resume(self)

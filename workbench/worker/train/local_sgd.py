@@ -34,7 +34,6 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
         self._apart = False
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Do the outer step when it is due."""
         self._apart = state.global_step % self._every != 0 and state.global_step < state.max_steps
         if self._apart:
             return
@@ -65,11 +64,9 @@ class ParameterAveraging(TrainerCallback):  # type: ignore[misc]  # transformers
             self._apart = True
 
     def state(self) -> dict[str, object]:
-        """Return what a checkpoint keeps of it."""
         return {"anchors": self._anchors, "optimizer": self._outer.state_dict(), "apart": self._apart}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Put back what `state` gave."""
         for anchor, saved in zip(self._anchors, state["anchors"], strict=True):
             anchor.copy_(saved)
         self._outer.load_state_dict(state["optimizer"])

@@ -52,7 +52,6 @@ class StepMeter(StepClock):
             self.profiled_tokens = padded
 
     def step(self, samples: float, *, profiled: bool) -> None:
-        """Count an optimizer step that has just ended."""
         super().step(samples, profiled=profiled)
         if not profiled:
             self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
@@ -60,7 +59,6 @@ class StepMeter(StepClock):
         self._traffic.step()
 
     def resume(self) -> None:
-        """Start or go on measuring."""
         self._traffic.resume()
         super().resume()
 

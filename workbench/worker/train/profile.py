@@ -48,7 +48,6 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Count what the model does inside."""
         from deepspeed.profiling.flops_profiler import FlopsProfiler
 
         began = time.perf_counter()
@@ -67,13 +66,11 @@ class StepProfiler(TrainerCallback):  # type: ignore[misc]  # transformers publi
         self._began = time.perf_counter()
 
     def on_optimizer_step(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """End it."""
         if self._profiler is not None and "step" not in self.seconds:
             _synchronize()
             self.seconds["step"] = time.perf_counter() - self._began
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
-        """Write the report and take every hook off the model."""
         if self._profiler is None:
             return
         # Its tables go to sys.stdout, which it points at the file meanwhile.

@@ -105,12 +105,10 @@ class Assignment:
 
     @property
     def technique(self) -> Technique:
-        """The technique of the job."""
         return Technique(self.job.technique)
 
     @property
     def global_batch(self) -> int:
-        """Rows of one optimizer step."""
         return self.job.global_batch(self.world_size)
 
 

@@ -71,7 +71,6 @@ class Traffic:
         self._since: Sent | None = None
 
     def step(self) -> None:
-        """Count a step that has just ended."""
         if self._settling == 0:
             self.steps += 1
         else:

@@ -73,7 +73,6 @@ class FineTuner(ResumableTrainer):
         self._unmeasured: int | None = None  # the step whose evaluation failed
 
     def get_train_dataloader(self) -> DataLoader[Row]:
-        """Deal out the rows of each global batch to the ranks."""
         grouped = self.args.train_sampling_strategy == Sampling.GROUP_BY_LENGTH
         return DataLoader(
             self.train_dataset,

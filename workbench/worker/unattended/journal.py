@@ -37,7 +37,6 @@ class RankFollower:
         self._thread = threading.Thread(target=self._loop, name="ranks", daemon=True)
 
     def start(self) -> None:
-        """Begin, in a thread."""
         self._thread.start()
 
     def finish(self, patience_s: float) -> None:

@@ -29,10 +29,7 @@ def plot_svg(
     place: tuple[float, float, float, float] = _AXES,
     columns: int = 4,
 ) -> str:
-    """Draw a plot over one of its x axes, the first if none is named; empty where there is nothing to draw.
-
-    With no columns for the legend, names stand to the right of where their lines end.
-    """
+    """Draw a plot over one of its x axes, the first if none is named; empty where there is nothing to draw."""
     if not plot:
         return ""
     over = axis or plot.axes[0]

@@ -186,16 +186,7 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
 
 
 def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
-    """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there.
-
-    Args:
-        dataset: What to prepare.
-        folder: Where to; made if missing.
-        refusal: Says why the model cannot learn from a row.
-
-    Raises:
-        ConfigError: A file is missing or broken, or a row is none the model learns from; names it, line and field.
-    """
+    """Write a dataset's files into a folder, checking every line; one that is refused changes nothing there."""
     if isinstance(dataset, Hub):
         dataset.check_rows(refusal=refusal)
         return Prepared(train=None, eval=None, tables=None, train_rows=0, eval_rows=0, hub=dataset.model_dump())

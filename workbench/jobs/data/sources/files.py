@@ -67,7 +67,6 @@ class RowFiles(Record):
             self.paths(option)
 
     def paths(self, option: str) -> list[Path]:
-        """The files of an option."""
         match getattr(self, option):
             case None:
                 return []

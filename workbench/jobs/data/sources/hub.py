@@ -81,7 +81,6 @@ class Hub(Record):
             )
 
     def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row) -> Row:
-        """Read one of its rows."""
         where = f"{self.name}, split {split}, row {number}"
         return read_row(data, where, self.columns, refusal=refusal)
 

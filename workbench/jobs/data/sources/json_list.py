@@ -36,7 +36,6 @@ class _Text:
         self._text, self._at, self._line, self._ended = "", 0, 1, False
 
     def peek(self) -> str:
-        """Return the next character but blanks; empty at the end."""
         while not (rest := self._text[self._at : self._at + 1]) or rest in " \t\r\n":
             if rest:
                 self._line += rest == "\n"
@@ -46,7 +45,6 @@ class _Text:
         return rest
 
     def take(self, allowed: str) -> str:
-        """Step over one of some characters."""
         mark = self.peek()
         if not mark:
             self.fail("the file ends within the list: was it copied whole?")
@@ -56,7 +54,6 @@ class _Text:
         return mark
 
     def value(self) -> tuple[str, object]:
-        """Read the next item."""
         self.peek()
         while True:
             try:
@@ -75,7 +72,6 @@ class _Text:
             raise ConfigError(f"{place} is not JSON: {error}") from error
 
     def fail(self, problem: str) -> NoReturn:
-        """Raise the error that names the line."""
         raise ConfigError(f"{self._name}, line {self._line}: {problem}; a list of objects is needed, as in [{{…}}, …]")
 
     def _more(self) -> bool:

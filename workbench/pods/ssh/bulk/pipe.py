@@ -49,7 +49,6 @@ class Pipe:
                     stream.close()
 
     def readline(self) -> bytes:
-        """Return the next line of its output."""
         while b"\n" not in self._spare:
             self._spare += self._receive(_HASHED_S)
         line, _, self._spare = self._spare.partition(b"\n")
@@ -63,7 +62,6 @@ class Pipe:
         return data
 
     def write(self, data: bytes) -> None:
-        """Write all of it to its input."""
         view = memoryview(data)
         while view:
             if not select.select([], [self._in], [], _SILENCE_S)[1]:

@@ -103,10 +103,7 @@ def fetch_file(
     tell: Progress = lambda _done, _size: None,
     names: Sequence[str] = (),
 ) -> str:
-    """Fetch a file of any size; what an earlier try left of it does not travel again.
-
-    With `names`, these files of a folder come, one after the other into one file.
-    """
+    """Fetch a file, or `names` of a folder as one file; what an earlier try left does not travel again."""
     local.parent.mkdir(parents=True, exist_ok=True)
     part = local.with_name(f".{local.name}.part")
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote

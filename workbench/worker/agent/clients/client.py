@@ -28,7 +28,6 @@ class Client:
         self._number = 0
 
     def ask(self, op: str, **message: object) -> dict[str, Any]:
-        """Ask for one thing and wait for the answer."""
         self._number += 1
         self._socket.sendall(to_line({"id": self._number, "op": op, **message}))
         line = self._file.readline()
@@ -40,7 +39,6 @@ class Client:
         return reply
 
     def close(self) -> None:
-        """Close the connection."""
         self._file.close()
         self._socket.close()
 

@@ -32,12 +32,10 @@ class Helpers:
 
     @property
     def asked(self) -> bool:
-        """Whether one is about to be forked."""
         return bool(self._asked)
 
     @property
     def pids(self) -> set[int]:
-        """Return those that run."""
         return set(self._pids)
 
     def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
@@ -81,11 +79,9 @@ class Helpers:
             self._refused.add(name)
 
     def reaped(self, pid: int) -> None:
-        """Take note of an end."""
         self._pids.pop(pid, None)
 
     def close(self) -> None:
-        """End all of them. Idempotent."""
         self._closed = True
         for pid in self._pids:
             if (process := look_up(pid)) is not None:

@@ -55,7 +55,6 @@ class PodRun:
 
     @property
     def live(self) -> bool:
-        """Whether a rank runs or is about to."""
         return any(rank.live for rank in self.ranks.values())
 
     @property
@@ -94,10 +93,7 @@ class PodRun:
         rank.end(exit_code, oom_hint=hint)
 
     def stop(self, grace_s: float, *, ask: bool = False) -> None:
-        """Tell every rank and what is under it to end now, or only `ask` ranks; kill them after the grace. Idempotent.
-
-        How a rank is asked: see `Rank.ask`.
-        """
+        """Tell every rank, or only `ask` ranks, and what is under it to end; kill them after the grace. Idempotent."""
         kill_at = time.monotonic() + max(0.0, grace_s)
         self._kill_at = kill_at if self._kill_at is None else min(kill_at, self._kill_at)
         if self.stopping and (ask or not self._asked):
@@ -135,7 +131,6 @@ class PodRun:
             self._settled = not self._kill(table, self.family(table))
 
     def sample(self, table: Mapping[int, Process]) -> None:
-        """Measure the memory of every rank that runs."""
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
                 rank.sample(rank.members(table))
@@ -175,7 +170,6 @@ class PodRun:
         }
 
     def close(self, pump: OutputPump) -> None:
-        """Close the pipes of its ranks. Idempotent."""
         for rank in self.ranks.values():
             for stream in rank.streams.values():
                 pump.remove(stream)
@@ -206,7 +200,6 @@ class PodRun:
         return texts
 
     def by_pid(self) -> Iterator[tuple[int, Rank]]:
-        """Return the ranks that run, by pid."""
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
                 yield rank.process.pid, rank

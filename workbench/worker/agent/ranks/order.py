@@ -19,7 +19,6 @@ class OutputOrder:
 
     @property
     def size(self) -> int:
-        """Bytes that can be read."""
         try:
             return self.log.stat().st_size
         except OSError:
@@ -44,7 +43,6 @@ class OutputOrder:
                 os.close(file)
 
     def read(self, offset: int, count: int) -> bytes:
-        """Return what is there from an offset on."""
         try:
             with self.log.open("rb") as file:
                 file.seek(offset)

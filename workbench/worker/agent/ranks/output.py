@@ -46,7 +46,6 @@ class OutputStream:
 
     @property
     def size(self) -> int:
-        """Bytes that can be read, in the log and in memory."""
         if self.pipe < 0 and not self._kept:
             self._written = _size_of(self.log)  # another may write it
         return self._written + len(self._kept)
@@ -101,7 +100,6 @@ class OutputStream:
             return data + bytes(self._kept[at : at + count - len(data)])
 
     def tail(self) -> str:
-        """Return the end of what is there."""
         asked = self._asked  # this look says nothing of what the keeper has
         end = self.read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES)
         self._asked = asked
@@ -166,7 +164,6 @@ class OutputPump:
             self._thread.start()
 
     def remove(self, stream: OutputStream) -> None:
-        """Close a stream. Idempotent."""
         if self._streams.pop(stream.pipe, None) is not None:
             self._poll.unregister(stream.pipe)
         stream.close()

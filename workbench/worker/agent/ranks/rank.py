@@ -63,7 +63,6 @@ class Rank:
 
     @property
     def live(self) -> bool:
-        """Whether a process of it runs or is about to."""
         return self.phase in ("forking", "running")
 
     def begin(self, pid: int, how: str) -> None:
@@ -88,10 +87,7 @@ class Rank:
             self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
 
     def ask(self, process: Process) -> None:
-        """Ask it to end: a Trainer of transformers within it after a step, else by a signal.
-
-        It gets SIGTERM if it has a handler for it, else SIGINT, which Python makes an exception.
-        """
+        """Ask it to end: a Trainer within it after a step, else by SIGTERM if it handles that, else by SIGINT."""
         if (self.folder / "trainer-listens").exists():
             with suppress(OSError):
                 (self.folder / "trainer-asked").touch()
@@ -149,7 +145,6 @@ class Rank:
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what `poll` says of it."""
         if self.phase == "running":
             # The record comes before the exit: whoever watches sees the cause at once.
             self.error = self.error or read_record(self.folder / "error.json")

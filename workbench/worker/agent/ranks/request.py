@@ -64,7 +64,6 @@ class RunRequest:
         )
 
     def on(self, pod: str) -> tuple[RankSlot, ...]:
-        """Return the ranks that belong to a pod."""
         return tuple(place for place in self.ranks if place.pod == pod)
 
 
