@@ -9,7 +9,6 @@ import contextlib
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,8 +48,12 @@ def socket(tmp_path: Path, env: dict[str, str]) -> Iterator[str]:
         yield path
 
 
-def slow_imports(tmp_path: Path) -> None:
-    (tmp_path / "toy_job.py").write_text(f"import time; time.sleep(1.5)\n{TOY}{MORE}")
+def held_imports(tmp_path: Path) -> Path:
+    """Write a module whose import lasts until the file that is returned exists."""
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)\n"
+    (tmp_path / "toy_job.py").write_text(f"{wait}{TOY}{MORE}")
+    return go
 
 
 def log(agent) -> str:
@@ -122,22 +125,26 @@ def test_it_refuses_who_differs_in_what_imports_read(make_agent, socket, env, ot
 
 
 def test_its_death_during_the_imports_costs_nothing_but_time(make_agent, tmp_path, env):
-    slow_imports(tmp_path)
+    go = held_imports(tmp_path)
     agent = make_agent()
     with fork_server(tmp_path, env) as socket:
         agent.serve("--warm", env={**env, FORK_SERVER: socket})
         start(agent, "stamp")
+    go.touch()
     (rank,) = agent.until_exited("r")["ranks"]
     assert (rank["how"], rank["done"]) == ("warm", True) and not is_forked(agent)
 
 
 def test_an_agent_that_ends_during_the_imports_leaves_nothing(make_agent, tmp_path, env):
-    slow_imports(tmp_path)
-    agent = make_agent()
+    go = held_imports(tmp_path)
+    agent, next_one = make_agent("pod-0"), make_agent("pod-1")
     with fork_server(tmp_path, env) as socket:
-        agent.serve("--warm", env={**env, FORK_SERVER: socket})
+        for each in (agent, next_one):
+            each.serve("--warm", env={**env, FORK_SERVER: socket})
         agent.ask("shutdown", grace_s=0.2)
-        time.sleep(2)
+        go.touch()
+        start(next_one, "stamp")
+        next_one.until_exited("r")  # the fork server answers in turn
         assert with_mark("WORKBENCH_POD", [str(agent.root)]) == []
         assert [p.pid for p in with_mark("WORKBENCH_POD", [str(tmp_path / "fork-server")])]
 
@@ -154,7 +161,7 @@ def test_ranks_have_their_grace_when_the_agent_ends(make_agent, socket, env):
 
 
 def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(make_agent, tmp_path, env):
-    slow_imports(tmp_path)
+    go = held_imports(tmp_path)
     limit = MemoryLimit.make(f"test-fork-{os.getpid()}", 96 / 1024)
     if limit is None:
         pytest.skip("this user may not make a memory cgroup here")
@@ -162,7 +169,8 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
     with fork_server(tmp_path, env) as socket:
         for agent in (small, large):
             agent.serve("--warm", env={**env, FORK_SERVER: socket})
-        limit.take(small.pid)  # before the fork server has imported
+        limit.take(small.pid)
+        go.touch()
         start(large, "sleeps")
         large.until_printed("r", "up")
         start(small, "eats")
