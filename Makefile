@@ -69,7 +69,7 @@ lab: setup ## Open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quickstart.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
-PYTEST := $(BIN)/python -m pytest tests notebooks --nbmake --nbmake-timeout=600 --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest notebooks tests --nbmake --nbmake-timeout=600 --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (12 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests

@@ -95,6 +95,7 @@ def test_the_form_explains_starts_stops_and_is_saved(lab: Any, open_book: Callab
     assert "cancelled" in saved
 
 
+@pytest.mark.long
 def test_tensorboard_is_in_the_notebook_and_ends_with_the_kernel(lab: Any, open_book: Callable[[str], Any]) -> None:
     write = """
 import time

@@ -82,6 +82,7 @@ def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_
     assert "stopped" in shown.see(1, "Cluster closed", 30)
 
 
+@pytest.mark.long
 def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str], Any]) -> None:
     shown.save()
     shown.page.close()

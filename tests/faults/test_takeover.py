@@ -190,6 +190,7 @@ def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(world:
 LOAD = "import sys; from workbench import Run; print(Run.load(sys.argv[1]).state)"
 
 
+@long
 def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Cluster) -> None:
     run = counting(cluster, "--lines", "200")
     world.until(lambda: " line 5" in world.log(run, 1), 60)
@@ -204,6 +205,7 @@ def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Clus
     assert log.count("taking over from a keeper that died") == 1
 
 
+@long
 def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(world: World, cluster: Cluster) -> None:
     run = counting(cluster, "--lines", "3")
     world.ended(run).raise_for_status()
@@ -327,7 +329,8 @@ def restart(world: World, cluster: Cluster) -> None:
         write_json(file, {**read_json(file), **earlier, "start_time": 10**12, "time_s": 10**11})
 
 
-@pytest.mark.parametrize("way", [pytest.param("start"), pytest.param("load", marks=long)])
+@long
+@pytest.mark.parametrize("way", ["start", "load"])
 def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
     world: World, cluster: Cluster, way: str
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_result_that_cannot_be_written_is_told_all_the_same(
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.long
 def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     world.ended(after).raise_for_status()
 
 
+@pytest.mark.long
 def test_a_state_or_socket_that_is_removed_or_damaged_comes_back(
     world: World, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -348,6 +348,7 @@ def test_the_notebooks_own_pod_owns_the_first(
     assert api.read_pod(owner.name), "deleted though it is another of that name"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_a_killed_keeper_left_is_removed(place: KubernetesPlace, tmp_path: Path, context: LaunchContext) -> None:
     cluster = Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False).start()

@@ -90,6 +90,7 @@ def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path)
         server_of(RunPaths(tmp_path / "nowhere"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]) -> None:
     one, other = map(as_run, runs)
@@ -146,6 +147,7 @@ def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(runs: tuple[
     assert server.pid is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
