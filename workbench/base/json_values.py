@@ -18,9 +18,7 @@ _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
 
 def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
     """Parse JSON, with hooks of `json.loads`; ValueError also for what is nested too deeply to be walked."""
-    match text:
-        case bytes() | bytearray():
-            text = text.decode()
+    text = text if isinstance(text, str) else text.decode()
     try:
         value: object = json.loads(text, **hooks)
     except RecursionError:
@@ -36,9 +34,7 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
 
 def parse_record(text: str | bytes | bytearray) -> object:
     """Parse JSON that will be shown and written again; ValueError also for text that no file can hold."""
-    match text:
-        case bytes() | bytearray():
-            text = text.decode()
+    text = text if isinstance(text, str) else text.decode()
     value = parse_json(text)
     if _SURROGATE.search(text):
         try:
@@ -68,10 +64,8 @@ def problem_in(value: object) -> str:
 
 def part(data: Json, name: str) -> Json:
     """Return an object within an object; an empty one where it is none."""
-    match data.get(name):
-        case Mapping() as value:
-            return value
-    return {}
+    value = data.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def items(value: object) -> list[object]:
@@ -84,20 +78,12 @@ def items(value: object) -> list[object]:
 
 def parts(value: object) -> list[Json]:
     """Return the objects of a list; none where it is no list."""
-    objects: list[Json] = []
-    for one in items(value):
-        match one:
-            case Mapping():
-                objects.append(one)
-    return objects
+    return [one for one in items(value) if isinstance(one, Mapping)]
 
 
 def text(value: object) -> str:
     """Return a text; an empty one for what is none."""
-    match value:
-        case str():
-            return value
-    return ""
+    return value if isinstance(value, str) else ""
 
 
 def number(value: object) -> float | None:
@@ -114,21 +100,13 @@ def number(value: object) -> float | None:
 
 def numbers_of(value: object) -> dict[str, float]:
     """Return the finite numbers of an object, the first of very many; none where it is no object."""
-    match value:
-        case Mapping():
-            pairs = ((str(name), number(each)) for name, each in itertools.islice(value.items(), _MOST_NUMBERS))
-            return {name: each for name, each in pairs if each is not None}
-    return {}
+    pairs = itertools.islice(value.items(), _MOST_NUMBERS) if isinstance(value, Mapping) else ()
+    return {str(name): its for name, each in pairs if (its := number(each)) is not None}
 
 
 def whole(value: object) -> int | None:
     """Return a whole number of 64 bits; None for what is none."""
-    match value:
-        case bool():
-            return None
-        case int() if abs(value) < _LARGEST:
-            return value
-    return None
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST else None
 
 
 def _inside(value: object) -> Iterator[object]:

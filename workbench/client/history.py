@@ -89,15 +89,13 @@ class History(ShownLive):
     def __getitem__(self, which: slice) -> History: ...
     def __getitem__(self, which: int | str | slice) -> Run | History:
         """Return a run by its number in the table, its name or the beginning of its id, or a part of the table."""
-        match which:
-            case slice():
-                return replace(self, records=self.records[which])
+        if isinstance(which, slice):
+            return replace(self, records=self.records[which])
         return Run.load(self._record(which).path)
 
     def _record(self, which: int | str) -> RunRecord:
-        match which:
-            case int():
-                return self.records[which]
+        if isinstance(which, int):
+            return self.records[which]
         records = [r for r in self.records if r.name == which] or [r for r in self.records if r.id.startswith(which)]
         if len(records) != 1:
             raise RunError(
@@ -166,10 +164,7 @@ def history(
 
 
 def _several(values: str | Sequence[str]) -> Sequence[str]:
-    match values:
-        case str():
-            return [values]
-    return values
+    return [values] if isinstance(values, str) else values
 
 
 def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -> list[RunRecord]:
@@ -180,10 +175,7 @@ def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -
 
 
 def _key(value: object) -> tuple[float, str]:
-    match value:
-        case int() | float():
-            return (float(value), "")
-    return (0.0, str(value))
+    return (float(value), "") if isinstance(value, int | float) else (0.0, str(value))
 
 
 def _figure(record: RunRecord, name: str) -> object:

@@ -57,10 +57,7 @@ def _environment(value: Any) -> object:
 
 
 def _path_text(value: object) -> object:
-    match value:
-        case PurePath():
-            return str(value)
-    return value
+    return str(value) if isinstance(value, PurePath) else value
 
 
 Size = Annotated[int, Field(ge=1)]

@@ -63,10 +63,7 @@ class Fields:
     def items(self, key: str) -> Sequence[object]:
         """Return a list that must be there."""
         value = self.get(key)
-        match value:
-            case list() | tuple():
-                return value
-        return self.fail(key, f"is {short(value)}; it must be a list")
+        return value if isinstance(value, list | tuple) else self.fail(key, f"is {short(value)}; it must be a list")
 
     def index(self, key: str, value: object, names: Sequence[str]) -> str:
         """Return the name that an index stands for."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from workbench.base.errors import ConfigError, one_of, shortened
-from workbench.base.json_values import items, number
+from workbench.base.json_values import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,7 @@ def words(*allowed: str) -> Kind:
 
 def is_object(value: object) -> bool:
     """Whether a value is an object of JSON."""
-    match value:
-        case Mapping():
-            return True
-    return False
+    return isinstance(value, Mapping)
 
 
 def check_kinds(config: Mapping[str, object], table: Table, source: str, where: str = "") -> None:
@@ -88,10 +85,7 @@ def _refusal(source: str, key: str, value: object, allowed: str) -> ConfigError:
 
 
 def _is_text(value: object) -> bool:
-    match value:
-        case str():
-            return True
-    return False
+    return isinstance(value, str)
 
 
 def _is_whole(value: object) -> bool:
@@ -106,10 +100,7 @@ def _at_least(least: float, value: object) -> bool:
 
 
 def _is_list(value: object, fits: Callable[[object], bool]) -> bool:
-    match value:
-        case list() | tuple():
-            return all(map(fits, items(value)))
-    return False
+    return isinstance(value, list | tuple) and all(map(fits, value))
 
 
 FLAG = Kind("true or false", lambda value: value is True or value is False)

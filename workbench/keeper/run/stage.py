@@ -116,10 +116,7 @@ def travels(paths: RunPaths) -> str:
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
     """Return the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
     chosen = read_json(paths.job).get("resume")
-    match chosen:
-        case dict():
-            return Checkpoint.from_dict(chosen)
-    return None
+    return Checkpoint.from_dict(chosen) if isinstance(chosen, dict) else None
 
 
 def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, gpus: int) -> str:

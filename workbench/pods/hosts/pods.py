@@ -53,11 +53,7 @@ _NOTE = "left.json"
 
 
 def _kept(given: object) -> object:
-    match given:
-        case Host():
-            return given
-        case _:
-            return read_host(given)
+    return given if isinstance(given, Host) else read_host(given)
 
 
 def _on_hosts(option: str) -> AfterValidator:

@@ -216,7 +216,4 @@ def _row(paths: RunPaths, stamp: str, is_alive: Callable[[Path], bool]) -> tuple
 
 
 def _column(value: object) -> object:
-    match value:
-        case Path() | RunState():
-            return str(value)
-    return value
+    return str(value) if isinstance(value, Path | RunState) else value

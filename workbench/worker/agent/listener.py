@@ -200,7 +200,6 @@ def _wake_on_signals(agent: Agent) -> int:
 
 
 def _words(error: BaseException, root: Path) -> str:
-    match error:
-        case OSError() if is_full(error):
-            return str(disk_full(root, None, free_bytes(root), where=root.name))
+    if isinstance(error, OSError) and is_full(error):
+        return str(disk_full(root, None, free_bytes(root), where=root.name))
     return str(error) or type(error).__name__

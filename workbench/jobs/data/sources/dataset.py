@@ -178,9 +178,8 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
             kind = value.get("kind")
             new = {"kind": _BEFORE[kind]} if isinstance(kind, str) and kind in _BEFORE else {}
             dataset = read_kind("dataset", {**value, **new}, _KINDS)
-            match dataset:
-                case RowFiles() | Release() | Mix():
-                    dataset.check()
+            if isinstance(dataset, RowFiles | Release | Mix):
+                dataset.check()
             return dataset
     raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
 
