@@ -77,7 +77,8 @@ def _doctor(args: argparse.Namespace) -> bool:
 
 def _plan(args: argparse.Namespace) -> bool:
     from workbench.jobs.finetune import FineTune
-    from workbench.planner.plan import Fit, plan
+    from workbench.planner.plan import plan
+    from workbench.planner.table import Fit
     from workbench.rundir.spec import RunSpec
 
     spec = RunSpec.load(args.spec)

@@ -9,7 +9,7 @@ from workbench.display.kit.doc import Doc, Fold, Table, to_html, to_text
 from workbench.display.records.plan import plan_doc
 from workbench.jobs.finetune import FineTune
 from workbench.planner.memory import Memory
-from workbench.planner.plan import Fit, PlanRow, PlanTable
+from workbench.planner.table import Fit, PlanRow, PlanTable
 
 GIB = 2**30
 

@@ -13,8 +13,9 @@ from workbench import FineTune, plan
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.jobs.choices import Technique
-from workbench.planner.plan import Fit, PlanTable, predict
+from workbench.planner.plan import predict
 from workbench.planner.shapes import KNOWN, model_config
+from workbench.planner.table import Fit, PlanTable
 from workbench.planner.tracing import cached_trace
 
 WALK = {"per_device_train_batch_size": 32, "max_source_length": 96, "max_target_length": 96, "dataset": "wikisql"}

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.planner.forecast import Pace, Scaling
 
 FIGURES = (
     *("duration_s", "train_runtime_s", "time_to_first_step_s", "samples_per_s", "useful_tokens_per_s"),
     *("padded_tokens_per_s", "tflops_per_device", "mfu", "peak_memory_gib", "host_memory_gib", "sent_bytes_per_step"),
-    *("train_loss", "eval_loss", "perplexity", "exact_match", "pod_hours", "cost"),
+    *("train_loss", "eval_loss", "perplexity", "exact_match", "pod_hours", "cost", "step_s", "micro_batch_s"),
 )
 """The fields of `BenchmarkRow` that are measured, of which repeats give a median and a spread."""
 
@@ -138,7 +139,7 @@ def _summaries(rows: Sequence[BenchmarkRow], names: Mapping[str, str]) -> tuple[
         _fold(names[key] if short.count(names[key]) == 1 else f"{names[key]}, {key[:6]}", members)
         for key, members in by_key.items()
     ]
-    return tuple(_sped_up(summary, folded) for summary in folded)
+    return tuple(_forecast(_sped_up(summary, folded), folded) for summary in folded)
 
 
 def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
@@ -164,6 +165,27 @@ def _sped_up(summary: Summary, among: Sequence[Summary]) -> Summary:
     speed_up = row.samples_per_s / base.row.samples_per_s
     efficiency = speed_up / (row.slots / base.row.slots)
     return replace(summary, row=replace(row, speed_up=speed_up, efficiency=efficiency), baseline=base.name)
+
+
+def _forecast(summary: Summary, among: Sequence[Summary]) -> Summary:
+    """Put in what a one-pod line and the exchange between the pods would have said of its speed."""
+    row = summary.row
+    base, scaling = _baseline(row, among), row.scaling
+    one_s = base.row.step_s if base is not None else None
+    match scaling.get("sending_s"), scaling.get("slowdown"), scaling.get("shards"):
+        case float() as sending_s, float() as slowdown, int() as shards if base is not None and one_s is not None:
+            one = base.row
+            rows, accumulation = row.per_device_batch or 1, row.accumulation or 1
+            computing_s = (one.micro_batch_s or 0.0) * (one.accumulation or 1)
+            update_s = 0.0 if one.technique.startswith("zero") else max(0.0, one_s - computing_s)
+            pace = Pace.of(
+                rows=one.per_device_batch or 1, step_s=one_s, update_s=update_s, accumulation=one.accumulation or 1
+            )
+            step_s = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards).step_s(
+                pace, rows=rows, accumulation=accumulation
+            )
+            return replace(summary, row=replace(row, predicted_samples_per_s=rows * accumulation * row.slots / step_s))
+    return summary
 
 
 def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:

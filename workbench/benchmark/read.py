@@ -63,6 +63,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         repeat=whole(note.get("repeat")) or 0,
         reason=reason,
         predicted_memory_gib=result.predicted_memory_gib,
+        scaling=part(info, "scaling"),
         provenance=_provenance(spec, result, read_json(paths.origin)),
         **columns,  # type: ignore[arg-type]
     )

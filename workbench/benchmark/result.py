@@ -37,7 +37,8 @@ class BenchmarkResult(Shown):
         """Return the rows as a pandas DataFrame, one a run, with the units in the names of the columns.
 
         Columns are the fields of `BenchmarkRow`, `device`, `devices`, `seed` and `commit`, and `option.NAME` for each
-        option of the job in which rows differ. `speed_up` and `efficiency` are those of the row's repeats together.
+        option of the job in which rows differ. `speed_up`, `efficiency` and
+        `predicted_samples_per_s` are those of the row's repeats together.
         """
         folded = {id(row): summary.row for group in self.groups for summary in group.summaries for row in summary.rows}
         jobs = [part(row.spec, "job") for row in self.rows]
@@ -45,8 +46,9 @@ class BenchmarkResult(Shown):
         rows = []
         for row, job in zip(self.rows, jobs, strict=True):
             its = folded[id(row)]
-            facts = {**row.to_dict(), "speed_up": its.speed_up, "efficiency": its.efficiency}
-            facts = {name: value for name, value in facts.items() if name not in ("spec", "provenance")}
+            compared = {name: getattr(its, name) for name in ("speed_up", "efficiency", "predicted_samples_per_s")}
+            facts = {**row.to_dict(), **compared}
+            facts = {name: value for name, value in facts.items() if name not in ("spec", "provenance", "scaling")}
             facts |= {name: getattr(row.provenance, name) for name in ("device", "devices", "seed", "commit")}
             rows.append(facts | {f"option.{name}": job.get(name) for name in varied})
         return data_frame(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,11 @@ from workbench.benchmark.read import key_of, row_of, skipped_row
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
+from workbench.jobs.choices import Technique
+from workbench.jobs.finetune import FineTune
 from workbench.keeper.checkpoints.on_pods import held_checkpoint
+from workbench.planner.plan import scaling
+from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
@@ -69,6 +73,7 @@ class Schedule:
         force: bool = False,
     ):
         self._cluster, self._folder = cluster, folder
+        self._exchange: Exchange | None = None
         finished, code = FinishedRows(folder), code_of()
         versions = dict(cluster.pods[0].versions) if cluster.pods else {}
         self._items: list[_Item] = []
@@ -94,7 +99,7 @@ class Schedule:
         try:
             while todo or live:
                 while todo and self._has_room(todo[0], live, side_by_side):
-                    live += self._begin(todo.popleft())
+                    live += self._begin(todo.popleft(), live)
                 for each in [each for each in live if not each.goes_on()]:
                     live.remove(each)
                     todo.extendleft(self._end(each))
@@ -119,7 +124,7 @@ class Schedule:
         alone = not side_by_side or any(each.was_left for each in live)
         return not alone and taken + item.planned.pods <= len(self._cluster.pods)
 
-    def _begin(self, item: _Item) -> list[_Live]:
+    def _begin(self, item: _Item, live: Sequence[_Live]) -> list[_Live]:
         if (left := self._left.pop(id(item), None)) is not None:
             return [_Live(item, Run.load(left), was_left=True)]
         if self._cluster.phase != "ready":
@@ -130,10 +135,21 @@ class Schedule:
         try:
             ask_pods = partial(held_checkpoint, Path())
             prepared = prepare_run(item.spec, root=self._new_folder(item), ask_pods=ask_pods)
-            return [_Live(item, self._cluster.submit_prepared(prepared, item.note))]
+            note = {**item.note, "scaling": self._scaling(item.planned, alone=not live)}
+            return [_Live(item, self._cluster.submit_prepared(prepared, note))]
         except ConfigError as error:
             item.row = replace(item.row, outcome=Outcome.FAILED, reason=str(error))
             return []
+
+    def _scaling(self, planned: PlannedRun, *, alone: bool) -> Mapping[str, object]:
+        """Return what several pods are predicted to make of the step of the one-pod row; empty where there is none."""
+        techniques = [item.planned.job.technique for item in self._items if isinstance(item.planned.job, FineTune)]
+        if not isinstance(planned.job, FineTune) or planned.pods < 2 or Technique.SINGLE not in techniques:
+            return {}
+        if self._exchange is None and alone:
+            self._exchange = self._cluster.doctor().exchange
+        found = scaling(planned.job, pods=planned.pods, gpus=self._cluster.spec.pods.gpus, exchange=self._exchange)
+        return asdict(found) if found else {}
 
     def _end(self, ended: _Live) -> list[_Item]:
         """Take the row of a run that has ended; return it if it has to run again."""

@@ -1,16 +1,26 @@
-"""Call the doctor to a cluster that stands: its keeper is asked what it is doing, the looking goes past it."""
+"""Call the doctor to a cluster that stands, and time a job's steps there.
+
+The keeper is asked what it is doing; the looking goes past it.
+"""
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.wire import ask
+from workbench.client.result import RunResult
+from workbench.client.submission import Submission
+from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune
-from workbench.planner.plan import Fit, predict
+from workbench.planner.forecast import Pace
+from workbench.planner.plan import as_planned, plan, predict
 from workbench.planner.prediction import FIX, judge, pod_memory_gib
+from workbench.planner.table import Fit, PlanTable
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
@@ -20,6 +30,8 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
+_TIMED_STEPS = 32
+_TIMED_S = 60.0
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
 
@@ -40,7 +52,9 @@ def diagnose(
     exchange: Exchange | None = None
     if not note:
         interfaces = {host.pod: host.interface for host in hosts}
-        exchange = measure_exchange(pods, identity, package, interfaces, spec.env)
+        threads = max(1, int(spec.cpus // spec.slots))  # as a rank has
+        env = {"OMP_NUM_THREADS": str(threads), **spec.env}
+        exchange = measure_exchange(pods, identity, package, interfaces, env)
     diagnosis = Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
     if job is None:
         return diagnosis
@@ -76,3 +90,41 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpe
             findings.append(finding)
     judged = [replace(h, findings=(*h.findings, f)) for h, f in zip(diagnosis.hosts, findings, strict=False)]
     return replace(diagnosis, hosts=(*judged, *diagnosis.hosts[len(judged) :]))
+
+
+def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **options: Any) -> PlanTable:
+    """Plan a job for pods between which was measured, after timing a few of its steps on one of them."""
+    paces: dict[str, Pace] = {}
+    update_s = 0.0
+    for technique in (Technique.SINGLE, Technique.ZERO1, Technique.ZERO3, Technique.FSDP):
+        try:
+            timed = _timed(job, technique)
+        except ConfigError:  # QLoRA has fewer techniques
+            continue
+        result = _run_timed(cluster, timed)
+        if result.step_s is None or result.micro_batch_s is None:
+            result.raise_for_status()
+            raise RunError(f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}")
+        if technique is Technique.SINGLE:
+            update_s = result.step_s - result.micro_batch_s
+        rows = job.per_device_train_batch_size
+        paces[technique] = Pace.of(rows=rows, step_s=result.step_s, update_s=update_s, accumulation=1)
+    return plan(job, paces=paces, exchange=exchange, **options)
+
+
+def _run_timed(cluster: Submission, job: FineTune) -> RunResult:
+    run = cluster.submit(job, pods=1, path=cluster.path / "timed" / f"{job.technique}-{secrets.token_hex(3)}")
+    try:
+        return run.wait(_TIMED_S, progress=False)
+    except TimeoutError:
+        run.stop()
+        return run.wait(progress=False)
+
+
+def _timed(job: FineTune, technique: Technique) -> FineTune:
+    """Return a few steps of a job on one pod, without all that is not a step."""
+    return as_planned(job, technique).replace(
+        max_steps=_TIMED_STEPS, gradient_accumulation_steps=1, eval_strategy="no", eval_steps=None, metrics=(),
+        load_best_model_at_end=False, metric_for_best_model=None, early_stopping_patience=None, save_steps=None,
+        resume=None, report_to=(), predict_rows=0, profile_step=0,
+    )  # fmt: skip

@@ -29,6 +29,7 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
+    from workbench.planner.table import PlanTable
     from workbench.pods.doctor.examination import Diagnosis
 
 
@@ -219,6 +220,46 @@ class Cluster(ShownLive, Submission):
         from workbench.client.checkup import diagnose
 
         return diagnose(self._paths, list(self.pods), self.spec, job, bandwidth=bandwidth)
+
+    @suggests("Cluster.plan")
+    def plan(self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None) -> PlanTable:
+        """Predict what a job will need here under every technique, and how fast several pods will be against one.
+
+        Times up to 32 steps of the job on one pod (at most a minute of them), and the all-reduce between the pods.
+
+        Args:
+            job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.
+            pods: How many of the pods it will take, the first ones. Default: all.
+            price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
+
+        Raises:
+            ConfigError: The job is refused, or a number cannot be.
+            RunError: The cluster is not ready, a run uses the pods, or nothing could be measured between them.
+            RunFailed: The timed steps failed.
+        """
+        from workbench.client.checkup import diagnose, plan_for
+        from workbench.planner.prediction import pod_memory_gib
+
+        self._check_ready()
+        if pods is not None and not 1 <= pods <= self.spec.count:
+            raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
+        taken = list(self.pods)[:pods]
+        found = diagnose(self._paths, taken, self.spec, bandwidth=True)
+        if len(taken) > 1 and (found.exchange is None or found.exchange.problem):
+            why = found.note if found.exchange is None else found.exchange.problem
+            raise RunError(f"nothing was measured between the pods: {why}")
+        limits = [host.memory_limit_gib for host in found.hosts if host.memory_limit_gib is not None]
+        spec_gib = pod_memory_gib(self.spec.pods, len(taken), local=self.spec.backend.get("kind") == "local")
+        return plan_for(
+            self,
+            job,
+            found.exchange,
+            pods=pods or len(taken),
+            gpus=self.spec.pods.slots,
+            gpu_memory_gib=min((host.gpu_gib for host in found.hosts if host.gpu_gib), default=None),
+            memory_gib=min([*limits, *([spec_gib] if spec_gib else [])], default=None),
+            price_per_pod_hour=price_per_pod_hour,
+        )
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.

@@ -49,8 +49,8 @@ from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import show_run
 from workbench.display.run.plot import run_plot_doc, show_run_plot
-from workbench.planner.plan import PlanTable
 from workbench.planner.reading import RowPreview
+from workbench.planner.table import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions

@@ -1,26 +1,26 @@
-"""`plan`: which techniques fit on the pods, before anything starts; nothing is downloaded, no torch imported here."""
+"""`plan`: which techniques fit on the pods, and how fast each will be, before anything starts; imports no torch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from workbench.base.errors import ConfigError, suggests
 from workbench.base.record import Allowed, Positive, Record, Size
-from workbench.base.shown import Shown
-from workbench.base.words import counted
 from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
-from workbench.planner.memory import Memory, Need, need_of
+from workbench.planner.forecast import Pace, Scaling, scaling_of
+from workbench.planner.memory import Need, need_of
 from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
+from workbench.planner.speed import Speeds
+from workbench.planner.table import GIB, Fit, PlanRow, PlanTable
 from workbench.planner.tracing import Trace, cached_trace, trace_step
+from workbench.pods.doctor.exchange import Exchange
 
-GIB = 2**30
 Limits = tuple[float | None, float | None]
 """GiB of one GPU and of a pod's own memory; None where it is not known."""
 MARGIN = 0.9
@@ -42,93 +42,12 @@ _CHEAPEST = (
 )
 
 
-class Fit(StrEnum):
-    """Whether a technique fits."""
-
-    FITS = "fits"
-    TIGHT = "tight"
-    NOT = "does not fit"
-    UNKNOWN = "no limit given"
-    REFUSED = "refused"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanRow:
-    """What one technique needs."""
-
-    technique: str
-    fit: Fit
-    gpu: Memory | None = None
-    """On one GPU, in bytes; None where it computes on CPUs or is refused."""
-    host: Memory | None = None
-    """In one pod's own memory, all its ranks together, in bytes; None where it is refused."""
-    gpus_on_pod: int = 0
-    """GPUs of a pod that it uses."""
-    ranks: int = 0
-    """Ranks on all pods."""
-    micro_batch: int | None = None
-    """The most rows of a micro-batch that fit; 0 where not even one does, None where there is no limit."""
-    cheapest: bool = False
-    """Whether it is the one that fits and moves least over the network."""
-    why: str = ""
-    """Why it is refused."""
-
-    @property
-    def gpu_gib(self) -> float | None:
-        """GiB that one GPU needs; None without GPUs."""
-        return None if self.gpu is None else self.gpu.total / GIB
-
-    @property
-    def pod_gpu_gib(self) -> float | None:
-        """GiB that all GPUs of a pod need together; None without GPUs."""
-        return None if self.gpu is None else self.gpu.total * self.gpus_on_pod / GIB
-
-    @property
-    def host_gib(self) -> float | None:
-        """GiB that a pod's own memory needs; None where it is refused."""
-        return None if self.host is None else self.host.total / GIB
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanTable(Shown):
-    """What a job needs under every technique, as predicted."""
-
-    model: str
-    parameters: int
-    """Elements of its weights, adapters among them."""
-    trained: int
-    pods: int
-    gpu_memory_gib: float | None
-    """Memory of one GPU; None for CPUs."""
-    memory_gib: float | None
-    """Memory of one pod; None where it is not known."""
-    job: FineTune
-    lengths: tuple[int, int]
-    """Tokens of a row: source and target."""
-    rows: Sequence[PlanRow]
-
-    @property
-    def cheapest(self) -> PlanRow | None:
-        """The row that fits and moves least over the network; None where none fits."""
-        return next((row for row in self.rows if row.cheapest), None)
-
-    def row(self, technique: str) -> PlanRow:
-        """Return the row of a technique."""
-        for row in self.rows:
-            if row.technique == technique:
-                return row
-        raise ConfigError(f"the plan has no technique {technique!r}")
-
-    def __repr__(self) -> str:
-        best = f"cheapest: {self.cheapest.technique}" if self.cheapest else "none fits"
-        return f"PlanTable({self.model} on {counted(self.pods, 'pod')}, {best})"
-
-
 class _Hardware(Record):
     pods: Size
     gpus: Size
     gpu_memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
     memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
+    price_per_pod_hour: Annotated[Positive | None, Allowed("a number more than 0, or None")]
 
 
 @suggests("plan")
@@ -141,8 +60,11 @@ def plan(
     memory_gib: float | None = None,
     techniques: Sequence[str] | None = None,
     lengths: tuple[int, int] | None = None,
+    paces: Mapping[str, Pace] | None = None,
+    exchange: Exchange | None = None,
+    price_per_pod_hour: float | None = None,
 ) -> PlanTable:
-    """Predict what a job needs under every technique, and what of it fits.
+    """Predict what a job needs under every technique, what of it fits, and how fast it will be.
 
     Args:
         job: The job; its own technique is only one of the rows.
@@ -153,12 +75,22 @@ def plan(
             no verdict then.
         techniques: Which rows. Default: all.
         lengths: Tokens of a row's source and target. Default: the longest that the job allows.
+        paces: One pod's timed steps of this job by technique, `single`'s at least, as in `cluster.plan(job).paces`.
+            Default None: no speeds are predicted.
+        exchange: What the doctor measured between the pods, as `cluster.doctor().exchange`.
+        price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
 
     Raises:
         ConfigError: The model's shape is not known here, or a number cannot be.
         WorkbenchError: The model's step cannot be traced.
     """
-    _Hardware(pods=pods, gpus=gpus, gpu_memory_gib=gpu_memory_gib, memory_gib=memory_gib)
+    _Hardware(
+        pods=pods,
+        gpus=gpus,
+        gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib,
+        price_per_pod_hour=price_per_pod_hour,
+    )
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
     settings: dict[str, Setting] = {}
@@ -172,6 +104,12 @@ def plan(
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [refused.get(name) or row_of(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
+    pays_from = None
+    if paces:
+        speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
+        accumulation = job.gradient_accumulation_steps
+        rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
+        pays_from = speeds.pays_from(rows, accumulation)
     return PlanTable(
         model=job.model,
         parameters=trace.parameters,
@@ -182,6 +120,9 @@ def plan(
         job=job,
         lengths=lengths or (job.max_source_length, job.max_target_length),
         rows=_marked(rows),
+        paces=paces or {},
+        exchange=exchange,
+        pays_from=pays_from,
     )
 
 
@@ -191,6 +132,15 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
     setting = setting_of(job, pods=pods, gpus=gpus)
     traced = _trace(job, [setting], gpu=gpus > 0, only_cached=not trace)
     return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
+
+
+def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
+    """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
+    job = choose(job, gpus=gpus)
+    setting = setting_of(job, pods=pods, gpus=gpus)
+    traced = _trace(job, [setting], gpu=gpus > 0, only_cached=True)
+    accumulation = job.gradient_accumulation_steps
+    return None if traced is None else scaling_of(setting, traced, accumulation=accumulation, exchange=exchange)
 
 
 def as_planned(job: FineTune, technique: str) -> FineTune:

@@ -21,20 +21,10 @@ from workbench.base.files import write_json
 from workbench.jobs.choices import Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, Job
-from workbench.planner.plan import (
-    GIB,
-    MARGIN,
-    Fit,
-    Limits,
-    PlanRow,
-    as_planned,
-    fit_of,
-    machine_memory_gib,
-    most_rows,
-    row_of,
-)
+from workbench.planner.plan import MARGIN, Limits, as_planned, fit_of, machine_memory_gib, most_rows, row_of
 from workbench.planner.setting import Setting, request_of, setting_from, setting_of
 from workbench.planner.shapes import model_config
+from workbench.planner.table import GIB, Fit, PlanRow
 from workbench.planner.tracing import Trace, cached_answer, one_at_a_time, trace_of, trace_step
 from workbench.pods.pod_spec import PodSpec
 

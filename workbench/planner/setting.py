@@ -1,4 +1,4 @@
-"""What of a job decides how much memory its ranks need, as numbers. Pure."""
+"""What of a job decides how much memory its ranks need and how much they send, as numbers. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STATES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """How a technique trains, in the numbers that its memory depends on."""
+    """How a technique trains, in the numbers that its memory and its speed depend on."""
 
     technique: Technique
     ranks: int
@@ -69,6 +69,10 @@ class Setting:
     """What DeepSpeed keeps on the host: `optimizer`, `parameters`."""
     gathers_all: bool
     """Whether parameters stay whole from their forward to their backward pass."""
+    reduce_bytes: int = 4
+    """Bytes of a gradient on its way to the other ranks."""
+    sync_steps: int = 1
+    """Steps between two synchronisations of local SGD."""
 
 
 def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
@@ -109,6 +113,8 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
             if part(zero, key).get("device", "none") != "none"
         ),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
+        reduce_bytes=_reduce_bytes(technique, config, fsdp, half=half),
+        sync_steps=LocalSgd.from_dict(job.local_sgd).sync_steps,
     )
 
 
@@ -144,6 +150,13 @@ def request_of(
         else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
         "gpu": gpu,
     }
+
+
+def _reduce_bytes(technique: Technique, config: Mapping[str, Any], fsdp: Fsdp, *, half: bool) -> int:
+    if asked := config.get("communication_data_type"):
+        return 4 if asked in ("fp32", "float32") else 2
+    shrinks = technique.uses_deepspeed or (technique is Technique.FSDP and not fsdp.reduce_in_fp32)
+    return 2 if half and shrinks else 4
 
 
 def _outer_bytes(job: FineTune) -> float:

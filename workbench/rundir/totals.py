@@ -19,6 +19,7 @@ _END_FIELDS = (
     *("steps", "epochs", "train_runtime_s", "train_samples_per_s", "train_loss", "eval_loss", "first_eval_loss"),
     *("eval_step", "metrics"),
     *("exact_match", "global_batch_size", "useful_tokens_per_s", "padded_tokens_per_s", "profiled_tokens"),
+    *("step_s", "micro_batch_s"),
 )
 
 

@@ -73,6 +73,7 @@ WORK = "work"
 
 COLUMNS: tuple[Column, ...] = (
     Column(field="samples_per_s", title="samples/s", section="speed", kind=_RATE, best=_MOST),
+    Column(field="predicted_samples_per_s", title="forecast", section="speed", kind=_RATE),
     Column(field="speed_up", title="speed-up", section="speed", unit="x", best=_MOST),
     Column(field="efficiency", title="efficiency", section="speed", kind=_SHARE),
     Column(field="peak_memory_gib", title="measured", section=MEMORY, kind=_GIB, best=_LEAST),
@@ -105,6 +106,7 @@ _ALONE: Mapping[str, str] = {
     "padded_tokens_per_s": "padded tokens/s",
     "tflops_per_device": "TFLOPS per device",
     "peak_memory_gib": "peak memory measured",
+    "predicted_samples_per_s": "forecast of samples/s",
     "predicted_memory_gib": "peak memory predicted",
     "host_memory_gib": "host memory",
     "sent_bytes_per_step": "bytes sent per step and pod",

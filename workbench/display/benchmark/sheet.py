@@ -143,8 +143,8 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
         lines = [_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number)]
         number += len(lines)
         parts.append(_part(group, _with_best(lines, figures), equal, first=not parts))
-    unmeasured = tuple(column.name for column, values in seen.items() if not values)
-    return Sheet(figures=figures, parts=tuple(parts), unmeasured=unmeasured)
+    absent = [column for column, values in seen.items() if not values and not column.field.startswith("predicted_")]
+    return Sheet(figures=figures, parts=tuple(parts), unmeasured=tuple(column.name for column in absent))
 
 
 def _values(column: Column, summaries: Iterable[Summary]) -> list[float]:

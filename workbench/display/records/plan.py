@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.table import Bar, Cell, Grid
-from workbench.base.words import UNKNOWN, count, counted, scaled
+from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
+from workbench.jobs.choices import Technique
+from workbench.planner.forecast import Pace
 from workbench.planner.memory import Memory
-from workbench.planner.plan import Fit, PlanRow, PlanTable
+from workbench.planner.table import Fit, PlanRow, PlanTable
 
 _PARTS = ("parameters", "gradients", "optimizer", "activations", "logits", "communication", "overhead")
 _NAMES = {"overhead": "runtime"}  # no two begin alike
@@ -30,23 +32,34 @@ def plan_doc(table: PlanTable) -> Doc:
 def _grid(table: PlanTable) -> Grid:
     """Make the table: a row a technique."""
     unit, size = _unit(table)
-    first = ["technique", "", "largest micro-batch", f"memory of a {_place(table)}", f"needed {unit}"]
+    speeds = _speed_titles(table)
+    first = ["technique", "", *speeds, "largest micro-batch", f"memory of a {_place(table)}", f"needed {unit}"]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
+    best = table.fastest or table.cheapest
     rows = []
     for row in table.rows:
         memory = _memory(row)
         cells: list[Cell] = [
-            f"★ {row.technique}" if row.cheapest else row.technique,
+            f"★ {row.technique}" if row is best else row.technique,
             f"{_MARKS.get(row.fit, '')}{row.fit}",
+            *[number(getattr(row, field)) for field in speeds.values()],
             UNKNOWN if row.micro_batch is None else count(row.micro_batch),
             UNKNOWN if memory is None else _bar(table, memory, row),
             UNKNOWN if memory is None else _written(memory.total, size),
             UNKNOWN if row.host is None else _written(row.host.total, size),
         ]
         rows.append(cells[: len(titles)])
-    return Grid(
-        columns=titles, rows=rows, right={"largest micro-batch", *titles[4:]}, whole=titles, caption=_verdict(table)
-    )
+    right = {*speeds, "largest micro-batch", f"needed {unit}", f"pod's own memory {unit}"}
+    return Grid(columns=titles, rows=rows, right=right & {*titles}, whole=titles, caption=_verdict(table))
+
+
+def _speed_titles(table: PlanTable) -> dict[str, str]:
+    """Return the columns of what was predicted of the speed, with their fields; none where nothing was timed."""
+    if not table.paces:
+        return {}
+    titles = {"samples/s": "samples_per_s", "speed-up": "speed_up", "pod-hours for 10⁶ rows": "pod_hours"}
+    priced = any(row.cost is not None for row in table.rows)
+    return {**titles, "cost of 10⁶ rows": "cost"} if priced else titles
 
 
 def _parts_grid(table: PlanTable) -> Grid:
@@ -105,9 +118,15 @@ def _verdict(table: PlanTable) -> str:
     limits = [f"{size:g} GiB of a {what}" for what, size in _limits(table) if size]
     need = f"{least.technique} needs least"
     if not limits:
-        return f"No verdict without a limit; {need}"
+        return (
+            f"{_fastest(table)}No verdict on memory without a limit; {need}"
+            if table.fastest
+            else (f"No verdict without a limit; {need}")
+        )
     fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
     into = f"{count(len(fits))} of {counted(len(table.rows), 'technique')} fit into {' and '.join(limits)}"
+    if table.fastest is not None:
+        return f"{_fastest(table)}{into}; {need} memory"
     best = table.cheapest
     if best is None:
         smaller = f", with a micro-batch of {count(least.micro_batch)} it fits" if least.micro_batch else ""
@@ -117,6 +136,29 @@ def _verdict(table: PlanTable) -> str:
     else:
         why = "the cheapest that fits: of these it sends least over the network in a step"
     return f"{into}. ★ {best.technique} is {why}" + (f"; {need} memory" if best is not least else "")
+
+
+def _fastest(table: PlanTable) -> str:
+    """Say which row is the fastest that fits, and plainly where one pod is."""
+    best = table.fastest
+    if best is None or best.speed_up is None:
+        return ""
+    several = [row for row in table.rows if row.ranks > 1 and row.speed_up and row.technique != Technique.LOCAL_SGD]
+    accumulation = table.job.gradient_accumulation_steps
+    micro = "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
+    if best.ranks > 1 or not several:
+        pods = counted(table.pods if best.ranks > 1 else 1, "pod")
+        return f"★ {best.technique} on {pods} is the fastest that fits: {best.speed_up:.2f} times one pod. "
+    other = max(several, key=lambda row: row.speed_up or 0.0)
+    pays = (
+        f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
+        if table.pays_from
+        else ("more micro-batches a step do not change that")
+    )
+    return (
+        f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} a step makes "
+        f"{other.speed_up:.2f} times its samples/s; {pays}. "
+    )
 
 
 def _limits(table: PlanTable) -> Sequence[tuple[str, float | None]]:
@@ -139,9 +181,24 @@ def _method(table: PlanTable) -> list[str]:
     notes = []
     if any(row.fit is Fit.UNKNOWN for row in table.rows):
         notes.append("No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs.")
+    if table.paces:
+        notes.append(_timed(table.paces[Technique.SINGLE], table))
     notes.append(
         "Each row is the highest moment of a step: what is 0 is not held at that moment. Activations and logits are "
         "counted on the model's own step at the longest rows; the runtime's own is taken as given (1 GiB of CUDA "
         "context and NCCL a GPU; a process 0.45 GiB, 0.8 with a GPU). Tight means more than nine tenths."
     )
     return notes
+
+
+def _timed(pace: Pace, table: PlanTable) -> str:
+    parts = [
+        f"Speeds are predicted from steps timed on one pod: {duration(pace.micro_batch_s)} for forward and backward "
+        f"pass of {counted(pace.rows, 'row')}, {duration(pace.update_s)} for the rest of a step"
+    ]
+    exchange = table.exchange
+    if exchange is not None and exchange.latency_s is not None and (speed := exchange.bandwidth_gb_per_s) is not None:
+        parts.append(f"an all-reduce has {duration(exchange.latency_s)} of latency and {speed:.2f} GB/s")
+        if (slowdown := exchange.slowdown(table.pods)) > 1.05:
+            parts.append(f"{counted(table.pods, 'pod')} that compute at once take {slowdown:.2f} times as long")
+    return "; ".join(parts) + ". Speed-up is over single. local-sgd is not marked: its losses are others."

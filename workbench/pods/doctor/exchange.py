@@ -1,4 +1,4 @@
-"""How fast the pods speak to each other: an all-reduce, one process a pod, each ending with its stdin."""
+"""How fast the pods speak to each other, how they slow each other down: one process a pod, ending with its stdin."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -31,7 +32,40 @@ class Exchange:
     """Median seconds of an all-reduce of four bytes."""
     sizes: tuple[tuple[int, float], ...] = ()
     """Median seconds of an all-reduce by its size in bytes, the sizes growing; none beyond one that took 0.5 s."""
+    slowdowns: tuple[tuple[int, float], ...] = ()
+    """How many times longer a pod takes to compute while so many pods do: 1 but where pods share a processor."""
     problem: str = ""
+
+    def slowdown(self, pods: int) -> float:
+        """Return that of any number of pods, on the line between those measured.
+
+        Example:
+            >>> Exchange(pods=4, slowdowns=((2, 1.0), (4, 2.0))).slowdown(3)
+            1.5
+        """
+        points = [(1, 1.0), *self.slowdowns]
+        above = next((n for n, point in enumerate(points) if point[0] >= pods), len(points) - 1)
+        (few, low), (many, high) = points[max(0, above - 1)], points[above]
+        return max(1.0, high if few == many else low + (high - low) * (pods - few) / (many - few))
+
+    def all_reduce_s(self, size: float, ranks: int) -> float:
+        """Return the seconds of an all-reduce of so many bytes among so many ranks, by what was measured.
+
+        Between the sizes measured it is on a line, beyond the largest as fast a byte as that. Of other numbers of ranks
+        the link is taken to carry as many bytes a second.
+
+        Example:
+            >>> Exchange(pods=2, latency_s=0.001, sizes=((1_000_000, 0.011),)).all_reduce_s(2_000_000, 2)
+            0.022
+        """
+        assert self.latency_s is not None
+        share = (ranks - 1) / ranks / ((self.pods - 1) / self.pods)
+        points = [(0, self.latency_s), *self.sizes]
+        for (small, quick_s), (large, long_s) in pairwise(points):
+            if size <= large:
+                took_s = quick_s + (long_s - quick_s) * (size - small) / (large - small)
+                return self.latency_s + max(0.0, took_s - self.latency_s) * share
+        return self.sizes[-1][1] * size / self.sizes[-1][0] * share
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
@@ -110,17 +144,19 @@ def _tell(process: Popen[str], message: Mapping[str, object]) -> None:
 
 def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
     fields: dict[str, Any] = {}
-    sizes = []
+    sizes, slowdowns = [], []
     for line in lines:
         if "latency_s" in line:
             fields |= {"backend": line["backend"], "latency_s": line["latency_s"]}
         elif "bytes" in line:
             sizes.append((line["bytes"], line["took_s"]))
+        elif "slowdown" in line:
+            slowdowns.append((line["computing"], line["slowdown"]))
         elif "problem" in line:
             fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):
         fields.setdefault("problem", "the measurement broke off")
-    return Exchange(pods=pods, sizes=tuple(sizes), **fields)
+    return Exchange(pods=pods, sizes=tuple(sizes), slowdowns=tuple(slowdowns), **fields)
 
 
 def _kill(processes: Sequence[Popen[str]]) -> None:

@@ -14,11 +14,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 _MIB = 1 << 20
 _SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
 _LONG_S = 0.5
+_COMPUTE_S = 0.25
 _LATENCIES = 100
 _PATIENCE = timedelta(seconds=40)
 
@@ -49,6 +51,9 @@ def main() -> None:
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
+    alone_s = _compute_s(device, among=1)
+    for among in _crowds(request["world_size"]):
+        _say(request, {"computing": among, "slowdown": _compute_s(device, among=among) / alone_s})
     _say(request, {"over": True})
     dist.destroy_process_group()
 
@@ -65,6 +70,32 @@ def _median_s(buffer: object, warm_up: int, times: int) -> float:
         if number >= warm_up:
             took.append(time.perf_counter() - began)
     return median(took)
+
+
+def _crowds(ranks: int) -> list[int]:
+    """Return how many are to compute at once: few, then ever twice as many, and all."""
+    return [*(n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < ranks), ranks]
+
+
+def _compute_s(device: torch.device, *, among: int) -> float:
+    """Return the mean seconds of a small computation on the first ranks while these, and no others, do it."""
+    import torch
+    import torch.distributed as dist
+
+    matrix, took_s = torch.rand(256, 256, device=device), 0.0
+    dist.all_reduce(torch.zeros(1, device=device))
+    if dist.get_rank() < among:
+        rounds, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < _COMPUTE_S:
+            for _ in range(10):
+                matrix = torch.softmax(matrix @ matrix, -1)
+            if device.type == "cuda":
+                _wait_for_gpu()
+            rounds += 1
+        took_s = spent / rounds
+    total = torch.tensor([took_s], device=device)
+    dist.all_reduce(total)
+    return float(total) / among
 
 
 def _wait_for_gpu() -> None:

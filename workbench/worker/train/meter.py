@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +25,22 @@ def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Te
     return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
 
 
+@dataclass(slots=True)
+class _Timed:
+    """Seconds of some steps, and of the forward and backward passes in them."""
+
+    steps: int = 0
+    steps_s: float = 0.0
+    micro_batches: int = 0
+    computing_s: float = 0.0
+
+    def add(self, step: _Timed, seconds: float) -> None:
+        """Add one step."""
+        self.steps, self.steps_s = self.steps + 1, self.steps_s + seconds
+        self.micro_batches += step.micro_batches
+        self.computing_s += step.computing_s
+
+
 class StepMeter(StepClock):
     """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
 
@@ -37,6 +54,9 @@ class StepMeter(StepClock):
         self._padded = 0
         self._fair_useful: Any = 0
         self._fair_padded = 0
+        self._steps = 0
+        self._computing = _Timed()
+        self._warm = _Timed()
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
         self._peers = _everyone() if ranks.connected() else frozenset()
@@ -51,8 +71,17 @@ class StepMeter(StepClock):
         if profiled:
             self.profiled_tokens = padded
 
+    def computed(self, seconds: float) -> None:
+        """Count the time of a micro-batch's forward and backward pass that have just ended."""
+        self._computing.micro_batches += 1
+        self._computing.computing_s += seconds
+
     def step(self, samples: float, *, profiled: bool) -> None:
+        before = self.runtime_s
         super().step(samples, profiled=profiled)
+        if self._steps and not profiled:  # the first one warms up
+            self._warm.add(self._computing, self.runtime_s - before)
+        self._steps, self._computing = self._steps + 1, _Timed()
         if not profiled:
             self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
         self._useful, self._padded = 0, 0
@@ -68,10 +97,14 @@ class StepMeter(StepClock):
         self._traffic.pause()
 
     def totals(self) -> dict[str, float | int | None]:
-        """Emit this rank's traffic, and return the tokens a second of all ranks; all must call it."""
+        """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
         self._traffic.tell(self._unseen)
-        useful, padded = ranks.sums([float(self._fair_useful), float(self._fair_padded)])
+        warm = self._warm
+        own = [float(self._fair_useful), float(self._fair_padded), warm.computing_s, float(warm.micro_batches)]
+        useful, padded, computing_s, micro_batches = ranks.sums(own)
         return {
+            "step_s": warm.steps_s / warm.steps if warm.steps else None,
+            "micro_batch_s": computing_s / micro_batches if micro_batches else None,
             "useful_tokens_per_s": self.per_s(useful),
             "padded_tokens_per_s": self.per_s(padded),
             "profiled_tokens": self.profiled_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -121,15 +122,18 @@ class FineTuner(ResumableTrainer):
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""
         self.clock.see(inputs, profiled=self._is_profiled())
+        began = time.perf_counter()
         if self._is_profiled():
             assert self.profiler is not None
             with self.profiler.micro_batch_of(getattr(self, "deepspeed", None)):
                 loss = super().training_step(model, inputs, num_items_in_batch)
         else:
             loss = super().training_step(model, inputs, num_items_in_batch)
-        if not math.isfinite(loss.item()):
+        lost = loss.item()  # which waits for the GPU
+        self.clock.computed(time.perf_counter() - began)
+        if not math.isfinite(lost):
             raise RunError(
-                f"loss is {loss.item()} on rank {ranks.rank()} at step {self.state.global_step + 1}; "
+                f"loss is {lost} on rank {ranks.rank()} at step {self.state.global_step + 1}; "
                 "try a lower learning rate, or precision fp32"
             )
         return loss

@@ -1,0 +1,109 @@
+"""How long an optimizer step will take, from one pod's timed steps and the exchange between the pods. Pure.
+
+A step of k micro-batches takes T = (k * Tc + U / shards) * slowdown + Tn: forward and backward passes, the update, and
+what is sent. With a = (ranks - 1) / ranks, DDP sends 2a of the trained weights a step, ZeRO-1 3a, ZeRO-2 2a a
+micro-batch and a a step, ZeRO-3 and FSDP 3a a micro-batch; an all-reduce is 2a. Sending and computing are added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.jobs.choices import Technique
+from workbench.planner.setting import Setting
+from workbench.planner.tracing import Trace
+from workbench.pods.doctor.exchange import Exchange
+
+TIMED_AS = {
+    Technique.DDP: Technique.SINGLE,
+    Technique.LOCAL_SGD: Technique.SINGLE,
+    Technique.ZERO2: Technique.ZERO1,
+    Technique.ZERO3_OFFLOAD: Technique.ZERO3,
+}
+"""Techniques whose step on one pod is as good as another's; the others have work of their own beside the model's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How long a job's steps take on one pod that nothing slows down."""
+
+    rows: int
+    """Rows of a micro-batch."""
+    micro_batch_s: float
+    """Seconds of its forward and backward pass."""
+    update_s: float
+    """Seconds of all else in an optimizer step."""
+
+    @classmethod
+    def of(cls, *, rows: int, step_s: float, update_s: float, accumulation: int) -> Pace:
+        """Work it out from the steps of a run on one pod.
+
+        Example:
+            >>> Pace.of(rows=8, step_s=0.5, update_s=0.1, accumulation=4).micro_batch_s
+            0.1
+        """
+        rest_s = min(update_s, step_s)
+        return cls(rows=rows, micro_batch_s=(step_s - rest_s) / accumulation, update_s=rest_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaling:
+    """What a technique on several pods makes of one pod's step."""
+
+    sending_s: float = 0.0
+    """Seconds of a step for what goes over the network."""
+    slowdown: float = 1.0
+    """How many times longer a pod computes while the others do: 1 but where pods share a processor."""
+    shards: int = 1
+    """Ranks over which the update is spread."""
+
+    def step_s(self, pace: Pace, *, rows: int, accumulation: int) -> float:
+        """Return the seconds of an optimizer step with micro-batches of so many rows.
+
+        Example:
+            >>> pace = Pace(rows=8, micro_batch_s=1.0, update_s=0.5)
+            >>> Scaling(sending_s=0.25, slowdown=1.5, shards=2).step_s(pace, rows=8, accumulation=4)
+            6.625
+        """
+        computing_s = accumulation * pace.micro_batch_s * rows / pace.rows + pace.update_s / self.shards
+        return computing_s * self.slowdown + self.sending_s
+
+
+def scaling_of(setting: Setting, trace: Trace, *, accumulation: int, exchange: Exchange | None) -> Scaling | None:
+    """Work it out for a technique; None where ranks exchange data and how fast they do was not measured."""
+    if setting.ranks == 1:
+        return Scaling()
+    pods = setting.ranks // setting.on_pod
+    if exchange is None or exchange.latency_s is None or not exchange.sizes or pods == 1:
+        return None
+    return Scaling(
+        sending_s=_sending_s(setting, trace, accumulation, exchange, exchange.latency_s),
+        slowdown=exchange.slowdown(pods),
+        shards=setting.shards,
+    )
+
+
+def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange, latency_s: float) -> float:
+    technique, ranks = setting.technique, setting.ranks
+    reduced_s = exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks)
+    gathered_s = exchange.all_reduce_s(setting.compute_bytes * trace.trained, ranks) / 2
+    match technique:
+        case Technique.DDP:
+            return reduced_s
+        case Technique.LOCAL_SGD:
+            return reduced_s / setting.sync_steps
+        case Technique.ZERO1:
+            return reduced_s + gathered_s
+        case Technique.ZERO2:
+            return accumulation * reduced_s + gathered_s
+    if setting.shards < ranks:  # within a pod, and a replica on each
+        return accumulation * exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks // setting.on_pod)
+    # Each layer by itself: gathered before its forward pass and, unless it was kept, its backward pass; then scattered,
+    # which gloo does by an all-reduce. ZeRO-3 gathers small parameters once a step.
+    kept = trace.no_larger_than(setting.persist) if technique.zero_stage == 3 else 0
+    twice = 0 if setting.gathers_all else sum(layer.all for layer in trace.layers)
+    gathered = max(0, trace.parameters - kept) + max(0, twice - kept)
+    whole_s, kept_s = (exchange.all_reduce_s(setting.compute_bytes * size, ranks) / 2 for size in (gathered, kept))
+    scattered_s = reduced_s if exchange.backend == "gloo" else reduced_s / 2
+    messages = (2 if setting.gathers_all else 3) * len(trace.layers)
+    return accumulation * (whole_s + scattered_s + messages * latency_s) + (kept_s if kept else 0.0)

@@ -1,0 +1,61 @@
+"""The speeds of a plan's rows, and from which accumulation on several pods pay. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.jobs.choices import Technique
+from workbench.planner.forecast import TIMED_AS, Pace, Scaling, scaling_of
+from workbench.planner.setting import Setting
+from workbench.planner.table import Fit, PlanRow
+from workbench.planner.tracing import Trace
+from workbench.pods.doctor.exchange import Exchange
+
+_MOST_TIMES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speeds:
+    """What the speeds of one plan are worked out from."""
+
+    settings: Mapping[str, Setting]
+    """By technique; those that are refused are missing."""
+    trace: Trace
+    micro: int
+    """Rows of a micro-batch."""
+    paces: Mapping[str, Pace]
+    """One pod's, by technique; `single`'s is there."""
+    exchange: Exchange | None
+
+    def added(self, row: PlanRow, accumulation: int, *, price: float | None = None) -> PlanRow:
+        """Put the predicted speed into a row; it stays as it is where none can be predicted."""
+        setting = self.settings.get(row.technique)
+        scaling = setting and scaling_of(setting, self.trace, accumulation=accumulation, exchange=self.exchange)
+        if not setting or not scaling:
+            return row
+        single = self.paces[Technique.SINGLE]
+        pace = self.paces.get(TIMED_AS.get(setting.technique, setting.technique), single)
+        step_s = scaling.step_s(pace, rows=self.micro, accumulation=accumulation)
+        alone_s = Scaling().step_s(single, rows=self.micro, accumulation=accumulation)
+        samples_per_s = self.micro * accumulation * setting.ranks / step_s
+        pod_hours = setting.ranks // setting.on_pod * 1e6 / samples_per_s / 3600
+        return replace(
+            row,
+            step_s=step_s,
+            samples_per_s=samples_per_s,
+            speed_up=setting.ranks * alone_s / step_s,
+            pod_hours=pod_hours,
+            cost=None if price is None else pod_hours * price,
+        )
+
+    def pays_from(self, rows: Sequence[PlanRow], accumulation: int) -> int | None:
+        """Return the least accumulation, doubled from the job's, with which several pods are faster than one."""
+        own = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
+        several = [row for row in own if row.technique != Technique.LOCAL_SGD]
+        times = 1
+        while times <= _MOST_TIMES:
+            if any((self.added(row, accumulation * times).speed_up or 0.0) > 1 for row in several):
+                return accumulation * times if times > 1 else None
+            times *= 2
+        return None
