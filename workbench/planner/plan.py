@@ -93,37 +93,35 @@ def plan(
     )
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
-    settings: dict[str, Setting] = {}
-    refused: dict[str, PlanRow] = {}
-    for name in techniques or list(Technique):
-        try:
-            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus)
-        except ConfigError as error:
-            refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
+    settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
     trace = _trace(job, list(settings.values()), gpu=gpus > 0, lengths=lengths)
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [refused.get(name) or row_of(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
-    pays_from = None
+    accumulation, pays_from = job.gradient_accumulation_steps, None
     if paces:
         speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
-        accumulation = job.gradient_accumulation_steps
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
         pays_from = speeds.pays_from(rows, accumulation)
     return PlanTable(
-        model=job.model,
-        parameters=trace.parameters,
-        trained=trace.trained,
-        pods=pods,
-        gpu_memory_gib=gpu_memory_gib,
-        memory_gib=memory_gib,
-        job=job,
-        lengths=lengths or (job.max_source_length, job.max_target_length),
-        rows=_marked(rows),
-        paces=paces or {},
-        exchange=exchange,
-        pays_from=pays_from,
-    )
+        model=job.model, parameters=trace.parameters, trained=trace.trained, pods=pods, gpu_memory_gib=gpu_memory_gib,
+        memory_gib=memory_gib, job=job, lengths=lengths or (job.max_source_length, job.max_target_length),
+        rows=_marked(rows), paces=paces or {}, exchange=exchange, pays_from=pays_from,
+    )  # fmt: skip
+
+
+def _settings(
+    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int
+) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
+    """Return the settings of a job by technique, and the rows of those that are refused."""
+    settings: dict[str, Setting] = {}
+    refused: dict[str, PlanRow] = {}
+    for name in techniques:
+        try:
+            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus)
+        except ConfigError as error:
+            refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
+    return settings, refused
 
 
 def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
