@@ -45,6 +45,14 @@ written.end(message="the end of {name}", steps=30, eval_loss=0.{number}25)
 CLOSED = """
 written.keeper("closed", alive=False)
 """
+BENCHMARK = f"""
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from benchrows import make_row
+from workbench.display.benchmark.live import BenchmarkLive
+with BenchmarkLive() as live:
+    for ended in range(3):
+        live.update([make_row("zero1", pods, float(pods)) for pods in range(1, ended + 2)])
+"""
 RUNS = 20
 pytestmark = pytest.mark.slow
 
@@ -56,7 +64,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
     for number in range(RUNS):
         parts = (SHOWN, GOES_ON, ENDED, CLOSED) if number % 2 else (SHOWN, GOES_ON + ENDED + CLOSED)
         cells += [new_code_cell(part.format(name=f"run{number}", number=number + 10)) for part in parts]
-    book = new_notebook(cells=cells)
+    book = new_notebook(cells=[*cells, new_code_cell(BENCHMARK)])
     where = {"metadata": {"path": str(tmp_path_factory.mktemp("book"))}}
     NotebookClient(book, timeout=120, coalesce_streams=True, resources=where).execute()
     return book
@@ -82,6 +90,12 @@ def test_a_program_that_executes_a_notebook_and_joins_streams_keeps_every_last_p
         assert "as of" not in run["text/plain"]
 
 
+def test_a_benchmark_that_was_followed_keeps_its_last_lines_and_a_plot(book: Any) -> None:
+    lines, image = (output["data"] for output in book.cells[-1].outputs)
+    assert "3 of 3 rows done" in lines["text/html"]
+    assert len(image["image/png"]) > 5000
+
+
 def test_nothing_that_is_saved_needs_a_kernel_or_a_network(book: Any) -> None:
     assert "widgets" not in book.metadata
     for data in (each for cell in outputs(book) for each in cell):
@@ -101,5 +115,5 @@ def test_where_style_and_svg_are_stripped_the_figures_and_a_plot_are_still_there
 
 def test_a_page_of_it_shows_the_same(book: Any) -> None:
     page, _ = HTMLExporter(require_js_url="", mathjax_url="").from_notebook_node(book)
-    assert page.count('class="wb-picture"') == 2 * RUNS
+    assert page.count('class="wb-picture"') == 2 * RUNS + 1
     assert "widget-view" not in page

@@ -14,6 +14,9 @@ from workbench.benchmark.comparable_groups import names_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.outcome_cell import COLOURS, MARKS, label_of, why_of
 from workbench.display.kit.line import Screen, cut
+from workbench.display.kit.live import image_bundle
+from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
+from workbench.display.kit.plots.static import plot_png
 from workbench.display.kit.style import styled
 from workbench.display.kit.templates import render
 from workbench.rundir.figures.progress import Progress
@@ -137,8 +140,10 @@ class BenchmarkLive:
     """The lines of a benchmark where the user looks. Use it in a `with`: leaving it draws the last state."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._screen = Screen(stream)
+        self._screen, self._image = Screen(stream), Screen(stream)
         self._clock = clock
+        self._speeds: dict[float, float] = {}
+        self._drawn_speeds: object = None
         self._lines: tuple[LiveLine, ...] = ()
         self._drawn: tuple[LiveLine, ...] = ()
         self._drawn_at = float("-inf")
@@ -149,6 +154,7 @@ class BenchmarkLive:
     def update(self, rows: Sequence[BenchmarkRow], progress: Mapping[str, Progress] | None = None) -> None:
         """Take the state of all rows, and draw it unless the last drawing is too fresh; what ended is drawn at once."""
         before, self._lines = [line.outcome for line in self._lines], lines_of(rows, progress)
+        self._speeds = {n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None}
         moved = before != [line.outcome for line in self._lines]
         if moved or self._clock() - self._drawn_at >= _INTERVAL_S:
             self._draw()
@@ -166,10 +172,19 @@ class BenchmarkLive:
         self._drawn, self._drawn_at = self._lines, self._clock()
         if self._screen.is_notebook:
             left_s = self._left_s()
-            page = styled(live_html(self._lines, left_s), full=True)
+            page = f'<div class="wb-picture">{styled(live_html(self._lines, left_s), full=True)}</div>'
             self._screen.show({"text/plain": live_text(self._lines, left_s), "text/html": page})
+            if self._speeds != self._drawn_speeds:
+                self._drawn_speeds = self._speeds
+                self._image.show(image_bundle(self._still(), "the rows' speed"))
         else:
             self._write()
+
+    def _still(self) -> bytes:
+        """Draw the speed of each row that has ended."""
+        x, ys = {COUNTS[2]: [*self._speeds]}, [*self._speeds.values()]
+        series = Series(name="samples/s", xs=x, ys=ys, look=look(0), joined=False)
+        return plot_png(Plot(label="speed", y="samples/s", axes=(*x,), series=[series], from_zero=True))
 
     def _left_s(self) -> float | None:
         """Return how long the rest takes if its rows take as long as those that ran did; None before one has ended."""

@@ -22,7 +22,7 @@ from workbench.rundir.view import RunView
 _TICK_S = 1.0
 _WORD_S = 60.0  # between two words to the keeper; sooner where it does not wait long for one
 _ENDED = ("closed", "failed", "lost")
-_PATIENCE_S = 1.0  # a start that is over by then needs no words
+_PATIENCE_S = 0.3  # a start that is over by then needs no words
 _DRAW_S = 0.25
 
 

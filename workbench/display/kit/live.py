@@ -91,6 +91,12 @@ def put(bundle: Mapping[str, object], name: str, *, update: bool = True) -> None
     display(bundle, raw=True, display_id=name, update=update)  # type: ignore[no-untyped-call]
 
 
+def image_bundle(png: bytes, name: str) -> Mapping[str, object]:
+    """Return what shows a plot where style and SVG are stripped; nothing before there is one."""
+    words = {"text/plain": f"(plot of {name})"}
+    return {**words, "image/png": b64encode(png).decode()} if png else NOTHING
+
+
 @dataclass(slots=True)
 class _Output:
     """What is displayed under one name, in however many cells."""
@@ -141,7 +147,7 @@ class Picture:
             doc, image = self.watched.look(at_once=True), self._draw_still()
             self._main.begin(self._essence(doc), self._bundle(doc), reserved=reserved)
             if image is not None:
-                self._image.begin(image, self._image_bundle(image), reserved=reserved)
+                self._image.begin(image, image_bundle(image, self.watched.name), reserved=reserved)
         self.start()
 
     def start(self) -> None:
@@ -162,7 +168,7 @@ class Picture:
             if self.watched.over or time.monotonic() - self._still[1] > _STILL_S:
                 self._draw_still()
             if (image := self._still[0]) is not None:
-                self._image.show(image, lambda: self._image_bundle(image), keep=keep)
+                self._image.show(image, lambda: image_bundle(image, self.watched.name), keep=keep)
             if self._has_bar and not (self._keeps_bar or self.watched.clickable or self.watched.bar().in_use):
                 self._buttons.show("", lambda: NOTHING, keep=keep)
 
@@ -186,10 +192,6 @@ class Picture:
 
     def _essence(self, doc: Doc) -> tuple[object, ...]:
         return (doc, self.watched.over)
-
-    def _image_bundle(self, png: bytes) -> Mapping[str, object]:
-        words = {"text/plain": f"(plot of {self.watched.name})"}
-        return {**words, "image/png": b64encode(png).decode()} if png else NOTHING
 
     def _draw_still(self) -> bytes | None:
         self._still = (self.watched.still(), time.monotonic())

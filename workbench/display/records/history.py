@@ -22,8 +22,13 @@ from workbench.display.records.comparison import runs_doc
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
-_CELL_PX = 1190  # of a notebook's cell in a window of 1400
+_CELL_PX = 1140  # of a notebook's cell in a window of 1400, less the boxes to tick
 _LETTER_PX, _BETWEEN_PX = 7.6, 16.0
+_ORDER = (
+    "#", "run", "state", "eval loss", "exact match", "samples/s", "technique", "pods", "train loss", "duration",
+    "steps", "model", "when",
+)  # fmt: skip
+"""A narrow window has the first of them: what came out, and what differs most often."""
 _OUTPUTS = 4  # that a comparison has: what is not alike, a title, the plot, the tables
 
 
@@ -87,6 +92,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     more.append(_texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True))
     equal = [column for column in (*columns, *more) if column.above and len(shown) > 1 and len(set(column.keys)) == 1]
     drawn = [column for column in columns if column not in equal and column.tells]
+    drawn.sort(key=lambda column: _ORDER.index(column.title))
     left_out = []
     for column in [column for column in more if column not in equal and column.tells]:
         if sum(each.width_px for each in (*drawn, column)) < _CELL_PX:

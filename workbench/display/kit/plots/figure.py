@@ -14,7 +14,7 @@ DASHES = ("-", "--", "-.", ":")
 FOREGROUND = "#010203"
 """Stands for the page's own text colour until an SVG is done."""
 STEP = "optimizer step"
-COUNTS = (STEP, "pods")
+COUNTS = (STEP, "pods", "row")
 """The axes that have whole numbers alone."""
 _UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, float("inf")))
 _NEAR = 0.01  # of a plot's height: closer lines are one line to the eye
