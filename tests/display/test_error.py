@@ -33,7 +33,10 @@ def cell(capsys: pytest.CaptureFixture[str]) -> Iterator[Cell]:
 def test_an_error_is_one_block_with_the_cells_own_lines(cell: Cell) -> None:
     cell("def make(steps):\n    return FineTune(max_step=steps)")
     first, *rest = cell("rate = 3\nmake(10)").splitlines()
-    assert first.startswith("ConfigError: job option 'max_step' is not known: did you mean 'max_steps'? Allowed: ")
+    assert first.startswith(
+        "ConfigError: job option 'max_step' is not known: did you mean 'max_steps'? Allowed: max_steps, "
+    )
+    assert re.search(r"Allowed: (\w+, ){5}\w+ and \d\d more$", first), "the nearest alone"
     assert rest == [
         "  Cell In[3], line 2:  make(10)",
         "  Cell In[2], line 2:  return FineTune(max_step=steps)",
@@ -42,6 +45,7 @@ def test_an_error_is_one_block_with_the_cells_own_lines(cell: Cell) -> None:
     whole = cell("%tb")
     assert "Traceback (most recent call last)" in whole
     assert "workbench/base/record/record.py" in whole
+    assert "Allowed: model, dataset, technique" in whole
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from workbench.display.cluster.panel import follow_start, show_cluster
 from workbench.display.cluster.view import cluster_doc, look_at
 from workbench.display.failure.error import error_lines
 from workbench.display.failure.fault import FaultCard, fault_doc
-from workbench.display.kit.doc import Doc, to_bundle, to_html, to_markdown, to_text
+from workbench.display.kit.doc import Code, Doc, Fold, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.downloads import report_links
 from workbench.display.kit.follow import follow_run
 from workbench.display.kit.plots.live import show_doc
@@ -49,6 +49,7 @@ from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import show_run
 from workbench.display.run.plot import run_plot_doc, show_run_plot
+from workbench.keeper.launch.command import LaunchCommand
 from workbench.planner.reading import RowPreview
 from workbench.planner.table import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
@@ -84,6 +85,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Export: export_doc,
     FaultCard: fault_doc,
     History: history_doc,
+    LaunchCommand: lambda it: Doc([Fold("launch command", [Code(str(it))])]),
     Manifest: manifest_doc,
     ModelCard: model_card_doc,
     PlanTable: plan_doc,
@@ -104,6 +106,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         BenchmarkResult: lambda it: benchmark_text(it.groups),
         Board: repr,
         Grid: text_table,
+        LaunchCommand: str,
         Manifest: Manifest.to_text,
     },
     shown.as_html: {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import sys
 import sysconfig
 import traceback
@@ -16,6 +18,8 @@ from workbench.display.failure.fault import card_of, fault_text
 
 _RED, _BOLD, _PLAIN = "\x1b[31;1m", "\x1b[1m", "\x1b[0m"
 _NOT_THEIRS = ("IPython", "ipykernel", "workbench")
+_UNKNOWN = re.compile(r"'(\w+)'( is not known.* Allowed: )(\w+(?:, \w+){12,})")
+_NEAREST = 6
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -32,7 +36,14 @@ def _words(error: WorkbenchError) -> str:
     match error:
         case RunFailed(result=RunResult(error=fault) as result) if fault is not None:
             return f"the run failed. {fault_text(card_of(result), brief=True)}\nIts logs are in {result.path / 'logs'}"
-    return str(error)
+    return _UNKNOWN.sub(_with_nearest, str(error))
+
+
+def _with_nearest(found: re.Match[str]) -> str:
+    """Name the nearest of many allowed names alone."""
+    got, words, names = found[1], found[2], found[3].split(", ")
+    nearest = difflib.get_close_matches(got, names, _NEAREST, cutoff=0)
+    return f"'{got}'{words}{', '.join(nearest)} and {len(names) - len(nearest)} more"
 
 
 def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:

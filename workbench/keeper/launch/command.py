@@ -13,6 +13,7 @@ from typing import Any
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
+from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher
 from workbench.pods.pod import Pod
 
@@ -55,7 +56,7 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchCommand:
+class LaunchCommand(Shown):
     """A command ready to run, or to be read: `str()` gives what works when pasted into a terminal."""
 
     argv: Sequence[str]
@@ -70,7 +71,7 @@ class LaunchCommand:
     def from_dict(cls, data: Mapping[str, Any]) -> LaunchCommand:
         return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # the keeper writes it too, which loads no view
         if [*self.argv[:2]] == _SHELL and not self.env:
             return f"({self.argv[2]})"
         assignments = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
