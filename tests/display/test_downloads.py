@@ -33,6 +33,9 @@ def test_a_run_that_has_ended_has_links_to_its_card_and_its_model(written: Writt
         ("run card", f"/user/me/workbench/api/card?of={below.replace('/', '%2F')}"),
         ("model #1.bin (4 bytes)", f"/user/me/files/{below}/model/model%20%231.bin"),
     ]
+    (written.paths.model / "config.json").write_bytes(b"{}")
+    zipped = ("model.zip (6 bytes)", f"/user/me/workbench/api/model?of={below.replace('/', '%2F')}")
+    assert run_links(written.paths)[1:] == [zipped]
     assert report_links(served / "cluster") == [("report", "/user/me/workbench/api/report?of=cluster")]
 
 

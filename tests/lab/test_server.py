@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import random
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +100,24 @@ def test_card_and_report_are_made_when_they_are_asked_for(server: Server, writte
             assert answer.text.startswith("<!doctype html>") and written.paths.root.name in answer.text
             assert client.get(f"workbench/api/{what}", params={"of": "../.."}).status_code == 409
             assert stranger.get(f"workbench/api/{what}", params={"of": of}).status_code in (302, 403)
+
+
+def test_a_model_of_several_files_is_one_zip(server: Server, written: WrittenRun, tmp_path: Path) -> None:
+    model = written.paths.model
+    (model / "tower").mkdir(parents=True)
+    content = {"config.json": b"{}", "tower/weights.safetensors": random.randbytes(3_000_000)}
+    for name, each in content.items():
+        (model / name).write_bytes(each)
+    (tmp_path / "secret").write_text("not theirs")
+    (model / "link").symlink_to(tmp_path / "secret")
+    with client_of(server) as client, client_of(server, token=False) as stranger:
+        answer = client.get("workbench/api/model", params={"of": path_of(written)})
+        assert "model.zip" in answer.headers["Content-Disposition"]
+        assert "Content-Length" not in answer.headers, "nobody waits until it is made"
+        archive = zipfile.ZipFile(io.BytesIO(answer.content))
+        assert {name: archive.read(name) for name in archive.namelist()} == content
+        assert client.get("workbench/api/model", params={"of": "../.."}).status_code == 409
+        assert stranger.get("workbench/api/model", params={"of": path_of(written)}).status_code in (302, 403)
 
 
 def test_a_sidebar_that_is_open_does_not_keep_the_server_from_being_idle(server: Server) -> None:

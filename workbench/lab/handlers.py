@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from jupyter_server_proxy.handlers import ProxyHandler
 from tornado import web
+from tornado.iostream import StreamClosedError
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.wire import short_path
@@ -39,6 +41,7 @@ def routes(base_url: str, root: str) -> list[tuple[str, type[web.RequestHandler]
         (url_path_join(base_url, "workbench/api/stop"), StopHandler, api),
         (url_path_join(base_url, "workbench/api/tensorboard"), BoardsHandler, api),
         (url_path_join(base_url, "workbench/api/(card|report)"), DownloadHandler, api),
+        (url_path_join(base_url, "workbench/api/model"), ModelHandler, api),
         (url_path_join(base_url, BOARD_PATH, "([0-9a-f]{20})/(.*)"), BoardHandler, boards),
     ]
 
@@ -139,6 +142,25 @@ class DownloadHandler(_Handler):
             raise web.HTTPError(409, plain(str(error))) from error
         self.set_header("Content-Disposition", f'attachment; filename="{what}.html"')
         self.finish(page, set_content_type="text/html; charset=utf-8")
+
+
+class ModelHandler(_Handler):
+    """Hands out a run's model as one zip, which is made while it is sent."""
+
+    @web.authenticated
+    async def get(self) -> None:
+        """Send the model of the run at `of`, a path below the server's root."""
+        place, loop = self.get_query_argument("of"), asyncio.get_running_loop()
+        try:
+            pieces = await loop.run_in_executor(_ACTOR, _listing(self.root).model, place)
+        except (WorkbenchError, OSError) as error:
+            raise web.HTTPError(409, plain(str(error))) from error
+        self.set_header("Content-Disposition", 'attachment; filename="model.zip"')
+        self.set_header("Content-Type", "application/zip")
+        with suppress(StreamClosedError):  # whoever asked has gone
+            while piece := await loop.run_in_executor(_ACTOR, next, pieces, b""):
+                self.write(piece)
+                await self.flush()
 
 
 class BoardHandler(ProxyHandler):  # type: ignore[misc]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, ZipInfo
 
 from workbench.base.errors import RunError
 from workbench.base.shown import as_page
@@ -37,6 +38,7 @@ from workbench.rundir.view import RunView
 
 logger = logging.getLogger(__name__)
 _VIEWS = 64  # of runs whose events are kept in memory
+_PIECE = 1 << 20  # bytes of a model in memory
 _LOOK_S = 2.0  # what a look through folders may cost: somebody's home has more of them than anybody waits for
 Row = dict[str, Any]
 
@@ -91,6 +93,14 @@ class Listing:
         place = self._place(folder)
         rows, problems = rows_below([place])
         return as_page(gather(rows, title=place.name, problems=problems))
+
+    def model(self, name: str) -> Iterator[bytes]:
+        """Return the model of a run as the pieces of a zip; links in its folder are left out."""
+        folder = self._place(self._name(self.run(name).model))
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        if not files:
+            raise RunError(f"there is no model in {folder}")
+        return _zip(folder, files)
 
     def stop(self, name: str) -> Row:
         """Ask the keeper of a run to end it after the step in progress."""
@@ -187,6 +197,37 @@ class Listing:
             "path": self._name(paths.root), "phase": plain(status.phase), "message": plain(status.message),
             "pods": counted(pods, "pod") if pods else "", "live": status.alive,
         }  # fmt: skip
+
+
+class _Pieces:
+    """What a zip was written to since the last look."""
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+
+    def write(self, piece: bytes) -> int:
+        self.pieces.append(bytes(piece))
+        return len(piece)
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def take(self) -> bytes:
+        taken = b"".join(self.pieces)
+        self.pieces.clear()
+        return taken
+
+
+def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
+    pieces = _Pieces()
+    with ZipFile(pieces, "w") as archive:  # type: ignore[arg-type]  # all that it needs
+        for path in files:
+            about = ZipInfo.from_file(path, path.relative_to(folder), strict_timestamps=False)
+            with path.open("rb") as source, archive.open(about, "w") as target:
+                while piece := source.read(_PIECE):
+                    target.write(piece)
+                    yield pieces.take()
+    yield pieces.take()
 
 
 def _came_to(record: RunRecord) -> Iterator[str]:

@@ -10,25 +10,24 @@ from workbench.base.words import size
 from workbench.results.tensorboard.board import jupyter_server
 from workbench.rundir.paths import RunPaths
 
-_FILES = 12  # of a model that are linked
 Link = tuple[str, str]
 """What it is, and the path on the notebook's own host."""
 
 
 def run_links(paths: RunPaths) -> list[Link]:
-    """Return links to the card of a run that has ended and to the files of its model; none that the server hides."""
+    """Return links to the card of a run that has ended and to its model; none that the server hides."""
     base, below = _below(paths.root)
     if not below or not paths.result.exists():
         return []
-    files = sorted(path for path in paths.model.glob("*") if path.is_file())[:_FILES]
-    model = [
-        (
-            f"{path.name} ({size(path.stat().st_size)})",
-            f"{base}files/{quote(f'{below}/{paths.model.name}/{path.name}')}",
-        )
-        for path in files
-    ]
-    return [("run card", f"{base}workbench/api/card?{urlencode({'of': below})}"), *model]
+    card = ("run card", f"{base}workbench/api/card?{urlencode({'of': below})}")
+    files = [path for path in paths.model.rglob("*") if path.is_file()]
+    if not files:
+        return [card]
+    name, where = "model.zip", f"{base}workbench/api/model?{urlencode({'of': below})}"
+    if len(files) == 1:
+        name = files[0].name
+        where = f"{base}files/{quote(f'{below}/{files[0].relative_to(paths.root)}')}"
+    return [card, (f"{name} ({size(sum(path.stat().st_size for path in files))})", where)]
 
 
 def report_links(folder: Path) -> list[Link]:
