@@ -85,7 +85,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Export: export_doc,
     FaultCard: fault_doc,
     History: history_doc,
-    LaunchCommand: lambda it: Doc([Fold("launch command", [Code(str(it))])]),
+    LaunchCommand: lambda it: Doc(blocks=[Fold("launch command", [Code(str(it))])]),
     Manifest: manifest_doc,
     ModelCard: model_card_doc,
     PlanTable: plan_doc,

@@ -6,6 +6,7 @@ is a row that says so.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import time
@@ -199,18 +200,15 @@ class Listing:
         }  # fmt: skip
 
 
-class _Pieces:
+class _Pieces(io.RawIOBase):
     """What a zip was written to since the last look."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
 
-    def write(self, piece: bytes) -> int:
+    def write(self, piece: Any) -> int:
         self.pieces.append(bytes(piece))
         return len(piece)
-
-    def flush(self) -> None:
-        """Do nothing."""
 
     def take(self) -> bytes:
         taken = b"".join(self.pieces)
@@ -220,7 +218,7 @@ class _Pieces:
 
 def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
     pieces = _Pieces()
-    with ZipFile(pieces, "w") as archive:  # type: ignore[arg-type]  # all that it needs
+    with ZipFile(pieces, "w") as archive:
         for path in files:
             about = ZipInfo.from_file(path, path.relative_to(folder), strict_timestamps=False)
             with path.open("rb") as source, archive.open(about, "w") as target:
