@@ -74,7 +74,7 @@ def write_model(folder: Path, name: str) -> None:
     """Write a model of random weights and real rows: `model/`, `train.jsonl`, 512 rows in `eval.jsonl`."""
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-    from workbench.worker.data.rows import Example
+    from workbench.jobs.data.rows import Example
     from workbench.worker.model.load import load
     from workbench.worker.model.tokenizer import END, PAD, train_tokenizer
 

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.checked_rows import checked_rows
-from workbench.jobs.data.rows import Row, row_from
+from workbench.jobs.data.rows import Example, row_from
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -26,11 +26,11 @@ GEMMA, QWEN, TRL, LLAMA, PHI = (
 )
 
 
-def chat(*roles: str) -> Row:
+def chat(*roles: str) -> Example:
     return row_from({"messages": [{"role": role, "content": f"word {n}"} for n, role in enumerate(roles)]}, "here")
 
 
-def reasons(job: FineTune, rows: Sequence[Row]) -> list[str]:
+def reasons(job: FineTune, rows: Sequence[Example]) -> list[str]:
     with checked_rows(job) as refusal:
         return [refusal(row) for row in rows]
 

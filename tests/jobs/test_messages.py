@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.rows import Row, row_from
+from workbench.jobs.data.rows import Example, row_from
 from workbench.jobs.data.sources.dataset import RowFiles, prepare
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import row_refusal
@@ -36,7 +36,7 @@ SHAREGPT = [
 
 def test_both_published_forms_are_one_row_and_pass_again_as_prepared() -> None:
     row = row_from({"messages": HELLO, "id": 7}, "here")
-    assert row == Row(source="1+1?", target="2", messages=tuple(HELLO))
+    assert row == Example(source="1+1?", target="2", messages=tuple(HELLO))
     assert row_from({"conversations": SHAREGPT}, "here") == row
     assert row_from(json.loads(row.to_json()), "here") == row
 
@@ -53,7 +53,7 @@ def test_what_may_vary_is_read_into_the_one_form() -> None:
 
 
 def test_calls_of_every_published_form_are_one_row() -> None:
-    def row(call: dict[str, object], tools: object) -> Row:
+    def row(call: dict[str, object], tools: object) -> Example:
         turns = [*said("user: 1+1?"), {"role": "assistant", "content": None, **call}]
         turns += [{"role": "tool", "content": 2, "name": "add", "tool_call_id": "call_1", "is_error": None}]
         return row_from({"messages": [*turns, *said("assistant: It is 2.")], "tools": tools}, "here")

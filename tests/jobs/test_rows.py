@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Row, check_columns, renamed, row_from, table_from
+from workbench.jobs.data.rows import PREFIX, SUMMARIZE, Example, check_columns, renamed, row_from, table_from
 from workbench.jobs.data.sql import parse
 from workbench.jobs.data.tables import SqlTable
 
@@ -63,7 +63,7 @@ def changed(row: object, path: str, value: object) -> dict[str, object]:
 
 
 def test_columns_by_name() -> None:
-    assert row_from(NAMED, "here") == Row(
+    assert row_from(NAMED, "here") == Example(
         source=PREFIX + "What position does the player who played for Butler CC (KS) play?",
         target="SELECT Position FROM table WHERE School/Club Team = Butler CC (KS)",
         table_id="1-10015132-11",
@@ -89,36 +89,37 @@ def test_a_row_that_is_prepared_already_passes() -> None:
 
 
 WRITTEN = [
-    ({"source": "a  b\nc", "target": " d "}, Row(source="a  b\nc", target="d")),
-    ({"source": "a", "input": "b", "target": "", "table_id": None}, Row(source="a", input="b", target="")),
+    ({"source": "a  b\nc", "target": " d "}, Example(source="a  b\nc", target="d")),
+    ({"source": "a", "input": "b", "target": "", "table_id": None}, Example(source="a", input="b", target="")),
     ({"instruction": "Sort.", "input": "3 1\n2", "output": "1 2 3", "text": "Below is …"},
-     Row(source="Sort.", input="3 1\n2", target="1 2 3")),
-    ({"instruction": "Say hi.", "input": None, "output": "Hi!"}, Row(source="Say hi.", target="Hi!")),
+     Example(source="Sort.", input="3 1\n2", target="1 2 3")),
+    ({"instruction": "Say hi.", "input": None, "output": "Hi!"}, Example(source="Say hi.", target="Hi!")),
     ({"instruction": "Why?", "context": "Because.", "response": "So.", "category": "qa"},
-     Row(source="Why?", input="Because.", target="So.")),
+     Example(source="Why?", input="Because.", target="So.")),
     ({"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
-     Row(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet.")),
-    ({"dialog": "Ann: Hi!", "summary": "Ann greets."}, Row(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets.")),
+     Example(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet.")),
+    ({"dialog": "Ann: Hi!", "summary": "Ann greets."},
+     Example(source=SUMMARIZE, input="Ann: Hi!", target="Ann greets.")),
     ({"id": 1, "document": "Long.", "summary": "Short."},
-     Row(source="Summarize this document:", input="Long.", target="Short.")),
+     Example(source="Summarize this document:", input="Long.", target="Short.")),
     ({"article": "Long.", "highlights": "Short."},
-     Row(source="Summarize this article:", input="Long.", target="Short.")),
-    ({"prompt": "1 + 1", "completion": 2}, Row(source="1 + 1", target="2")),
+     Example(source="Summarize this article:", input="Long.", target="Short.")),
+    ({"prompt": "1 + 1", "completion": 2}, Example(source="1 + 1", target="2")),
     ({"context": "A park.", "question": "Where?", "answer": "There."},
-     Row(source="Where?", input="A park.", target="There.")),
-    ({"query": "a", "response": "", "type": "b"}, Row(source="a", target="")),
-    ({"source": None, "target": None, "text": None, "query": "a", "response": "b"}, Row(source="a", target="b")),
-    ({"text": "Once upon\n a time", "url": "…"}, Row(source="", target="Once upon\n a time")),
+     Example(source="Where?", input="A park.", target="There.")),
+    ({"query": "a", "response": "", "type": "b"}, Example(source="a", target="")),
+    ({"source": None, "target": None, "text": None, "query": "a", "response": "b"}, Example(source="a", target="b")),
+    ({"text": "Once upon\n a time", "url": "…"}, Example(source="", target="Once upon\n a time")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("raw", "row"), WRITTEN)
 def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_as_prepared(
-    raw: dict[str, object], row: Row
+    raw: dict[str, object], row: Example
 ) -> None:
     assert row_from(raw, "here") == row
     assert row_from(json.loads(row.to_json()), "here") == row
-    assert row.is_plain == (raw.get("text") is not None and "instruction" not in raw)
+    assert row.asks != (raw.get("text") is not None and "instruction" not in raw)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_a_broken_row_of_text_names_the_place_and_the_field(raw: dict[str, objec
 
 def test_columns_of_other_names() -> None:
     columns = {"source": "body", "target": "title"}
-    assert row_from(renamed({"body": "a", "title": "b", "text": "c"}, columns, "here"), "here") == Row(
+    assert row_from(renamed({"body": "a", "title": "b", "text": "c"}, columns, "here"), "here") == Example(
         source="a", target="b"
     )
     with pytest.raises(ConfigError, match="here: the column for 'target', 'title' is not known: did you mean 'titel'"):

@@ -33,7 +33,7 @@ import sys, torch
 from dataclasses import replace
 from pathlib import Path
 from workbench.worker.model import adapters, load as model
-from workbench.worker.data.rows import Example
+from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 whole, small, base = map(Path, sys.argv[1:4])
 made = model.load("tiny-llama", [Example(source="How many rows?", target="SELECT", input="", opening="")], seed=0)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.jobs.data.rows import Example
 from workbench.jobs.data.sources.mini import mini_rows
 from workbench.jobs.finetune import FineTune
 from workbench.results.answers.questions import Question
@@ -26,7 +27,6 @@ from workbench.results.answers.server import close_all, server_of
 from workbench.results.export.folder import merge
 from workbench.rundir.paths import RunPaths
 from workbench.worker.answer.export import export_model
-from workbench.worker.data.rows import Example
 from workbench.worker.model import adapters
 from workbench.worker.model import load as model
 

@@ -13,12 +13,13 @@ pytest.importorskip("transformers")
 import torch  # transformers first: without it there is nothing to test
 
 from workbench.base.errors import ConfigError
+from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import wording
 from workbench.worker.answer.generate import answers
 from workbench.worker.answer.serve import placement
-from workbench.worker.data.rows import IGNORED, Example, Row, aligned
+from workbench.worker.data.rows import IGNORED, Row, aligned
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
 

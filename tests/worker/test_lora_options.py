@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.continued import on_base
+from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 from workbench.worker.answer.serve import Answerer
-from workbench.worker.data.rows import Example
 from workbench.worker.model import load as model
 
 STEPS = 3

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 import torch  # transformers first: without it there is nothing to test
 
-from workbench.worker.data.rows import Example
+from workbench.jobs.data.rows import Example
 from workbench.worker.model import load as model
 
 EXAMPLES = [

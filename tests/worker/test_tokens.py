@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from workbench.worker.data.rows import Example  # noqa: E402  # torch first: without it there is nothing to test
+from workbench.jobs.data.rows import Example  # noqa: E402  # torch first: without it there is nothing to test
 from workbench.worker.data.tokens import TokenRows, shared_rows  # noqa: E402
 
 ROWS = [{"input_ids": list(range(n + 1)), "labels": [-100] * n + [70_000 + n]} for n in range(5)]

@@ -14,7 +14,7 @@ from workbench.base.child import child_environment, start
 from workbench.base.json_values import Json
 from workbench.base.wire import from_line, to_line
 from workbench.jobs.data.messages import Message, Shape, answer_of, asked, shape_of
-from workbench.jobs.data.rows import Refusal, Row
+from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
 from workbench.jobs.prompts import source_text
@@ -31,9 +31,9 @@ def checked_rows(job: FineTune) -> Iterator[Refusal]:
     by_form, child = row_refusal(job), _Child(job)
     chance, shapes, count = Random(job.seed), set[Shape](), 0
 
-    def refusal(row: Row) -> str:
+    def refusal(row: Example) -> str:
         nonlocal count
-        if (why := by_form(row)) or row.is_plain or not _is_rendered(job, row):
+        if (why := by_form(row)) or not row.asks or not _is_rendered(job, row):
             return why
         turns = [
             *asked(row.messages, source_text(row.source, row.input), job.system),
@@ -53,7 +53,7 @@ def checked_rows(job: FineTune) -> Iterator[Refusal]:
         child.close()
 
 
-def _is_rendered(job: FineTune, row: Row) -> bool:
+def _is_rendered(job: FineTune, row: Example) -> bool:
     if job.prompt not in (None, "chat"):
         return False
     has_template = bool(job.chat_template) or has_chat_template(job.model)

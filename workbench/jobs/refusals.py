@@ -18,7 +18,7 @@ from workbench.jobs.choices import (
     Shard,
     Technique,
 )
-from workbench.jobs.data.rows import Refusal, Row
+from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.evaluation import check_evaluation
 from workbench.jobs.model import TINY_LLAMA, Family, family_by_name, has_chat_template, model_family
 from workbench.jobs.training import check_training
@@ -84,10 +84,10 @@ def row_refusal(job: FineTune) -> Refusal:
     """Return what says why the job's model cannot learn from a row; its words are empty where it can."""
     family, has_template = model_family(job.model), bool(job.chat_template) or has_chat_template(job.model)
 
-    def refusal(row: Row) -> str:
-        if family is Family.ENCODER_DECODER and (row.is_plain or row.messages):
-            kind = "plain text" if row.is_plain else "a row of messages"
-            causal = "a causal model such as 'tiny-llama'" if row.is_plain else "a causal model with a chat template"
+    def refusal(row: Example) -> str:
+        if family is Family.ENCODER_DECODER and (row.messages or not row.asks):
+            kind = "a row of messages" if row.messages else "plain text"
+            causal = "a causal model with a chat template" if row.messages else "a causal model such as 'tiny-llama'"
             return f"is {kind}, and the model answers a source: use {causal}, or rows with a source"
         if row.messages and job.prompt not in (None, "chat"):
             return f"is a row of messages, and prompt is {job.prompt!r}; drop it, or use 'chat'"

@@ -68,7 +68,7 @@ _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class Example:
     """One line of a prepared dataset."""
 
     source: str
@@ -83,10 +83,13 @@ class Row:
     tools: tuple[Json, ...] = ()
     """The schemas of the functions that a chat's assistant may call."""
 
+    opening: str = ""
+    """How the answer begins, where the model is only asked to go on."""
+
     @property
-    def is_plain(self) -> bool:
-        """Whether it is text to go on with, and nothing is asked."""
-        return not (self.source or self.input)
+    def asks(self) -> bool:
+        """Whether there is something to answer, and it is not a text to go on with."""
+        return bool(self.source or self.input or self.messages)
 
     def to_json(self) -> str:
         apart = {"input": self.input} if self.input else {}
@@ -95,16 +98,16 @@ class Row:
         return json.dumps(row, ensure_ascii=False)
 
 
-Refusal = Callable[[Row], str]
+Refusal = Callable[[Example], str]
 """Says why a model cannot learn from a row; empty where it can."""
 
 
-def any_row(_: Row) -> str:
+def any_row(_: Example) -> str:
     """Refuse no row."""
     return ""
 
 
-def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Row:
+def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = None) -> Example:
     """Make the trainer's row of a row in any known form."""
     row = Fields(data, where)
     if turns := turns_of(row):
@@ -115,7 +118,7 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
     if "table" in row.data:
         table = table_from(row.data["table"], f"{where}: table", named_types=False)
         query = _indexed(sql, table, _hub_conditions(sql))
-        return Row(source=PREFIX + question, target=format_query(query), table_id=table.id)
+        return Example(source=PREFIX + question, target=format_query(query), table_id=table.id)
     table_id = row.text("table_id")
     table_or_none = None if tables is None else tables.get(table_id)
     if tables is not None and table_or_none is None:
@@ -126,7 +129,7 @@ def row_from(data: object, where: str, tables: Mapping[str, SqlTable] | None = N
         sql.fail("sel", "names its column by number: give the tables file too (`tables`)")
     else:
         query = _indexed(sql, table_or_none, sql.items("conds"))
-    return Row(source=PREFIX + question, target=format_query(query), table_id=table_id)
+    return Example(source=PREFIX + question, target=format_query(query), table_id=table_id)
 
 
 def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str, object]:
@@ -165,16 +168,16 @@ def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTabl
     return SqlTable(id=fields.text("id"), name=name, header=header, types=types, rows=rows)
 
 
-def _chat(row: Fields, turns: Sequence[Message]) -> Row:
+def _chat(row: Fields, turns: Sequence[Message]) -> Example:
     learned = answered(turns)
     if not learned:
         row.fail(chat_key(row), "has no turn of the assistant to learn from")
     table_id = row.text("table_id") if row.data.get("table_id") is not None else None
     source, target = last_of(learned, "user"), last_of(learned, "assistant")
-    return Row(source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row))
+    return Example(source=source, target=target, table_id=table_id, messages=learned, tools=tools_of(row))
 
 
-def _written(row: Fields) -> Row:
+def _written(row: Fields) -> Example:
     # A table's row has every column of the table: those that are empty in it do not count, unless nothing else fits.
     filled = {key for key, value in row.data.items() if value is not None}
     if (form := _form_of(filled)) is None and _ALONE not in filled:
@@ -182,22 +185,22 @@ def _written(row: Fields) -> Row:
     if form is not None:
         return _of_form(row, form)
     if _ALONE in row.data:
-        return Row(source="", target=row.prose(_ALONE))
+        return Example(source="", target=row.prose(_ALONE))
     present = _listed(row.data) or "nothing"
     raise ConfigError(f"{row.where}: no known form of a row has the columns {present}; {_nearest(row.data)}")
 
 
-def _of_form(row: Fields, form: _Form) -> Row:
+def _of_form(row: Fields, form: _Form) -> Example:
     if form.heading:
         asked = row.prose(form.asks, needed=False)
-        return Row(source=form.heading, input=asked, target=row.prose(form.answers))
+        return Example(source=form.heading, input=asked, target=row.prose(form.answers))
     prepared = form.asks == "source"
     table_id = row.text("table_id") if prepared and row.data.get("table_id") is not None else None
     given = row.prose(form.given, needed=False) if form.given else ""
     source = row.prose(form.asks, needed=not prepared)
     # An answer may be empty, as some are in published sets; a text to learn from may not.
     target = row.prose(form.answers, needed=not (source or given))
-    return Row(source=source, target=target, table_id=table_id, input=given)
+    return Example(source=source, target=target, table_id=table_id, input=given)
 
 
 def _form_of(keys: Iterable[str]) -> _Form | None:

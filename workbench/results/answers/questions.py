@@ -179,7 +179,7 @@ def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     asked = next((key for key in ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
     made = row_from({**row, ANSWERS[asked][0]: "?"} if unknown else dict(row), where)
-    if made.is_plain:
+    if not made.asks:
         return Question(source="", opening=made.target)
     return Question(
         source=made.source,

@@ -21,11 +21,11 @@ from transformers.utils.logging import disable_progress_bar
 from workbench.base.errors import DiskFull
 from workbench.base.wire import from_line
 from workbench.jobs.choices import Peft
+from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.model import ModelKind, model_kind
 from workbench.worker.answer.export import DTYPES, export_adapters, export_model
 from workbench.worker.answer.generate import answers
-from workbench.worker.data.rows import Example
 from workbench.worker.model import adapters
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 
 from workbench.base.errors import ConfigError
+from workbench.jobs.data.rows import Example
 from workbench.jobs.data.sources.hub import Hub
-from workbench.worker.data.rows import Example, Rows
+from workbench.worker.data.rows import Rows
 from workbench.worker.data.stream import open_hub
 
 
@@ -32,5 +32,4 @@ def _examples(hub: Hub, split: str, most: int | None = None) -> list[Example]:
             f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs one split"
         ) from error
     loaded = loaded if most is None else loaded.select(range(min(most, len(loaded))))
-    rows = (hub.row(raw, split, number) for number, raw in enumerate(loaded))
-    return [Example(**{field.name: getattr(r, field.name) for field in fields(r)}) for r in rows]
+    return [hub.row(raw, split, number) for number, raw in enumerate(loaded)]

@@ -14,29 +14,11 @@ from typing import overload
 import torch
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json
 from workbench.jobs.data.lines import Fields
-from workbench.jobs.data.messages import Message, tools_of, turns_of
+from workbench.jobs.data.messages import tools_of, turns_of
+from workbench.jobs.data.rows import Example
 
 IGNORED = -100  # torch's cross entropy leaves labels of this value out
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
-    """One row of text."""
-
-    source: str
-    """What the model reads, or is asked to do; empty where the target is plain text to learn from."""
-    target: str
-    input: str = ""
-    """What it is asked to do it with, where the row keeps that apart."""
-    opening: str = ""
-    """How the answer begins, where the model is only asked to go on."""
-    table_id: str | None = None
-    messages: tuple[Message, ...] = ()
-    """The turns of a chat; `source` and `target` are then the last question and answer."""
-    tools: tuple[Json, ...] = ()
-    """The schemas of the functions that a chat's assistant may call."""
 
 
 Row = Mapping[str, Sequence[int]]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from workbench.worker.data.rows import Example, Row
+from workbench.jobs.data.rows import Example
+from workbench.worker.data.rows import Row
 from workbench.worker.rank import collectives as ranks
 
 _AT_ONCE = 2048  # examples that a rank makes into tokens before it sends them

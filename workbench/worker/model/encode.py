@@ -9,11 +9,12 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.jobs.choices import LossOn
 from workbench.jobs.data.messages import Message, answer_of, asked
+from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family
 from workbench.jobs.prompts import fill, source_text
 from workbench.jobs.refusals import check_family, no_template
-from workbench.worker.data.rows import IGNORED, Collator, Example, Row, tokenize
+from workbench.worker.data.rows import IGNORED, Collator, Row, tokenize
 from workbench.worker.model.chat import Chat
 from workbench.worker.model.load import Loaded
 
@@ -58,7 +59,7 @@ class Encoder:
         rows: list[Row] = []
         for example, prompt, answer in zip(examples, prompts, answers, strict=True):
             ended = [*answer, self.tokenizer.eos_token_id]
-            rows += [self._answer(prompt, ended)] if asks(example) else self._plain(ended)
+            rows += [self._answer(prompt, ended)] if example.asks else self._plain(ended)
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
@@ -85,7 +86,7 @@ class Encoder:
 
     def _pairs(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
         for number, example in enumerate(examples, first):
-            if not asks(example) or example.messages:
+            if not example.asks or example.messages:
                 kind = "a row of messages" if example.messages else "plain text"
                 raise ConfigError(
                     f"row {number} is {kind}, from which {self.job.model!r} cannot learn: it answers a source; "
@@ -97,7 +98,7 @@ class Encoder:
 
     def _learned(self, example: Example) -> list[Row]:
         assert self._chat is not None
-        if not asks(example):
+        if not example.asks:
             return self._plain([*self._ids([example.target])[0], self.tokenizer.eos_token_id])
         answer = answer_of(example.messages, example.target)
         rows = self._chat.learned([*self._within(example), answer], example.tools)
@@ -164,7 +165,7 @@ class Encoder:
 
     def _asked(self, example: Example) -> list[int]:
         assert self._chat is not None
-        return self._chat.prompt(self._within(example), example.tools) if asks(example) else self._start
+        return self._chat.prompt(self._within(example), example.tools) if example.asks else self._start
 
     def _cut(self, example: Example) -> list[int]:
         """Shorten a row's input, or where it has none its instruction, so that the form around them stays whole."""
@@ -197,11 +198,6 @@ class Encoder:
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=False).input_ids] if texts else []
-
-
-def asks(example: Example) -> bool:
-    """Whether there is something to answer, and it is not a text to go on with."""
-    return bool(example.source or example.input or example.messages)
 
 
 def _chat(loaded: Loaded, job: FineTune) -> Chat | None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from workbench.jobs.data.rows import Example
 from workbench.jobs.model import Family, ModelKind, model_kind
-from workbench.worker.data.rows import Example
 from workbench.worker.model import tiny
 
 

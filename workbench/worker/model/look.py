@@ -10,10 +10,11 @@ from typing import Any
 
 from workbench.base.errors import WorkbenchError
 from workbench.jobs.choices import LossOn
+from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.prompts import wording
-from workbench.worker.data.rows import IGNORED, Example, load
-from workbench.worker.model.encode import Encoder, asks
+from workbench.worker.data.rows import IGNORED, load
+from workbench.worker.model.encode import Encoder
 from workbench.worker.model.load import outline
 
 _UNCUT = 1 << 20  # tokens: more than any row has
@@ -39,7 +40,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
 def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
     """Return the tokens that are read and those that are learned, and whether either are cut."""
     sizes = _sizes(whole, example)
-    if not asks(example):  # plain text is learned in pieces: nothing of it is lost
+    if not example.asks:  # plain text is learned in pieces: nothing of it is lost
         return [*sizes, False, False]
     return [*sizes, *(before > after for before, after in zip(sizes, _sizes(cut, example), strict=True))]
 

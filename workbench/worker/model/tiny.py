@@ -15,8 +15,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from workbench.jobs.data.rows import Example
 from workbench.jobs.model import TINY_LLAMA, Family, model_family
-from workbench.worker.data.rows import Example
 from workbench.worker.model.chat import special_words
 from workbench.worker.model.tokenizer import END, PAD, START, train_tokenizer
 from workbench.worker.rank.collectives import broadcast_bytes, rank

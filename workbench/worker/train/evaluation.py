@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import parts, text
-from workbench.jobs.data.rows import table_from
+from workbench.jobs.data.rows import Example, table_from
 from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.evaluation import LOSS, answered_rows
 from workbench.jobs.finetune import FineTune
@@ -23,7 +23,6 @@ from workbench.rundir.answers import Answer, judge, share
 from workbench.rundir.events import emit
 from workbench.worker.answer import generate
 from workbench.worker.answer.rouge import rouge
-from workbench.worker.data.rows import Example
 from workbench.worker.model.encode import Encoder
 from workbench.worker.rank import collectives as ranks
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.data.lines import read_lines
-from workbench.jobs.data.rows import Refusal, Row, any_row, renamed, row_from, table_from
+from workbench.jobs.data.rows import Example, Refusal, any_row, renamed, row_from, table_from
 from workbench.jobs.data.sources.archive import unpack
 from workbench.jobs.data.sources.mini import mini_rows, mini_tables
 from workbench.jobs.data.sources.read import read_rows
@@ -77,7 +77,7 @@ def read_row(
     tables: Mapping[str, SqlTable] | None = None,
     *,
     refusal: Refusal = any_row,
-) -> Row:
+) -> Example:
     """Return a row in any form as the trainer reads it."""
     row = row_from(renamed(data, columns, where) if columns else data, where, tables)
     if why := refusal(row):

@@ -12,7 +12,7 @@ from pydantic import Field
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Size, Text
-from workbench.jobs.data.rows import Refusal, Row, any_row
+from workbench.jobs.data.rows import Example, Refusal, any_row
 from workbench.jobs.data.sources.child import child_rows
 from workbench.jobs.data.sources.convert import read_row, write_parts
 from workbench.jobs.data.sources.files import Columns, Share
@@ -80,7 +80,7 @@ class Hub(Record):
                 "train_split or eval_split, or hold rows out of the first with eval_share=0.05"
             )
 
-    def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row) -> Row:
+    def row(self, data: object, split: str, number: int, *, refusal: Refusal = any_row) -> Example:
         where = f"{self.name}, split {split}, row {number}"
         return read_row(data, where, self.columns, refusal=refusal)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from workbench.base.errors import ConfigError
-from workbench.jobs.data.rows import PREFIX, Row
+from workbench.jobs.data.rows import PREFIX, Example
 from workbench.jobs.data.sources.mini_tables import MINI_TABLES
 from workbench.jobs.data.sql import Condition, Query, format_query
 from workbench.jobs.data.tables import Cell, SqlTable
@@ -26,7 +26,7 @@ def mini_tables() -> tuple[SqlTable, ...]:
     return tuple(_table(f"mini-{number}", block) for number, block in enumerate(blocks, start=1))
 
 
-def mini_rows(seed: int, count: int) -> Iterator[Row]:
+def mini_rows(seed: int, count: int) -> Iterator[Example]:
     """Make questions, no two alike. The first `n` do not depend on `count`.
 
     Args:
@@ -48,7 +48,7 @@ def mini_rows(seed: int, count: int) -> Iterator[Row]:
         question = _question(rng, table, query)
         if question not in seen:
             seen.add(question)
-            yield Row(source=PREFIX + question, target=format_query(query), table_id=table.id)
+            yield Example(source=PREFIX + question, target=format_query(query), table_id=table.id)
 
 
 _T = TypeVar("_T")
