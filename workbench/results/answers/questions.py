@@ -9,10 +9,10 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
-from workbench.base.json_values import Json, part, whole
+from workbench.base.json_values import part, whole
 from workbench.jobs.data.lines import Fields, read_lines
 from workbench.jobs.data.messages import Message, last_of, tools_of, turns_of
-from workbench.jobs.data.rows import ANSWERS, PREFIX, row_from
+from workbench.jobs.data.rows import ANSWERS, PREFIX, Example, row_from
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.jobs.data.tables import SqlTable
 from workbench.jobs.prompts import source_text
@@ -26,22 +26,12 @@ _DEFAULT_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One row to answer."""
+class Question(Example):
+    """One row to answer; a chat has its turns up to the one that is answered."""
 
-    source: str
-    """What the model reads, or is told to do; empty where it only goes on."""
-    input: str = ""
-    """What it is told to do it with, where the row keeps that apart."""
-    opening: str = ""
-    """How its answer begins, from where it goes on."""
+    target: str = ""
     expected: str | None = None
     """What it should write; None where nobody knows."""
-    table_id: str | None = None
-    messages: tuple[Message, ...] = ()
-    """The turns of a chat, up to the one that is answered; `source` is then what the user said last."""
-    tools: tuple[Json, ...] = ()
-    """The schemas of the functions that the assistant may call."""
 
     @property
     def text(self) -> str:
