@@ -19,7 +19,7 @@ from workbench.keeper.checkpoints.collector import Returned, bring_checkpoints_b
 from workbench.keeper.launch.command import RankPlace
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
-from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
+from workbench.rundir.checkpoints.choose import CHECKPOINT, newest_good
 from workbench.rundir.checkpoints.manifest import NAME, write_manifest
 from workbench.rundir.paths import RunPaths
 
@@ -47,7 +47,7 @@ def test_the_newest_is_used_and_says_where_its_parts_are(run: Path) -> None:
     found = newest_good(run)
     assert (found.step, found.world_size, found.notes) == (NEW, 2, [])
     assert found.parts == {rank: part_of(run, NEW, rank) for rank in (0, 1)}
-    assert Checkpoint.from_dict(found.to_dict()) == found
+    assert CHECKPOINT.validate_json(CHECKPOINT.dump_json(found)) == found
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,8 +1,9 @@
 import itertools
+import json
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -105,4 +106,4 @@ def test_the_printed_line_is_read_by_a_shell_as_it_was_meant() -> None:
 
 def test_a_command_survives_json() -> None:
     command = build_command(plan(Launcher.PDSH))
-    assert LaunchCommand.from_dict(command.to_dict()) == command
+    assert LaunchCommand(**json.loads(json.dumps(asdict(command)))) == command

@@ -140,7 +140,7 @@ class Submission:
         prepared = self._prepare(job, pods, self.path / "dry")
         request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
         answer = ask(self._paths.socket, {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods})
-        return LaunchCommand.from_dict(answer)
+        return LaunchCommand(argv=answer["argv"], env=answer["env"])
 
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None

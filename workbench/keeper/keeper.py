@@ -28,7 +28,7 @@ from workbench.keeper.spawn import STAY
 from workbench.keeper.statefile import StateFile
 from workbench.keeper.succession import left_runners, run_context, wanted_pods
 from workbench.keeper.turns import Turns
-from workbench.rundir.checkpoints.choose import newest_good
+from workbench.rundir.checkpoints.choose import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.queue import QueuedRun, write_queue
 from workbench.rundir.spec import ClusterSpec
@@ -172,7 +172,7 @@ class Keeper:
             case NewestCheckpoint():
                 links = self._fleet.take(self._spec.count)
                 good = newest_good(request.path, last_step=request.last_step, on_pods=part_reader(links))
-                return {"checkpoint": good.to_dict()}
+                return {"checkpoint": CHECKPOINT.dump_python(good, mode="json")}
             case Close():
                 self.close("closed by the notebook")
                 return {}

@@ -15,7 +15,7 @@ from workbench.base.files import read_json
 from workbench.base.wire import ask
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.rundir.checkpoints.choose import Checkpoint, ReadPart, number_in
+from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint, ReadPart, number_in
 from workbench.rundir.checkpoints.manifest import NAME
 from workbench.rundir.paths import ClusterPaths, RunPaths
 
@@ -103,7 +103,7 @@ def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Ch
         raise ConfigError(
             f"{error}; they were left on the pods of {home}: with checkpoints='bring' they would be here"
         ) from error
-    return Checkpoint.from_dict(checkpoint)
+    return CHECKPOINT.validate_python(checkpoint)
 
 
 def _answers(link: AgentLink) -> bool:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import HOME
@@ -63,13 +62,6 @@ class LaunchCommand(Shown):
     """Program and arguments; for the ssh launcher, a shell that starts one ssh per rank and waits for all."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set beside the caller's own."""
-
-    def to_dict(self) -> dict[str, object]:
-        return {"argv": list(self.argv), "env": dict(self.env)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> LaunchCommand:
-        return cls(argv=list(data["argv"]), env=dict(data["env"]))
 
     def __str__(self) -> str:  # the keeper writes it too, which loads no view
         if [*self.argv[:2]] == _SHELL and not self.env:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 
 from workbench.base.clock import now_s
@@ -148,7 +148,7 @@ class Runner:
         """Send the job to the pods and return the JSON form of the command that would start it; nothing starts."""
         self._attempt.prepare()
         assert self._attempt.command is not None
-        return self._attempt.command.to_dict()
+        return asdict(self._attempt.command)
 
     @property
     def holds(self) -> bool:

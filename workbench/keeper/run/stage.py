@@ -23,7 +23,7 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.packages import packages_folder
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
-from workbench.rundir.checkpoints.choose import Checkpoint
+from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint
 from workbench.rundir.make.script import files_of, travelling
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
@@ -116,7 +116,7 @@ def travels(paths: RunPaths) -> str:
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
     """Return the checkpoint that was chosen for a run when it was prepared; None where it begins from the beginning."""
     chosen = read_json(paths.job).get("resume")
-    return Checkpoint.from_dict(chosen) if isinstance(chosen, dict) else None
+    return CHECKPOINT.validate_python(chosen) if isinstance(chosen, dict) else None
 
 
 def _send_finetune(link: AgentLink, job: FineTune, paths: RunPaths, gpus: int) -> str:

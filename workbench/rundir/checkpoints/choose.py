@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import not_ours, read_json
@@ -36,15 +39,9 @@ class Checkpoint:
         """The number of ranks that made it."""
         return len(self.parts)
 
-    def to_dict(self) -> dict[str, object]:
-        parts, pods = ({str(r): str(x) for r, x in each.items()} for each in (self.parts, self.pods))
-        return {"step": self.step, "parts": parts, "pods": pods, "notes": list(self.notes)}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Checkpoint:
-        parts = {int(rank): Path(part) for rank, part in data["parts"].items()}
-        pods = {int(rank): pod for rank, pod in data.get("pods", {}).items()}
-        return cls(step=data["step"], parts=parts, pods=pods, notes=data["notes"])
+CHECKPOINT = TypeAdapter(Checkpoint)
+"""Reads and writes the JSON form."""
 
 
 def newest_good(root: Path, *, last_step: int | None = None, on_pods: ReadPart | None = None) -> Checkpoint:

@@ -21,6 +21,7 @@ from workbench.jobs.evaluation import Metric, metric_function, own_metrics
 from workbench.jobs.finetune import FineTune, Job
 from workbench.jobs.model import model_family, model_kind
 from workbench.jobs.script import Script
+from workbench.rundir.checkpoints.choose import CHECKPOINT
 from workbench.rundir.make.evaluation import metric_inputs
 from workbench.rundir.make.folder import fresh_folder
 from workbench.rundir.make.function import with_metric_files
@@ -126,7 +127,7 @@ def _prepare_finetune(
     }
     if job.resume is not None:
         checkpoint = resume_checkpoint(job, paths, world_size=world_size, resolved=resolved, ask_pods=ask_pods)
-        resolved = {**resolved, "resume": checkpoint.to_dict()}
+        resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:
         paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
