@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench.base.process import RankPlace
 from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import read_record
-from workbench.worker.agent.ranks.request import RankSlot
 from workbench.worker.rank.records import write_error
 
 TCP = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
@@ -96,7 +96,7 @@ def test_ranks_of_a_script_and_of_a_finetune_are_judged_alike(tmp_path: Path, te
     script = tmp_path / "script"
     script.mkdir()
     (script / "stderr.log").write_text(f"Traceback (most recent call last):\n  File ...\nRuntimeError: {text}\n")
-    Rank(place=RankSlot(rank=0, local_rank=0, pod="pod-0"), folder=script, kind="script").end(1)
+    Rank(place=RankPlace(rank=0, local_rank=0, pod="pod-0"), folder=script, kind="script").end(1)
     finetune = read_record(tmp_path / "finetune" / "error.json")
     assert finetune is not None
     assert (read_record(script / "error.json") or {})["echo"] == finetune["echo"] == (text in LOST)

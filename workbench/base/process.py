@@ -71,6 +71,15 @@ class Process:
         return True
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankPlace:
+    """Which rank runs on which pod."""
+
+    rank: int
+    local_rank: int
+    pod: str
+
+
 def pod_name() -> str:
     """Return the name of the pod that this process was started on; "this pod" outside of one."""
     return Path(os.environ.get(POD_MARK, "this pod")).name
@@ -116,6 +125,16 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def control_groups(pid: int | str = "self") -> dict[str, str]:
+    """Return the path of a process's control group by controller, "" for version 2; none where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    split = (line.split(":", 2) for line in lines)
+    return {name: path.lstrip("/") for _, controllers, path in split for name in controllers.split(",")}
 
 
 def process_table() -> dict[int, Process]:

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
+from workbench.base.process import RankPlace
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Launcher
 from workbench.pods.pod import Pod
@@ -19,15 +20,6 @@ from workbench.pods.pod import Pod
 _SHELL = ["sh", "-c"]
 # DeepSpeed and pdsh pass paths through shells on both sides, unquoted.
 _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankPlace:
-    """Which rank runs on which pod."""
-
-    rank: int
-    local_rank: int
-    pod: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.process import control_groups
+
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "workbench-"
 # The limit first: version 1 refuses one on memory and swap together that is below it.
@@ -70,11 +72,7 @@ class MemoryLimit:
 
 def _parents() -> Iterator[tuple[Path, int]]:
     """Return the groups, with their versions, in which we may perhaps make one: our own, then the root that we see."""
-    paths: dict[str, str] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
-            _, controllers, path = line.split(":", 2)
-            paths |= dict.fromkeys(controllers.split(","), path.lstrip("/"))
+    paths = control_groups()
     if "memory" in paths:
         yield from ((place, 1) for place in (_ROOT / "memory" / paths["memory"], _ROOT / "memory") if place.is_dir())
     elif "" in paths:

@@ -15,11 +15,11 @@ from typing import Any
 from workbench.base import entries
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.process import RankPlace
 from workbench.jobs.script import Script
 from workbench.rundir.spec import RunSpec
 from workbench.worker.agent.clients.adopted import place_from
 from workbench.worker.agent.machine.network import free_port
-from workbench.worker.agent.ranks.request import RankSlot
 from workbench.worker.unattended.coordinator import Coordinator
 from workbench.worker.unattended.rank import Task, address_of, run_task
 from workbench.worker.unattended.rendezvous import FileRendezvous
@@ -117,7 +117,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     }
     return Task(
         folder=folder,
-        place=RankSlot(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
+        place=RankPlace(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
         env=env,
         argv=[sys.executable, "-u", *script.program(env)] if script and path else (),
         cwd=path.parent if path else None,

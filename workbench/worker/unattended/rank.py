@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import write_json
-from workbench.base.process import die_with_parent
+from workbench.base.process import RankPlace, die_with_parent
 from workbench.rundir.events import MARK
 from workbench.rundir.output.collect import LineSplitter
 from workbench.worker.agent.ranks.rank import Rank
-from workbench.worker.agent.ranks.request import RankSlot
 
 STATUS = "status.json"
 """In a rank's folder: what an agent would tell of it, and where it runs."""
@@ -35,7 +34,7 @@ class Task:
 
     folder: Path
     """The rank's own folder; new."""
-    place: RankSlot
+    place: RankPlace
     env: Mapping[str, str]
     """Variables beside those of this process. May hold secrets: never printed."""
     argv: Sequence[str] = ()

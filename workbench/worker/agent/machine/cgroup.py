@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.base.process import control_groups
+
 _ROOT = Path("/sys/fs/cgroup")
 _COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
@@ -16,21 +18,11 @@ _UNLIMITED_BYTES = 1 << 60
 
 def memory_group(pid: int, *, ended: bool = False) -> Path | None:
     """Return the folder of the memory cgroup that a process is in, or None."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    paths: dict[str, str] = {}
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(","):
-            paths[name] = path.removesuffix(" (deleted)")
+    paths = {name: path.removesuffix(" (deleted)") for name, path in control_groups(pid).items()}
     # Inside a container the path may be the host's, while the mount shows only the container's own group.
-    candidates = (
-        [_ROOT / "memory" / paths["memory"].lstrip("/"), _ROOT / "memory"] if "memory" in paths and not ended else []
-    )
+    candidates = [_ROOT / "memory" / paths["memory"], _ROOT / "memory"] if "memory" in paths and not ended else []
     if "" in paths:
-        candidates += [_ROOT / paths[""].lstrip("/"), _ROOT / "unified" / paths[""].lstrip("/"), _ROOT]
+        candidates += [_ROOT / paths[""], _ROOT / "unified" / paths[""], _ROOT]
     return next((path for path in candidates if _counter(path) is not None), None)
 
 

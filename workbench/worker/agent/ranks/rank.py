@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.process import (
     Process,
+    RankPlace,
     activity,
     catches,
     descendants,
@@ -25,14 +26,13 @@ from workbench.worker.agent.ranks.lost_peer import only_lost_its_peer
 from workbench.worker.agent.ranks.order import OutputOrder
 from workbench.worker.agent.ranks.output import OutputStream
 from workbench.worker.agent.ranks.records import Failure, failure_from, read_record, write_record
-from workbench.worker.agent.ranks.request import RankSlot
 
 
 @dataclass(slots=True)
 class Rank:
     """A rank and its state. `phase` only moves forward: waiting, forking, running, exited."""
 
-    place: RankSlot
+    place: RankPlace
     folder: Path
     kind: str
     phase: str = "waiting"

@@ -7,19 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK
+from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK, RankPlace
 from workbench.worker.agent.message import Message, object_in, texts_in, whole_in
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankSlot:
-    """Where one rank of the run belongs."""
-
-    rank: int
-    local_rank: int
-    pod: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +20,7 @@ class RunRequest:
     run: str
     kind: str
     """finetune (our trainer, which leaves a done-record itself) or script."""
-    ranks: tuple[RankSlot, ...]
+    ranks: tuple[RankPlace, ...]
     """All ranks of the run, those on other pods too."""
     argv: tuple[str, ...]
     """What a cold start executes."""
@@ -63,7 +54,7 @@ class RunRequest:
             threads=max(1, whole_in(raw, "threads", 1)),
         )
 
-    def on(self, pod: str) -> tuple[RankSlot, ...]:
+    def on(self, pod: str) -> tuple[RankPlace, ...]:
         return tuple(place for place in self.ranks if place.pod == pod)
 
 
@@ -76,7 +67,7 @@ def check_run_id(value: object) -> str:
 
 
 def rank_environment(
-    request: RunRequest, place: RankSlot, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
+    request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
     """Make the environment of one rank."""
     folder = root / "runs" / request.run
@@ -99,9 +90,9 @@ def rank_environment(
     }
 
 
-def _place(item: Message) -> RankSlot:
+def _place(item: Message) -> RankPlace:
     pod = str(item.get("pod", ""))
-    return RankSlot(rank=whole_in(item, "rank"), local_rank=whole_in(item, "local_rank", 0), pod=pod)
+    return RankPlace(rank=whole_in(item, "rank"), local_rank=whole_in(item, "local_rank", 0), pod=pod)
 
 
 def _list(raw: Message, key: str) -> list[object]:
