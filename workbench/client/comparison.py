@@ -74,7 +74,9 @@ class RunComparison(ShownLive):
     def notes(self) -> tuple[str, ...]:
         """In what they are not like for like, a sentence each."""
         checks = {
-            "They did not learn and were not judged on the same rows": self._values(_rows_of),
+            "They did not learn and were not judged on the same rows": self._values(
+                lambda run: text(read_json(run.view.paths.origin).get("data"))
+            ),
             "Their losses are of other tokens": self._values(lambda run: str(_tokens_of(run))),
             "They did not see as many rows": self._values(
                 lambda run: str((run.record.steps or 0) * (run.record.global_batch_size or 0))
@@ -190,10 +192,6 @@ def _row(run: ComparedRun, metrics: Sequence[str]) -> tuple[str, ...]:
         *(number(record.metrics.get(name)) for name in metrics), percent(record.exact_match),
         number(record.train_samples_per_s), gib(peak), duration(record.duration_s),
     )  # fmt: skip
-
-
-def _rows_of(run: ComparedRun) -> str:
-    return text(read_json(run.view.paths.origin).get("data"))
 
 
 def _tokens_of(run: ComparedRun) -> object:

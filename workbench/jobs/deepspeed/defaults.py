@@ -37,7 +37,8 @@ def choose(job: FineTune, *, gpus: int, world_size: int | None = None, looks: bo
     if job.learning_rate is None:
         job = job.replace(learning_rate=_learning_rate(job, model_family if looks else family_by_name))
     if job.precision is None:
-        job = job.replace(precision=_precision(job, gpus))
+        bf16 = gpus and job.model not in (TINY_T5, TINY_LLAMA)
+        job = job.replace(precision=Precision.BF16 if bf16 else Precision.FP32)
     return job
 
 
@@ -48,10 +49,6 @@ def _learning_rate(job: FineTune, family: Callable[[str], Family | None]) -> flo
         return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
     # QLoRA, https://arxiv.org/abs/2305.14314 table 9; Llama 2, https://arxiv.org/abs/2307.09288 section 3.1.
     return 2e-5 if job.peft == Peft.NONE else 2e-4
-
-
-def _precision(job: FineTune, gpus: int) -> Precision:
-    return Precision.BF16 if gpus and job.model not in (TINY_T5, TINY_LLAMA) else Precision.FP32
 
 
 def _as_json_says(job: FineTune, world_size: int | None) -> FineTune:

@@ -95,7 +95,7 @@ class PodFiles:
         path = str(self.store / digest[:32])
 
         def send() -> None:
-            if self._send(local, path) != digest:
+            if self.put_file(local, path) != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
 
@@ -103,10 +103,6 @@ class PodFiles:
             path, self.pod.name, lambda stamp: self.lasting(lambda ssh: ssh.stamp_of(path, digest, stamp)), send
         )
         return path
-
-    def put_file(self, local: Path, path: str) -> None:
-        """Send a file of any size to a path on the pod, 0600."""
-        self._send(local, path)
 
     def size(self, remote: str) -> int:
         return self.lasting(lambda ssh: ssh.size(remote))
@@ -140,7 +136,8 @@ class PodFiles:
             lambda: ssh.put_bytes(data, path),
         )
 
-    def _send(self, local: Path, path: str) -> str:
+    def put_file(self, local: Path, path: str) -> str:
+        """Send a file of any size to a path on the pod, 0600; return its digest."""
         if local.stat().st_size >= LARGE:
             part = f"{path}.{self.pod.name}.part"  # pods may share the folder
             return self._carry(local.name, lambda route, tell: send_file(route, local, path, part, tell))

@@ -133,16 +133,14 @@ class Runner:
     def _recover(self) -> None:
         recovered = self._journal.recover()
         self._started_s = recovered.started_s or self._started_s
-        addresses = {place.rank: self._address(place.pod) for place in self._context.places}
+        of_pod = {link.pod.name: link.pod.address for link in self.links}
+        addresses = {place.rank: of_pod[place.pod] for place in self._context.places}
         self._peaks.recall(recovered.events, addresses)
         for event in recovered.events:
             self._attempt.ledger.totals.take(event)
         for wish, name in ((self._wishes.cancel, "cancel"), (self._wishes.stop, "stop")):
             if recovered.wish == name:
                 wish.set()
-
-    def _address(self, name: str) -> str:
-        return next(link.pod.address for link in self.links if link.pod.name == name)
 
     def dry(self) -> dict[str, object]:
         """Send the job to the pods and return the JSON form of the command that would start it; nothing starts."""

@@ -144,7 +144,7 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
     defaults = {"user": user, "port": port, "key": key, "known_hosts": known_hosts}
     return replace(
         host,
-        user=host.user or user or check_user(_login_name()),
+        user=host.user or user or check_user(pwd.getpwuid(os.geteuid()).pw_name),
         port=host.port or port,
         key=str(Path(host.key or key).expanduser().absolute()),
         known_hosts=((known_hosts,) if known_hosts else ()) + host.known_hosts,
@@ -183,7 +183,3 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
 def _first_there(paths: Sequence[str]) -> str:
     """Return the first identity file that exists; ssh lists its defaults too, most of which do not."""
     return next((str(path) for text in paths if (path := Path(text).expanduser()).is_file()), "")
-
-
-def _login_name() -> str:
-    return pwd.getpwuid(os.geteuid()).pw_name

@@ -81,7 +81,7 @@ class KubeApi:
         try:
             return self._call("create", kind, self._function("create", kind), self.namespace, manifest)
         except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names
-            return self.read_pod(_name(manifest)) if kind == "pod" else manifest
+            return self.read_pod(text(part(manifest, "metadata").get("name"))) if kind == "pod" else manifest
 
     def delete(self, kind: Kind, name: str, uid: str = "", *, grace_s: int | None = None) -> None:
         """Delete an object if it is there, and if it is still the one with this uid."""
@@ -235,7 +235,3 @@ def _mistakes(error: ValueError) -> str:
     """Return where a manifest is wrong, without its values."""
     mistakes: list[Any] = getattr(error, "errors", list)()
     return "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in mistakes[:5]) or str(error)[:500]
-
-
-def _name(manifest: Manifest) -> str:
-    return text(part(manifest, "metadata").get("name"))

@@ -88,7 +88,7 @@ class Identity:
     def pin(self, pods: Iterable[Pod]) -> None:
         """Trust these pods' host keys and no others. Replaces known_hosts and ssh_config atomically."""
         listed = list(pods)
-        jumps = _jumps(listed)
+        jumps = list(dict.fromkeys(pod.jump for pod in listed if pod.jump is not None))
         trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
         trusted += [(jump.address, jump.port, jump.host_key) for jump in jumps]
         lines = [f"{known_hosts_name(address, port)} {check_key_line(key)}\n" for address, port, key in trusted]
@@ -162,10 +162,6 @@ def generate_key(path: Path, comment: str) -> None:
         raise ConfigError(f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}") from error
     path.chmod(0o600)
     path.with_name(path.name + ".pub").chmod(0o600)
-
-
-def _jumps(pods: Iterable[Pod]) -> list[Jump]:
-    return list(dict.fromkeys(pod.jump for pod in pods if pod.jump is not None))
 
 
 def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from workbench.base.errors import ConfigError
 from workbench.base.shown import ShownLive
@@ -46,7 +47,10 @@ class Conversation(ShownLive):
         """
         if not text.strip():
             raise ConfigError("text is empty; say something")
-        answers = {name: self._ask(name, self._turns(name, text.strip()), _of(name, on_text)) for name in self.names}
+        answers = {
+            name: self._ask(name, self._turns(name, text.strip()), on_text and partial(on_text, name))
+            for name in self.names
+        }
         self.exchanges.append(Exchange(asked=text.strip(), answers=answers))
         return answers
 
@@ -63,7 +67,3 @@ class Conversation(ShownLive):
 
     def __repr__(self) -> str:
         return f"Conversation({len(self.exchanges)} turns with {', '.join(self.names)})"
-
-
-def _of(name: str, on_text: Callable[[str, str], None] | None) -> Callable[[str], None] | None:
-    return None if on_text is None else lambda piece: on_text(name, piece)

@@ -117,7 +117,7 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
 def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
     state, problem = state_or_problem(paths, is_alive)
     info, result = read_json(paths.info), read_json(paths.result)
-    facts = result or _so_far(paths)
+    facts = result or RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(None)
     if not (facts.get("technique") and facts.get("model")):
         facts |= {name: value for name, value in _asked(paths).items() if not facts.get(name)}
     return RunRecord.at(
@@ -150,7 +150,3 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
     if job.get("kind") == "script":
         return {"model": Path(str(job.get("path", ""))).name, "technique": "script"}
     return {name: job[name] for name in ("model", "technique", "peft", "precision") if name in job}
-
-
-def _so_far(paths: RunPaths) -> dict[str, object]:
-    return RunTotals.of(EventTail(paths.events, last_bytes=_TAIL_BYTES).read()).facts(None)

@@ -54,7 +54,8 @@ def prepare_run(
     ask_pods: AskPods | None = None,
 ) -> PreparedRun:
     """Make the run directory; `ask_pods` says which checkpoint the pods hold of a run to resume."""
-    run_id = _new_run_id(spec.job)
+    # It sorts by time and says what runs.
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.job.word}-{secrets.token_hex(2)}"
     paths = RunPaths(user_path(root or parent / run_id).absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
@@ -78,7 +79,8 @@ def prepare_run(
 def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None, asked: Job) -> None:
     match spec.job:
         case FineTune() as job:
-            _prepare_finetune(job, spec, paths, ask_pods, chosen=_left_open(asked))
+            chosen = [name for name in ("learning_rate", "precision") if getattr(asked, name, "") is None]
+            _prepare_finetune(job, spec, paths, ask_pods, chosen=chosen)
         case Script() as job:
             check_args(job.args, environment)
             check_outputs(job.outputs)
@@ -96,15 +98,6 @@ def check_launcher(launcher: Launcher) -> None:
             f"launcher {launcher.value!r} needs {needs[0]}, which is not installed; run: "
             f"sudo apt-get install {needs[1]}, or choose launcher 'ssh'"
         )
-
-
-def _new_run_id(job: Job) -> str:
-    # It sorts by time and says what runs.
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{job.word}-{secrets.token_hex(2)}"
-
-
-def _left_open(asked: Job) -> Sequence[str]:
-    return [name for name in ("learning_rate", "precision") if getattr(asked, name, "") is None]
 
 
 def _prepare_finetune(

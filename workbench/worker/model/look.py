@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
@@ -65,11 +65,8 @@ def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
             if not pieces or pieces[-1][1] != learned:
                 pieces.append(([], learned))
             pieces[-1][0].append(token)
-    return [(_text(encoder, ids), learned) for ids, learned in pieces]
-
-
-def _text(encoder: Encoder, ids: Sequence[int]) -> str:
-    return str(encoder.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return [(str(encoder.tokenizer.decode(ids, **whole)), learned) for ids, learned in pieces]
 
 
 def main() -> None:

@@ -143,7 +143,8 @@ def _known(model: str, given: str | None) -> Template | None:
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     own = _file(model, "chat_template.jinja")
     text_of_all = given or (own.read_text(encoding="utf-8") if own else text(config.get("chat_template")))
-    named = {"default": text_of_all} if text_of_all else _by_name(config.get("chat_template"))
+    several = {text(each.get("name")): text(each.get("template")) for each in parts(config.get("chat_template"))}
+    named = {"default": text_of_all} if text_of_all else several
     if not (source := named.get("default")):
         return None
     words = {name: text(config.get(name)) or text(part(config, name).get("content")) for name in _SPECIAL}
@@ -154,11 +155,6 @@ def _known(model: str, given: str | None) -> Template | None:
         return str(rendered)
 
     return Template(source, render)
-
-
-def _by_name(templates: object) -> dict[str, str]:
-    """Return the templates of a tokenizer that has several."""
-    return {text(each.get("name")): text(each.get("template")) for each in parts(templates)}
 
 
 def _file(model: str, name: str) -> Path | None:

@@ -41,7 +41,8 @@ _ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 def differences(job: FineTune, held: RankState, *, world_size: int, shards: int) -> Iterator[str]:
     """Compare what was asked for with what a rank holds."""
     technique = Technique(job.technique)
-    asked = _shape(_ENGINES.get(technique, f"deepspeed-zero{technique.zero_stage}"), _offloads(technique), world_size)
+    engine = _ENGINES.get(technique, f"deepspeed-zero{technique.zero_stage}")
+    asked = _shape(engine, technique is Technique.ZERO3_OFFLOAD, world_size)
     # ZeRO stages 1 and 2 have nothing but optimizer states to offload; the techniques' names know only stage 3's.
     offloads = held.engine == "deepspeed-zero3" and "optimizer" in held.offload
     ran = _shape(held.engine, offloads, held.world_size)
@@ -139,10 +140,6 @@ def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
     # What took no part in the loss has neither gradient nor state.
     if shards == 1 and share.local < share.whole and name in ("trained", "updated"):
         yield f"{name} was to be whole on each rank, but {share.local} of {share.whole} elements are here"
-
-
-def _offloads(technique: Technique) -> bool:
-    return technique is Technique.ZERO3_OFFLOAD
 
 
 def _shape(engine: str, offload: bool, world_size: int) -> str:

@@ -52,7 +52,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """Let the order of rows be that of the epoch in which the run goes on."""
         if self.tree is None:
             return
-        train_dataloader.batch_sampler.epoch = state.global_step // _steps_of_epoch(args, train_dataloader)
+        steps_of_epoch = max(1, len(train_dataloader) // int(args.gradient_accumulation_steps))
+        train_dataloader.batch_sampler.epoch = state.global_step // steps_of_epoch
         if ranks.rank() == 0:
             emit("resumed", step=state.global_step)
 
@@ -211,7 +212,3 @@ def _read_sent(part: Path) -> dict[str, Any]:
         raise RunError(f"the checkpoint to resume from is of {manifest.get('world_size')} ranks; use as many")
     tree: dict[str, Any] = read_tree(part)
     return tree
-
-
-def _steps_of_epoch(args: Any, loader: Any) -> int:
-    return max(1, len(loader) // int(args.gradient_accumulation_steps))
