@@ -19,10 +19,7 @@ class OutputOrder:
 
     @property
     def size(self) -> int:
-        try:
-            return self.log.stat().st_size
-        except OSError:
-            return 0
+        return size_of(self.log)
 
     def note(self, stream: str, end: int) -> None:
         """Take note that a stream has got as far as that byte; only a change of streams costs a line."""
@@ -43,9 +40,22 @@ class OutputOrder:
                 os.close(file)
 
     def read(self, offset: int, count: int) -> bytes:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(offset)
-                return file.read(count)
-        except OSError:
-            return b""
+        return read_at(self.log, offset, count)
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a log; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def read_at(path: Path, offset: int, count: int) -> bytes:
+    """Return what a log holds from an offset on; nothing where it cannot be read."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            return file.read(count) or b""
+    except OSError:
+        return b""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from workbench.base.process import OUTPUT_PIPE
-from workbench.worker.agent.ranks.order import OutputOrder
+from workbench.worker.agent.ranks.order import OutputOrder, read_at, size_of
 
 _log = logging.getLogger(__name__)
 
@@ -40,14 +40,14 @@ class OutputStream:
         self._file = -1
         self._lock = threading.Lock()
         self._kept = bytearray()
-        self._written = _size_of(self.log)
+        self._written = size_of(self.log)
         self._asked = self._gap = 0
         self._again_at = 0.0
 
     @property
     def size(self) -> int:
         if self.pipe < 0 and not self._kept:
-            self._written = _size_of(self.log)  # another may write it
+            self._written = size_of(self.log)  # another may write it
         return self._written + len(self._kept)
 
     def open(self) -> None:
@@ -55,7 +55,7 @@ class OutputStream:
         self.close()
         with contextlib.suppress(OSError):
             self.log.touch(0o600)
-        self._written, self.dropped = _size_of(self.log), 0
+        self._written, self.dropped = size_of(self.log), 0
         try:
             self._path.unlink(missing_ok=True)
             os.mkfifo(self._path, 0o600)
@@ -95,7 +95,7 @@ class OutputStream:
         with self._lock:
             self._flush()
             self._asked = max(self._asked, min(offset, self.size))
-            data = _read(self.log, offset, min(count, self._written - offset)) if offset < self._written else b""
+            data = read_at(self.log, offset, min(count, self._written - offset)) if offset < self._written else b""
             at = max(offset + len(data), self._written) - self._written
             return data + bytes(self._kept[at : at + count - len(data)])
 
@@ -177,19 +177,3 @@ class OutputPump:
                     except Exception:  # thread boundary: the other ranks' output must go on
                         _log.exception("emptying the pipe of %s", stream.log)
                         time.sleep(_AGAIN_S)
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _read(path: Path, offset: int, count: int) -> bytes:
-    try:
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            return file.read(count) or b""
-    except OSError:
-        return b""
