@@ -29,6 +29,7 @@ from tests.browser.test_tables import answers
 from workbench import Cluster, LocalPods, Run, compare, compose, history
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import Outcome
+from workbench.results.answers.conversation import Conversation
 from workbench.display.benchmark.live import BenchmarkLive
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
@@ -76,10 +77,12 @@ SHOWN = {
     "predictions": "one.result.predictions",
     "profile": "one.result.profile",
     "profiles": "compare(one.result.profile, other.result.profile)",
+    "chat": "Conversation(['before', 'after'], lambda name, turns, on_text: 'an answer')",
     "compose": "compose(count=1, max_steps=10)",
 }
 UNFOLD = "() => document.querySelectorAll('.wb details').forEach(each => { each.open = true; })"
-AUDIT = """async () => (await axe.run({include: [['.wb'], ['.wb-form']], exclude: ['.js-plotly-plot']})).violations.map(
+PARTS = [[each] for each in (".wb", ".wb-form", ".widget-text", ".dw-side", ".dw-tab")]
+AUDIT = """async parts => (await axe.run({include: parts, exclude: ['.js-plotly-plot']})).violations.map(
     it => `${it.id} (${it.impact}): ` + it.nodes.slice(0, 4).map(
         node => `${node.html.slice(0, 160)} ${(node.any[0] || {}).message || ''}`).join(' | '))"""
 
@@ -89,7 +92,7 @@ def audit(page: Any) -> list[str]:
     page.evaluate(UNFOLD)
     if not page.evaluate("() => !!window.axe"):
         page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
-    violations: list[str] = page.evaluate(AUDIT)
+    violations: list[str] = page.evaluate(AUDIT, PARTS)
     return violations
 
 
@@ -103,11 +106,27 @@ def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[[st
         until(lambda place=place: bool(book.said(place)), 60, why=lambda name=name: name)
     book.output(len(SHOWN)).get_by_label("Technique").wait_for(timeout=60_000)
     assert book.page.locator(".wb").count() > len(SHOWN)
+    chat = book.output(1 + [*SHOWN].index("chat"))
+    chat.locator("input").fill("How many?")
+    chat.locator("input").press("Enter")
+    chat.get_by_text("an answer").first.wait_for(timeout=60_000)
+    book.page.evaluate("() => window.jupyterapp.shell.activateById('deepspeed-workbench-runs')")
+    book.page.locator(".dw-run").first.wait_for(timeout=60_000)
     found = {}
     for theme in ("light", "dark"):
         book._theme(theme)
         found[theme] = audit(book.page)
-    assert found == {"light": [], "dark": []}
+    book.page.locator(".dw-open").first.click()
+    tab = book.page.locator(".dw-tab:visible")
+    tab.frame_locator("iframe").get_by_text("Run ").first.wait_for(timeout=60_000)
+    drawn = book.page.context.new_page()
+    drawn.set_content(tab.locator("iframe").get_attribute("srcdoc"))
+    for scheme in ("light", "dark"):
+        book._theme(scheme)
+        drawn.emulate_media(color_scheme=scheme)
+        found[f"tab, {scheme}"] = [*audit(book.page), *audit(drawn)]
+    drawn.close()
+    assert {name: each for name, each in found.items() if each} == {}
 
 
 def test_no_page_violates_a_rule(browser: Any, tmp_path: Path) -> None:

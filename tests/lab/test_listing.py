@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -109,6 +110,26 @@ def test_the_page_runs_nothing_and_loads_nothing(written: WrittenRun, listing: L
     written.keeper("closed", alive=False)
     page = listing.page(name_of(written))
     assert page["over"] and "the cluster is closed" in page["html"]
+
+
+def test_the_figures_of_a_page_do_not_wait_for_its_plots(
+    written: WrittenRun, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.display.run.panel._PLOT_EVERY_S", float("inf"))
+
+    def look() -> tuple[str, list[str]]:
+        html = str(listing.page(name_of(written))["html"])
+        return html, re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+
+    for step in (1, 2, 3):
+        written.step(step)
+    _, before = look()
+    written.step(40)
+    html, after = look()
+    assert "40 of 100 steps" in html
+    assert before == after != []
+    written.end()
+    assert look()[1] != after, "what has ended is drawn to its end"
 
 
 def test_a_look_through_too_many_folders_ends_and_says_so(written: WrittenRun, listing: Listing) -> None:

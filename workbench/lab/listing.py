@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
@@ -26,7 +26,8 @@ from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_page
 from workbench.display.run.facts import facts_of
-from workbench.display.run.page import run_view_doc
+from workbench.display.run.page import RunPage
+from workbench.display.run.panel import Drawings
 from workbench.results.tensorboard.board import BOARD_PATH, board_folder, serve_folders
 from workbench.results.tensorboard.server import find_by_key
 from workbench.rundir.catalog.label import read_label
@@ -51,7 +52,7 @@ class Listing:
         self.root = root.resolve()
         self.look_s = _LOOK_S
         self._ended: dict[Path, tuple[str, Row]] = {}
-        self._views: dict[Path, RunView] = {}
+        self._views: dict[Path, tuple[RunView, Drawings]] = {}
 
     def look(self, folder: str, limit: int) -> Row:
         """List what is below a folder, the newest `limit` runs of it, and what that cost."""
@@ -79,9 +80,10 @@ class Listing:
 
     def page(self, name: str) -> Row:
         began = time.thread_time()
-        view = self._view(self.run(name).root)
+        view, drawings = self._view(self.run(name).root)
         title = f"Run {plain(view.id)}"
-        html = to_page(run_view_doc(view), title)
+        page = RunPage(view, partial(drawings.draw, at_once=view.state.is_terminal))
+        html = to_page(page.doc(), title)
         return {
             "title": title, "state": view.state, "live": not view.state.is_terminal, "over": view.is_over,
             "html": html, "took_s": time.thread_time() - began,
@@ -168,7 +170,7 @@ class Listing:
         if row["state"] == RunState.QUEUED:
             return {}
         try:
-            view = self._view(self.root / row["path"])
+            view, _ = self._view(self.root / row["path"])
             facts = facts_of(view)
         except Exception:  # the border of one run: whatever its files hold, the others are shown
             logger.exception("reading %s", row["path"])
@@ -180,16 +182,16 @@ class Listing:
         message = facts.hint if view.state is RunState.RUNNING else facts.hint or facts.message
         return {"message": message, "share": share, "bar": facts.bar, "memory": memory}
 
-    def _view(self, path: Path) -> RunView:
-        view = self._views.pop(path, None)
-        if view is None:
-            view = RunView(path)
+    def _view(self, path: Path) -> tuple[RunView, Drawings]:
+        kept = self._views.pop(path, None)
+        if kept is None:
+            kept = RunView(path), Drawings()
         else:
-            view.refresh()
-        self._views[path] = view
+            kept[0].refresh()
+        self._views[path] = kept
         if len(self._views) > _VIEWS:
             del self._views[next(iter(self._views))]
-        return view
+        return kept
 
     def _cluster(self, paths: ClusterPaths) -> Row:
         status = cluster_status(paths.root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from workbench.display.kit.doc import Doc, to_bundle
@@ -43,8 +44,7 @@ class RunPanel:
         self.view = RunView(run.path)
         self._run = run
         self._bar: RunButtons | None = None
-        self._plots: dict[str, tuple[object, str]] = {}
-        self._rations: dict[str, _Ration] = {}
+        self._drawings = Drawings()
         self._folds: dict[str, bool] = {}
 
     @property
@@ -85,12 +85,20 @@ class RunPanel:
         before = self.view.state
         self.view.refresh()
         at_once = at_once or self.view.state != before
-        page = RunPage(self.view, lambda name, points, draw: self._plot(name, points, draw, at_once), self._folds)
+        page = RunPage(self.view, partial(self._drawings.draw, at_once=at_once), self._folds)
         if self._bar is not None:
             self._bar.update(page.facts)
         return page.doc()
 
-    def _plot(self, name: str, state: object, draw: Callable[[], str], at_once: bool) -> str:
+
+class Drawings:
+    """The plots of a run as they were drawn last: each is drawn anew when its figures are other ones and it is due."""
+
+    def __init__(self) -> None:
+        self._plots: dict[str, tuple[object, str]] = {}
+        self._rations: dict[str, _Ration] = {}
+
+    def draw(self, name: str, state: object, draw: Callable[[], str], *, at_once: bool = False) -> str:
         before, drawn = self._plots.get(name, (None, ""))
         ration = self._rations.setdefault(name, _Ration(_PLOT_EVERY_S))
         if state != before and (at_once or not drawn or ration.allows()):
