@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchforecast import forecasts
+from benchlink import link
 from benchpair import Pair, Turn
 from benchstarts import doctor_and_close, first_steps, from_nothing, launchers, many_pods, output, overhead
 from benchwork import answers, reading, training
@@ -71,7 +72,7 @@ def transfers(root: Path) -> Iterator[Pair]:
 
 PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (
     *(first_steps, launchers, from_nothing, many_pods, doctor_and_close, overhead, output),
-    *(training, answers, reading, transfers, forecasts),
+    *(training, answers, reading, transfers, forecasts, link),
 )
 
 

@@ -77,14 +77,19 @@ def test_other_ranks_share_the_link_by_the_law_of_the_ring() -> None:
     assert late.all_reduce_s(8_000_000, 3) == pytest.approx(1.8)
     # Two layers: gathered twice and scattered once each, a message at a time.
     assert sending_s("fsdp", exchange=late) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 6 * 0.1)
+    busy = replace(late, meeting_s=0.2)  # ranks that compute meet later
+    assert sending_s("fsdp", exchange=busy) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 6 * 0.2)
 
 
 def test_a_step_is_computed_slower_where_pods_share_a_processor() -> None:
     job = FineTune(technique="zero1", gradient_accumulation_steps=4)
     scaling = scaling_of(setting_of(job, pods=3, gpus=0), TRACE, accumulation=4, exchange=EXCHANGE)
     assert scaling == Scaling(sending_s=pytest.approx(0.6), slowdown=1.5, shards=3)
-    assert scaling.step_s(PACE, rows=8, accumulation=4) == pytest.approx((4 * 0.5 + 0.3 / 3) * 1.5 + 0.6)
-    assert scaling.step_s(PACE, rows=16, accumulation=4) == pytest.approx((4 * 1.0 + 0.3 / 3) * 1.5 + 0.6)
+    assert scaling.step_s(PACE, rows=8, accumulation=4) == pytest.approx((4 * 0.5 + 0.3) * 1.5 + 0.6)
+    assert scaling.step_s(PACE, rows=16, accumulation=4) == pytest.approx((4 * 1.0 + 0.3) * 1.5 + 0.6)
+    # Of the update, what it takes without the technique is spread over the ranks.
+    spread_s = scaling.step_s(PACE, rows=8, accumulation=4, spread_s=0.15)
+    assert spread_s == pytest.approx((4 * 0.5 + 0.15 + 0.15 / 3) * 1.5 + 0.6)
 
 
 def test_nothing_is_forecast_of_pods_between_which_nothing_was_measured() -> None:

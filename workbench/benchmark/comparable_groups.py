@@ -174,15 +174,12 @@ def _forecast(summary: Summary, among: Sequence[Summary]) -> Summary:
     one_s = base.row.step_s if base is not None else None
     match scaling.get("sending_s"), scaling.get("slowdown"), scaling.get("shards"):
         case float() as sending_s, float() as slowdown, int() as shards if base is not None and one_s is not None:
-            one = base.row
+            one, micro_s = base.row, base.row.micro_batch_s or one_s
+            counts = {"rows": one.per_device_batch or 1, "accumulation": one.accumulation or 1}
+            pace = Pace.of(step_s=one_s, micro_batch_s=micro_s, **counts)
             rows, accumulation = row.per_device_batch or 1, row.accumulation or 1
-            computing_s = (one.micro_batch_s or 0.0) * (one.accumulation or 1)
-            update_s = 0.0 if one.technique.startswith("zero") else max(0.0, one_s - computing_s)
-            pace = Pace.of(
-                rows=one.per_device_batch or 1, step_s=one_s, update_s=update_s, accumulation=one.accumulation or 1
-            )
             step_s = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards).step_s(
-                pace, rows=rows, accumulation=accumulation
+                pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s
             )
             return replace(summary, row=replace(row, predicted_samples_per_s=rows * accumulation * row.slots / step_s))
     return summary

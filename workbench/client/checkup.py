@@ -30,7 +30,7 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-_TIMED_STEPS = 32
+_TIMED_STEPS = 16
 _TIMED_S = 60.0
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
 
@@ -95,7 +95,6 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, *, pods: int, spec: PodSpe
 def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **options: Any) -> PlanTable:
     """Plan a job for pods between which was measured, after timing a few of its steps on one of them."""
     paces: dict[str, Pace] = {}
-    update_s = 0.0
     for technique in (Technique.SINGLE, Technique.ZERO1, Technique.ZERO3, Technique.FSDP):
         try:
             timed = _timed(job, technique)
@@ -105,10 +104,8 @@ def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **op
         if result.step_s is None or result.micro_batch_s is None:
             result.raise_for_status()
             raise RunError(f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}")
-        if technique is Technique.SINGLE:
-            update_s = result.step_s - result.micro_batch_s
-        rows = job.per_device_train_batch_size
-        paces[technique] = Pace.of(rows=rows, step_s=result.step_s, update_s=update_s, accumulation=1)
+        rows, step_s, micro_batch_s = job.per_device_train_batch_size, result.step_s, result.micro_batch_s
+        paces[technique] = Pace.of(rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=2)
     return plan(job, paces=paces, exchange=exchange, **options)
 
 
@@ -124,7 +121,7 @@ def _run_timed(cluster: Submission, job: FineTune) -> RunResult:
 def _timed(job: FineTune, technique: Technique) -> FineTune:
     """Return a few steps of a job on one pod, without all that is not a step."""
     return as_planned(job, technique).replace(
-        max_steps=_TIMED_STEPS, gradient_accumulation_steps=1, eval_strategy="no", eval_steps=None, metrics=(),
+        max_steps=_TIMED_STEPS, gradient_accumulation_steps=2, eval_strategy="no", eval_steps=None, metrics=(),
         load_best_model_at_end=False, metric_for_best_model=None, early_stopping_patience=None, save_steps=None,
         resume=None, report_to=(), predict_rows=0, profile_step=0,
     )  # fmt: skip

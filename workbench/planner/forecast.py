@@ -1,8 +1,9 @@
 """How long an optimizer step will take, from one pod's timed steps and the exchange between the pods. Pure.
 
-A step of k micro-batches takes T = (k * Tc + U / shards) * slowdown + Tn: forward and backward passes, the update, and
-what is sent. With a = (ranks - 1) / ranks, DDP sends 2a of the trained weights a step, ZeRO-1 3a, ZeRO-2 2a a
-micro-batch and a a step, ZeRO-3 and FSDP 3a a micro-batch; an all-reduce is 2a. Sending and computing are added.
+A step of k micro-batches takes T = (k * Tc + U) * slowdown + Tn: forward and backward passes, the update, of which
+sharding spreads what `single` takes, and what is sent. With a = (ranks - 1) / ranks, DDP sends 2a of the trained
+weights a step, ZeRO-1 3a, ZeRO-2 2a a micro-batch and a a step, ZeRO-3 and FSDP 3a a micro-batch; an all-reduce is 2a.
+Sending and computing are added.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ class Pace:
     """Seconds of all else in an optimizer step."""
 
     @classmethod
-    def of(cls, *, rows: int, step_s: float, update_s: float, accumulation: int) -> Pace:
+    def of(cls, *, rows: int, step_s: float, micro_batch_s: float, accumulation: int) -> Pace:
         """Work it out from the steps of a run on one pod.
 
         Example:
-            >>> Pace.of(rows=8, step_s=0.5, update_s=0.1, accumulation=4).micro_batch_s
-            0.1
+            >>> Pace.of(rows=8, step_s=0.75, micro_batch_s=0.25, accumulation=2).update_s
+            0.25
         """
-        rest_s = min(update_s, step_s)
-        return cls(rows=rows, micro_batch_s=(step_s - rest_s) / accumulation, update_s=rest_s)
+        update_s = max(0.0, step_s - accumulation * micro_batch_s)
+        return cls(rows=rows, micro_batch_s=micro_batch_s, update_s=update_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,15 +58,22 @@ class Scaling:
     shards: int = 1
     """Ranks over which the update is spread."""
 
-    def step_s(self, pace: Pace, *, rows: int, accumulation: int) -> float:
+    def step_s(self, pace: Pace, *, rows: int, accumulation: int, spread_s: float = 0.0) -> float:
         """Return the seconds of an optimizer step with micro-batches of so many rows.
 
+        Args:
+            pace: The technique's own on one pod.
+            rows: Of a micro-batch.
+            accumulation: Micro-batches of a step.
+            spread_s: What of the update is spread over the ranks: all that `single` has.
+
         Example:
-            >>> pace = Pace(rows=8, micro_batch_s=1.0, update_s=0.5)
-            >>> Scaling(sending_s=0.25, slowdown=1.5, shards=2).step_s(pace, rows=8, accumulation=4)
-            6.625
+            >>> pace = Pace(rows=8, micro_batch_s=1.0, update_s=0.75)
+            >>> Scaling(sending_s=0.25, slowdown=1.5, shards=2).step_s(pace, rows=8, accumulation=4, spread_s=0.5)
+            7.0
         """
-        computing_s = accumulation * pace.micro_batch_s * rows / pace.rows + pace.update_s / self.shards
+        update_s = pace.update_s - min(spread_s, pace.update_s) * (1 - 1 / self.shards)
+        computing_s = accumulation * pace.micro_batch_s * rows / pace.rows + update_s
         return computing_s * self.slowdown + self.sending_s
 
 
@@ -77,14 +85,16 @@ def scaling_of(setting: Setting, trace: Trace, *, accumulation: int, exchange: E
     if exchange is None or exchange.latency_s is None or not exchange.sizes or pods == 1:
         return None
     return Scaling(
-        sending_s=_sending_s(setting, trace, accumulation, exchange, exchange.latency_s),
+        sending_s=_sending_s(setting, trace, accumulation, exchange),
         slowdown=exchange.slowdown(pods),
         shards=setting.shards,
     )
 
 
-def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange, latency_s: float) -> float:
+def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange) -> float:
     technique, ranks = setting.technique, setting.ranks
+    # Ranks that compute meet later than idle ones.
+    latency_s = max(exchange.latency_s or 0.0, exchange.meeting_s or 0.0)
     reduced_s = exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks)
     gathered_s = exchange.all_reduce_s(setting.compute_bytes * trace.trained, ranks) / 2
     match technique:

@@ -36,7 +36,7 @@ class Speeds:
             return row
         single = self.paces[Technique.SINGLE]
         pace = self.paces.get(TIMED_AS.get(setting.technique, setting.technique), single)
-        step_s = scaling.step_s(pace, rows=self.micro, accumulation=accumulation)
+        step_s = scaling.step_s(pace, rows=self.micro, accumulation=accumulation, spread_s=single.update_s)
         alone_s = Scaling().step_s(single, rows=self.micro, accumulation=accumulation)
         samples_per_s = self.micro * accumulation * setting.ranks / step_s
         pod_hours = setting.ranks // setting.on_pod * 1e6 / samples_per_s / 3600

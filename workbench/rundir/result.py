@@ -100,8 +100,8 @@ class Measurements(TolerantRecord):
     step_s: Number | None = None
     """Mean seconds of an optimizer step; the first one, the profiled one and evaluations left out."""
     micro_batch_s: Number | None = None
-    """Mean seconds of a micro-batch's forward and backward pass in these steps, all ranks, with what is sent meanwhile;
-    under DeepSpeed the optimizer step is in it."""
+    """Mean seconds of a micro-batch's forward and backward pass in these steps, all ranks. Of several a step the last
+    is left out, in which techniques send; where there is but one, DeepSpeed's has the optimizer step in it."""
     sent_bytes_per_step: Number | None = None
     """Bytes that a pod sent to others per optimizer step, mean over the pods, from the third step on; evaluations and
     checkpoints left out. None where the kernel cannot count them, as with InfiniBand."""

@@ -34,6 +34,9 @@ class Exchange:
     """Median seconds of an all-reduce by its size in bytes, the sizes growing; none beyond one that took 0.5 s."""
     slowdowns: tuple[tuple[int, float], ...] = ()
     """How many times longer a pod takes to compute while so many pods do: 1 but where pods share a processor."""
+    meeting_s: float | None = None
+    """Mean seconds of an all-reduce of four bytes between computations of some milliseconds, which end unevenly where
+    pods share a processor."""
     problem: str = ""
 
     def slowdown(self, pods: int) -> float:
@@ -152,6 +155,8 @@ def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
             sizes.append((line["bytes"], line["took_s"]))
         elif "slowdown" in line:
             slowdowns.append((line["computing"], line["slowdown"]))
+        elif "meeting_s" in line:
+            fields["meeting_s"] = line["meeting_s"]
         elif "problem" in line:
             fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):

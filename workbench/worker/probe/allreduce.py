@@ -21,6 +21,7 @@ _MIB = 1 << 20
 _SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
 _LONG_S = 0.5
 _COMPUTE_S = 0.25
+_MEETINGS = 50
 _LATENCIES = 100
 _PATIENCE = timedelta(seconds=40)
 
@@ -53,7 +54,9 @@ def main() -> None:
             break
     alone_s = _compute_s(device, among=1)
     for among in _crowds(request["world_size"]):
-        _say(request, {"computing": among, "slowdown": _compute_s(device, among=among) / alone_s})
+        crowd_s = _compute_s(device, among=among)
+        _say(request, {"computing": among, "slowdown": crowd_s / alone_s})
+    _say(request, {"meeting_s": max(0.0, _meet_s(device) - crowd_s)})
     _say(request, {"over": True})
     dist.destroy_process_group()
 
@@ -87,15 +90,35 @@ def _compute_s(device: torch.device, *, among: int) -> float:
     if dist.get_rank() < among:
         rounds, began = 0, time.perf_counter()
         while (spent := time.perf_counter() - began) < _COMPUTE_S:
-            for _ in range(10):
-                matrix = torch.softmax(matrix @ matrix, -1)
-            if device.type == "cuda":
-                _wait_for_gpu()
+            _compute(matrix)
             rounds += 1
         took_s = spent / rounds
     total = torch.tensor([took_s], device=device)
     dist.all_reduce(total)
     return float(total) / among
+
+
+def _compute(matrix: torch.Tensor) -> None:
+    import torch
+
+    for _ in range(10):
+        matrix = torch.softmax(matrix @ matrix, -1)
+    if matrix.is_cuda:
+        _wait_for_gpu()
+
+
+def _meet_s(device: torch.device) -> float:
+    """Return the mean seconds of the same computation with an all-reduce of four bytes after it, on all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    matrix, one = torch.rand(256, 256, device=device), torch.zeros(1, device=device)
+    dist.all_reduce(one)
+    began = time.perf_counter()
+    for _ in range(_MEETINGS):
+        _compute(matrix)
+        dist.all_reduce(one)
+    return (time.perf_counter() - began) / _MEETINGS
 
 
 def _wait_for_gpu() -> None:

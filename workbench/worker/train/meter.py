@@ -27,18 +27,12 @@ def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Te
 
 @dataclass(slots=True)
 class _Timed:
-    """Seconds of some steps, and of the forward and backward passes in them."""
+    """Seconds of some steps, and of forward and backward passes in them."""
 
     steps: int = 0
     steps_s: float = 0.0
     micro_batches: int = 0
     computing_s: float = 0.0
-
-    def add(self, step: _Timed, seconds: float) -> None:
-        """Add one step."""
-        self.steps, self.steps_s = self.steps + 1, self.steps_s + seconds
-        self.micro_batches += step.micro_batches
-        self.computing_s += step.computing_s
 
 
 class StepMeter(StepClock):
@@ -55,7 +49,7 @@ class StepMeter(StepClock):
         self._fair_useful: Any = 0
         self._fair_padded = 0
         self._steps = 0
-        self._computing = _Timed()
+        self._took_s: list[float] = []
         self._warm = _Timed()
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
@@ -73,15 +67,18 @@ class StepMeter(StepClock):
 
     def computed(self, seconds: float) -> None:
         """Count the time of a micro-batch's forward and backward pass that have just ended."""
-        self._computing.micro_batches += 1
-        self._computing.computing_s += seconds
+        self._took_s.append(seconds)
 
     def step(self, samples: float, *, profiled: bool) -> None:
         before = self.runtime_s
         super().step(samples, profiled=profiled)
         if self._steps and not profiled:  # the first one warms up
-            self._warm.add(self._computing, self.runtime_s - before)
-        self._steps, self._computing = self._steps + 1, _Timed()
+            # The last one of several may have the optimizer step in it, and what is sent for it.
+            took_s = self._took_s[:-1] or self._took_s
+            self._warm.steps, self._warm.steps_s = self._warm.steps + 1, self._warm.steps_s + self.runtime_s - before
+            self._warm.micro_batches += len(took_s)
+            self._warm.computing_s += sum(took_s)
+        self._steps, self._took_s = self._steps + 1, []
         if not profiled:
             self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
         self._useful, self._padded = 0, 0
