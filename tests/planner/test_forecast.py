@@ -77,7 +77,7 @@ def test_other_ranks_share_the_link_by_the_law_of_the_ring() -> None:
     assert late.all_reduce_s(8_000_000, 3) == pytest.approx(1.8)
     # Two layers: gathered twice and scattered once each, a message at a time.
     assert sending_s("fsdp", exchange=late) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 6 * 0.1)
-    busy = replace(late, meeting_s=0.2)  # ranks that compute meet later
+    busy = replace(late, meeting_s=0.2)
     assert sending_s("fsdp", exchange=busy) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 6 * 0.2)
 
 

@@ -264,12 +264,15 @@ def test_text_and_html_state_the_same_and_escape() -> None:
             HostReport(pod="pod-0", address="127.0.0.2", findings=(well, bad)),
             HostReport(pod="pod-1", address="127.0.0.3", findings=(well, bad)),
         ),
-        exchange=Exchange(pods=2, backend="gloo", latency_s=0.0002, sizes=((1 << 20, 0.002), (1 << 24, 0.02))),
+        exchange=Exchange(
+            pods=2, backend="gloo", latency_s=0.0002, sizes=((1 << 20, 0.002), (1 << 24, 0.02)), slowdowns=((2, 1.5),)
+        ),
         hosts_s=0.8,
     )
     text, page = " ".join(str(diagnosis).split()), Seen(diagnosis._repr_html_())
     said = ["pod-0 127.0.0.2", "2 of 2 hosts cannot be relied on", f"pod-0, pod-1, torch: 2.12 {evil}", "200 µs",
-            f"Fix: pip install {evil}", "0.84 GB/s", "over gloo", "t5-small"]  # fmt: skip
+            f"Fix: pip install {evil}", "0.84 GB/s", "over gloo", "t5-small",
+            "each takes 1.5 times as long"]  # fmt: skip
     for fact in said:
         assert fact in text
         assert fact in page.text

@@ -93,8 +93,7 @@ def scaling_of(setting: Setting, trace: Trace, *, accumulation: int, exchange: E
 
 def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exchange) -> float:
     technique, ranks = setting.technique, setting.ranks
-    # Ranks that compute meet later than idle ones.
-    latency_s = max(exchange.latency_s or 0.0, exchange.meeting_s or 0.0)
+    latency_s = exchange.meet_s(ranks // setting.on_pod)
     reduced_s = exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks)
     gathered_s = exchange.all_reduce_s(setting.compute_bytes * trace.trained, ranks) / 2
     match technique:

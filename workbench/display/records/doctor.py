@@ -15,6 +15,7 @@ from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdi
 
 _SIGN = {Verdict.GOOD: "✓", Verdict.WARNING: "!", Verdict.BAD: "✗", Verdict.UNKNOWN: "?", Verdict.ABSENT: "–"}
 _SHORT = 32  # letters of a finding that are shown, at least
+_SHARED = 1.2  # times longer that pods compute beside each other, from which on they share a processor
 _ACROSS = 120  # letters of all hosts' findings, where these are few
 
 
@@ -119,7 +120,9 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
         return []
     bandwidth = exchange.bandwidth_gb_per_s
     speed = UNKNOWN if bandwidth is None else f"{bandwidth:.2f} GB/s"
-    return [f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}"]
+    slowdown = exchange.slowdown(exchange.pods)
+    shared = f" While all pods compute, each takes {slowdown:.1f} times as long." if slowdown > _SHARED else ""
+    return [f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}{shared}"]
 
 
 def _prediction(exchange: Exchange) -> str:

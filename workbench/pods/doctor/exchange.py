@@ -51,6 +51,17 @@ class Exchange:
         (few, low), (many, high) = points[max(0, above - 1)], points[above]
         return max(1.0, high if few == many else low + (high - low) * (pods - few) / (many - few))
 
+    def meet_s(self, pods: int) -> float:
+        """Return the seconds of the least all-reduce of ranks that compute: above the latency where they slow down.
+
+        Example:
+            >>> Exchange(pods=3, latency_s=0.001, slowdowns=((2, 1.25), (3, 1.5)), meeting_s=0.005).meet_s(2)
+            0.003
+        """
+        idle_s, most = self.latency_s or 0.0, self.slowdown(self.pods) - 1
+        share = (self.slowdown(pods) - 1) / most if most else 1.0
+        return idle_s + max(0.0, (self.meeting_s or 0.0) - idle_s) * share
+
     def all_reduce_s(self, size: float, ranks: int) -> float:
         """Return the seconds of an all-reduce of so many bytes among so many ranks, by what was measured.
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
 _LONG_S = 0.5
-_COMPUTE_S = 0.25
+_STEP_S = 0.04
+_ROUNDS = 10
 _MEETINGS = 50
 _LATENCIES = 100
 _PATIENCE = timedelta(seconds=40)
@@ -52,11 +53,13 @@ def main() -> None:
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
-    alone_s = _compute_s(device, among=1)
+    chunks = _chunks(device)
+    alone_s = _round_s(device, 1, chunks, _ROUNDS)
     for among in _crowds(request["world_size"]):
-        crowd_s = _compute_s(device, among=among)
-        _say(request, {"computing": among, "slowdown": crowd_s / alone_s})
-    _say(request, {"meeting_s": max(0.0, _meet_s(device) - crowd_s)})
+        slowdown = _round_s(device, among, chunks, _ROUNDS) / alone_s
+        _say(request, {"computing": among, "slowdown": slowdown})
+    meeting_s = _round_s(device, request["world_size"], 1, _MEETINGS) - alone_s / chunks * slowdown
+    _say(request, {"meeting_s": max(0.0, meeting_s)})
     _say(request, {"over": True})
     dist.destroy_process_group()
 
@@ -80,45 +83,44 @@ def _crowds(ranks: int) -> list[int]:
     return [*(n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < ranks), ranks]
 
 
-def _compute_s(device: torch.device, *, among: int) -> float:
-    """Return the mean seconds of a small computation on the first ranks while these, and no others, do it."""
+def _chunks(device: torch.device) -> int:
+    """Return how many small computations take rank 0 about a step of a small model, when it is alone."""
     import torch
     import torch.distributed as dist
 
-    matrix, took_s = torch.rand(256, 256, device=device), 0.0
-    dist.all_reduce(torch.zeros(1, device=device))
-    if dist.get_rank() < among:
-        rounds, began = 0, time.perf_counter()
-        while (spent := time.perf_counter() - began) < _COMPUTE_S:
-            _compute(matrix)
+    rounds = torch.zeros(1, device=device)
+    if dist.get_rank() == 0:
+        began = time.perf_counter()
+        while time.perf_counter() - began < 4 * _STEP_S:
+            _compute(device)
             rounds += 1
-        took_s = spent / rounds
-    total = torch.tensor([took_s], device=device)
-    dist.all_reduce(total)
-    return float(total) / among
+    dist.all_reduce(rounds)
+    return max(1, round(float(rounds) / 4))
 
 
-def _compute(matrix: torch.Tensor) -> None:
-    import torch
-
-    for _ in range(10):
-        matrix = torch.softmax(matrix @ matrix, -1)
-    if matrix.is_cuda:
-        _wait_for_gpu()
-
-
-def _meet_s(device: torch.device) -> float:
-    """Return the mean seconds of the same computation with an all-reduce of four bytes after it, on all ranks."""
+def _round_s(device: torch.device, among: int, chunks: int, rounds: int) -> float:
+    """Return the mean seconds until the first ranks have done so many small computations each, and met all others."""
     import torch
     import torch.distributed as dist
 
-    matrix, one = torch.rand(256, 256, device=device), torch.zeros(1, device=device)
+    one = torch.zeros(1, device=device)
     dist.all_reduce(one)
     began = time.perf_counter()
-    for _ in range(_MEETINGS):
-        _compute(matrix)
+    for _ in range(rounds):
+        for _ in range(chunks if dist.get_rank() < among else 0):
+            _compute(device)
         dist.all_reduce(one)
-    return (time.perf_counter() - began) / _MEETINGS
+    return (time.perf_counter() - began) / rounds
+
+
+def _compute(device: torch.device) -> None:
+    import torch
+
+    matrix = torch.ones(256, 256, device=device)
+    for _ in range(10):
+        matrix = torch.softmax(matrix @ matrix, -1)
+    if device.type == "cuda":
+        _wait_for_gpu()
 
 
 def _wait_for_gpu() -> None:
