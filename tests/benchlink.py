@@ -30,7 +30,7 @@ RATIO = 3.0
 """Time on the network over time of a micro-batch, as ZeRO-1 with one micro-batch a step on three pods has it."""
 MICRO_BATCHES = 18
 """Micro-batches of a global batch: 6 a step for each of three pods."""
-CORES = float(os.environ.get("BENCH_CORES", "0.6"))
+CORES = float(os.environ.get("BENCH_CORES", "0.4"))
 """Share of a core that each pod has."""
 _CPU = Path("/sys/fs/cgroup/cpu")
 _PERIOD_US = 20_000
