@@ -105,7 +105,6 @@ class Redactor:
         return "".join("*" if "*" in pair else pair[0] for pair in zip(masked, looks, strict=True))
 
     def blob(self, data: bytes) -> bytes:
-        """Return the bytes of a text with its secrets masked."""
         return self(data.decode("latin-1")).encode("latin-1")
 
     def json(self, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,6 @@ class RunHome:
 
     @classmethod
     def of(cls, paths: RunPaths) -> RunHome:
-        """Read it from a run's directory."""
         return cls(cluster_of(paths), id_of(paths))
 
     def outcome(self) -> dict[str, Any] | None:
@@ -35,7 +34,6 @@ class RunHome:
         return None
 
     def state(self) -> RunState | None:
-        """Ask for the state alone."""
         outcome = self.outcome()
         return RunState(outcome["state"]) if outcome else None
 

@@ -27,7 +27,6 @@ class Technique(StrEnum):
 
     @property
     def uses_deepspeed(self) -> bool:
-        """Whether a DeepSpeed engine runs it."""
         return self.zero_stage > 0
 
     @property

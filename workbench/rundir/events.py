@@ -84,7 +84,6 @@ class Event:
     data: Mapping[str, object] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Return the JSON object, without the mark."""
         return json.dumps({"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data})
 
     def number(self, name: str) -> float | None:

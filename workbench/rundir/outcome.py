@@ -174,7 +174,6 @@ class MemoryPeaks:
 
     @property
     def kind(self) -> str:
-        """Return what `gib` counts: cuda or resident."""
         return "cuda" if self._cuda else "resident"
 
     @property

@@ -82,7 +82,6 @@ class RunSpec(Record):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         single = self.job.word == Technique.SINGLE
         return 1 if single else self.cluster.pods.slots * (self.pods or self.cluster.count)
 

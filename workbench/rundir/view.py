@@ -39,7 +39,6 @@ class BatchSize:
 
     @property
     def rows(self) -> int:
-        """Rows per optimizer step."""
         return self.job.global_batch(self.world_size)
 
     def __str__(self) -> str:
@@ -67,7 +66,6 @@ class RankLog:
 
     @property
     def cut(self) -> bool:
-        """Whether the files hold more."""
         return self.stdout.cut or self.stderr.cut
 
 
@@ -120,7 +118,6 @@ class RunView:
 
     @property
     def progress(self) -> Progress:
-        """How far it is: step, loss, speed, time left."""
         return self.totals.progress(self.state, self.message)
 
     @property
@@ -134,7 +131,6 @@ class RunView:
 
     @property
     def memory(self) -> Mapping[str, HostMemory]:
-        """The memory of each pod over time, by its address."""
         return self._book.hosts
 
     @property

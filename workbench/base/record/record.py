@@ -35,7 +35,6 @@ class Option:
 
     @property
     def help(self) -> str:
-        """Its meaning, with what it may be out of."""
         if not self.choices:
             return self.meaning
         text, replaced = re.subn(r"One of `\w+`", f"One of {', '.join(self.choices)}", self.meaning)

@@ -42,11 +42,9 @@ class Fields:
         self.data = data
 
     def fail(self, key: str, problem: str) -> NoReturn:
-        """Raise the error that says what is wrong with a field."""
         raise ConfigError(f"{self.where}: {self.path}{key} {problem}")
 
     def get(self, key: str) -> object:
-        """Return a value that must be there."""
         if key not in self.data:
             present = ", ".join(map(str, self.data)) or "nothing"
             raise ConfigError(f"{self.where}: the key {self.path + key!r} is missing; there is: {present}")
@@ -57,16 +55,13 @@ class Fields:
         return self.words(key, self.get(key)) or self.fail(key, "is empty")
 
     def child(self, key: str) -> Fields:
-        """Return the object within."""
         return Fields(self.get(key), self.where, f"{self.path}{key}.")
 
     def items(self, key: str) -> Sequence[object]:
-        """Return a list that must be there."""
         value = self.get(key)
         return value if isinstance(value, list | tuple) else self.fail(key, f"is {short(value)}; it must be a list")
 
     def index(self, key: str, value: object, names: Sequence[str]) -> str:
-        """Return the name that an index stands for."""
         position = whole(value)
         if position is None or not 0 <= position < len(names):
             self.fail(key, f"is {short(value)}; it must be a whole number from 0 to {len(names) - 1}")

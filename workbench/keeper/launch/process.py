@@ -56,7 +56,6 @@ class LauncherProcess:
 
     @property
     def halted(self) -> bool:
-        """Whether a signal has stopped it, or a process that it started."""
         session = (p.pid for p in process_table().values() if p.session == self._process.pid)
         return any(activity(pid)[1] for pid in session)
 

@@ -158,7 +158,6 @@ class AgentLink(PodFiles):
         return dict(answer)
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
-        """Run a command on the pod and return its standard output."""
         if again:
             return self.lasting(lambda _ssh: self.run(argv, timeout_s))
         done = self._connection().run(argv, timeout_s=timeout_s)
@@ -234,7 +233,6 @@ class AgentLink(PodFiles):
         return self._ssh
 
     def agent(self, *args: str) -> list[str]:
-        """Return the command line of our program on the pod."""
         # The mark is that by which what we started is found again where the SSH daemon is not ours and does not set it.
         marked = [f"PYTHONPATH={self.package}", f"WORKBENCH_POD={self.pod.root}"]
         marked.append(f"TORCHINDUCTOR_CACHE_DIR={self._own / 'inductor'}")

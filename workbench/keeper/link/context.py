@@ -62,7 +62,6 @@ class RunContext:
         return replace(self, links=links, places=places, hostfile_sha256=hostfile.sha256)
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
-        """Return where the run lies on a pod."""
         return PodRunPaths.of(link.pod.root, self.run_id)
 
     def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:

@@ -87,7 +87,6 @@ class PodFiles:
         return self._store(name, data)
 
     def write(self, data: bytes, path: str) -> None:
-        """Write a file on the pod, 0600."""
         self._connection().put_bytes(data, path)
 
     def put_once(self, local: Path, digest: str) -> str:
@@ -108,7 +107,6 @@ class PodFiles:
         return self.lasting(lambda ssh: ssh.size(remote))
 
     def get(self, remote: str, local: Path) -> str:
-        """Fetch a file of any size from the pod."""
         if self.size(remote) < LARGE:
             self.lasting(lambda ssh: ssh.get(remote, local))
             return file_digest(local)

@@ -174,7 +174,6 @@ class Attempt:
                 first.write(b"", str(self._context.on_pod(first).stop))
 
     def stacks(self) -> dict[int, str]:
-        """Ask every rank where it is."""
         if not self.begun:
             raise RunError("its ranks have not been started yet")
         return self._context.stacks()

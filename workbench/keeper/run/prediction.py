@@ -34,7 +34,6 @@ class PredictionInquiry:
         self._thread = threading.Thread(target=self._work, name="prediction", daemon=True)
 
     def start(self) -> None:
-        """Begin, where something was left to ask."""
         if self._paths.inquiry.exists():
             self._thread.start()
 

@@ -91,7 +91,6 @@ class Runner:
         self._attempt.stop()
 
     def stacks(self) -> dict[int, str]:
-        """Return the Python stacks of every rank; "" for one that cannot tell."""
         return self._attempt.stacks()
 
     @property

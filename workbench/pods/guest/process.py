@@ -103,7 +103,6 @@ class LocalWorker:
         return cls(config, process, time.monotonic())
 
     def status(self) -> str:
-        """Return since when it runs and what it last wrote."""
         line = tail_of(Path(self.config.log), 1) or "none"
         return f"started {time.monotonic() - self.started_s:.0f} s ago, last log line: {line}"
 

@@ -61,7 +61,6 @@ class Host:
         return f"{self.reached or self.address}:{self.port}"
 
     def to_dict(self) -> dict[str, object]:
-        """Return what was given of it, as `read_host` reads it."""
         return {name: value for name in NamedHost.model_fields if (value := getattr(self, name))}
 
     @property

@@ -77,7 +77,6 @@ class KubeApi:
         return str(self._configuration.host)
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
-        """Make an object; return it as the server has it."""
         try:
             return self._call("create", kind, self._function("create", kind), self.namespace, manifest)
         except _MadeBefore:  # by a try of ours whose answer was lost: nobody else takes these names

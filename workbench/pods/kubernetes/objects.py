@@ -110,7 +110,6 @@ class ClusterObjects:
 
     @property
     def names(self) -> list[str]:
-        """The objects' names of the pods, in rank order."""
         return [f"{self.base}-{i}" for i in range(self.count)]
 
     @property
@@ -118,7 +117,6 @@ class ClusterObjects:
         return f"{CLUSTER_LABEL}={self.base}"
 
     def root(self, index: int) -> str:
-        """Return the folder of a pod within it."""
         return f"{_WORK_PATH}/{self.base}/pod-{index}"
 
     def secret(self, public_key: str, host_keys: Sequence[HostKey], owner: Owner) -> Manifest:

@@ -36,7 +36,6 @@ class PortForward:
         threading.Thread(target=self._accept, name=f"port-forward {self.port}", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening and break all connections. Idempotent."""
         with self._lock:
             self._closed = True
             live = list(self._live)

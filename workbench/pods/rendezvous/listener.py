@@ -71,7 +71,6 @@ class Rendezvous:
         report: Callable[[str], None] = lambda _line: None,
         arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None,
     ) -> list[Pod]:
-        """Block until every worker has reported."""
         self._arrived = arrived
         started_s = time.monotonic()
         while len(self._came) < len(self.names):
@@ -87,7 +86,6 @@ class Rendezvous:
         return [self._came[name] for name in self.names]
 
     def close(self) -> None:
-        """Stop listening and drop every connection. Idempotent."""
         for pending in list(self._connections.values()):
             self._close(pending)
         self._selector.close()

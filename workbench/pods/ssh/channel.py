@@ -37,7 +37,6 @@ class RemoteStream:
         self._stderr = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Send to its stdin; blocks while the pod takes no more."""
         try:
             self.channel.sendall(data)
         except OSError as error:
@@ -58,7 +57,6 @@ class RemoteStream:
 
     @property
     def stderr(self) -> str:
-        """The tail of what it wrote to stderr so far."""
         self._drain_stderr()
         return self._stderr.decode(errors="backslashreplace")
 
@@ -77,7 +75,6 @@ class RemoteStream:
         self.channel.close()
 
     def _receive(self, deadline: float | None) -> bool:
-        """Wait for more of its stdout; False after its end."""
         while True:
             self._drain_stderr()
             if self.channel.recv_ready() or self.channel.eof_received or self.channel.closed:

@@ -50,7 +50,6 @@ class SSHConnection(Files):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands, as far as this side knows."""
         return self._transport is not None and self._transport.is_active()
 
     def open(self) -> SSHConnection:

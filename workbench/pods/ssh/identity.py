@@ -55,7 +55,6 @@ class Identity:
 
     @classmethod
     def create(cls, folder: Path) -> Identity:
-        """Make a new ed25519 key in a new or empty folder."""
         folder = folder.absolute()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -73,7 +72,6 @@ class Identity:
 
     @property
     def known_hosts(self) -> Path:
-        """The pinned host keys, in OpenSSH's form."""
         return self.folder / "known_hosts"
 
     @property
@@ -97,7 +95,6 @@ class Identity:
         write_text(self.ssh_config, config)
 
     def key_for(self, pod: Pod) -> Path:
-        """Return the private key that opens a pod."""
         return Path(pod.key) if pod.key else self.key
 
     def pinned(self, address: str, port: int) -> list[str]:

@@ -61,7 +61,6 @@ class ModelServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the live child."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
@@ -103,7 +102,6 @@ class ModelServer:
         return reply
 
     def close(self) -> None:
-        """End the child and return when it is gone. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return

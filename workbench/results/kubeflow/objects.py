@@ -72,7 +72,6 @@ class KubeflowPlan:
         ]
 
     def torchrun(self, *flags: str) -> list[str]:
-        """Return the command that starts a node's ranks."""
         return self.command("-m", "torch.distributed.run", *flags)
 
 

@@ -78,7 +78,6 @@ class BoardServer:
         return _record(Path(self.folder)).with_suffix(".sock")
 
     def is_at(self, port: int | None) -> bool:
-        """Whether it listens there, as `serve` takes it."""
         return not self.port if port is None else bool(self.port) and port in (0, self.port)
 
     @property
@@ -98,7 +97,6 @@ class BoardServer:
         return hmac.compare_digest(str(title), _title(self.nonce))
 
     def stop(self) -> None:
-        """End it and return when it is gone. Idempotent."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + _STOP_S
             if self.is_alive:

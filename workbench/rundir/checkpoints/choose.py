@@ -36,7 +36,6 @@ class Checkpoint:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that made it."""
         return len(self.parts)
 
 

@@ -56,7 +56,6 @@ class MemoryBook:
 
     @property
     def kind(self) -> str:
-        """What the memory counts: resident, or on GPUs (cuda)."""
         return "cuda" if any(host.source >= _Source.CUDA for host in self.hosts.values()) else "resident"
 
     def take(self, event: Event) -> None:

@@ -122,7 +122,6 @@ class LogTail:
         return [*self._kept, live] if live and not live.startswith(MARK) else list(self._kept)
 
     def refresh(self) -> bool:
-        """Read what is new; tell whether there was anything."""
         try:
             size = self._path.stat().st_size
             if size == (self._offset or 0):

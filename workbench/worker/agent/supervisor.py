@@ -81,7 +81,6 @@ class Agent:
         }
 
     def renew(self) -> None:
-        """Take note that the keeper has spoken."""
         self._lease_end = time.monotonic() + self.lease_s
 
     def pause_s(self) -> float:
@@ -149,7 +148,6 @@ class Agent:
         return self._begin("stage", self._folder(message), texts_in(message, "files"), archive)
 
     def _left(self, message: Message) -> Reply:
-        """Begin to list what a run left here."""
         folder, archive, below = self._folder(message), Path(str(message.get("archive"))), whole_in(message, "below")
         return self._begin("files_left", folder / "out", folder / "script", archive, below)
 

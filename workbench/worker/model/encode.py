@@ -113,7 +113,6 @@ class Encoder:
         ]
 
     def _turns(self, example: Example) -> list[Message]:
-        """Return the turns that come before an example's last answer."""
         return asked(example.messages, source_text(example.source, example.input), self.job.system)
 
     def _within(self, example: Example) -> list[Message]:

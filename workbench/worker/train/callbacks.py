@@ -50,7 +50,6 @@ class StepClock:
             self._fair_samples += samples
 
     def since_last_log(self) -> float:
-        """Return the samples per second since the last call."""
         seconds, samples = self.runtime_s - self._logged[0], self._samples - self._logged[1]
         self._logged = (self.runtime_s, self._samples)
         return samples / seconds if seconds > 0 else 0.0
@@ -83,7 +82,6 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
         self._learning_rate = float(lr_scheduler.get_last_lr()[0])
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Count the step; the first one also tells the memory."""
         self.clock.step(self.samples, profiled=state.global_step == self.profile_step)
         if state.global_step == 1:
             emit("first_step")

@@ -139,7 +139,6 @@ class FineTuner(ResumableTrainer):
         return loss
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """Compute the loss, under the FLOPS profiler on its step."""
         if "position_ids" in inputs:
             # transformers takes the borders of packed texts from the positions, where no mask is given.
             inputs = {name: value for name, value in inputs.items() if name != "attention_mask"}
@@ -150,7 +149,6 @@ class FineTuner(ResumableTrainer):
         return super().compute_loss(model, inputs, *args, **options)
 
     def save_trained(self) -> None:
-        """Save the model of this step, unless it is saved."""
         if self._written is None:
             self._write_model(self.state.global_step)
 

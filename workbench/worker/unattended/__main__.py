@@ -41,7 +41,6 @@ class Place:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Place:
-        """Read it from the variables of torch or of OpenMPI."""
         if "RANK" not in env and "OMPI_COMM_WORLD_RANK" not in env:
             return cls(rank=0, local_rank=0, world_size=1, per_node=1, started_by="python")
         place = place_from({}, env)

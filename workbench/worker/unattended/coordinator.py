@@ -34,7 +34,6 @@ class Coordinator:
         self._began_s = now_s()
 
     def prepare(self, scratch: Path) -> Mapping[str, object]:
-        """Make the run directory."""
         if read_json(self._paths.result).get("state") == RunState.SUCCEEDED:
             return {"finished": True}
         spec_file = _unpacked(self._spec_file, scratch)
@@ -58,7 +57,6 @@ class Coordinator:
         return {"spec": str(spec_file)}
 
     def begin(self) -> None:
-        """Start to write down what the ranks print."""
         redact = Redactor(self._spec.cluster.pods.env, self._spec.job.env)
         self._journal = Journal(self._paths, redact)
         self._journal.state(RunState.STARTING, "starting ranks")

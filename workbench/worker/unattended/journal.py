@@ -51,7 +51,6 @@ class RankFollower:
 
     @property
     def ended(self) -> list[RankStatus]:
-        """The ranks that have written down how they ended."""
         statuses = [status for rank in range(self._world_size) for status in self._status(rank)]
         return [status for status in statuses if status.phase == "exited"]
 
@@ -67,7 +66,6 @@ class RankFollower:
         return self._peaks.gib
 
     def verdict(self) -> tuple[RunState, str, RunFault | None]:
-        """Judge: success is a done-record of every rank."""
         ended = self.ended
         if len(ended) == self._world_size and all(status.done for status in ended):
             return RunState.SUCCEEDED, "; ".join(["every rank is done", *self._totals.notes]), None

@@ -40,14 +40,12 @@ class OomWatch:
     _before: dict[Path, int] = field(default_factory=dict)
 
     def see(self, pid: int, *, ended: bool = False) -> Path | None:
-        """Take note of the group that a process is in; return it."""
         group = memory_group(pid, ended=ended)
         if group is not None and group not in self._before:
             self._before[group] = 0 if ended else _counter(group) or 0
         return group
 
     def counts(self) -> Mapping[Path, int]:
-        """Return the kills so far, by group, since each was first seen."""
         return {group: max(0, (_counter(group) or 0) - before) for group, before in self._before.items()}
 
     def may_follow(self) -> bool:

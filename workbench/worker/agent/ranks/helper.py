@@ -65,7 +65,6 @@ class Helpers:
         return {"state": "busy"}
 
     def forked(self, token: int, pid: int) -> bool:
-        """Take note of a pid; return whether it is a helper's."""
         name = self._asked.pop(token, None)
         if name is not None:
             self._pids[pid] = name
@@ -74,7 +73,6 @@ class Helpers:
         return name is not None
 
     def refused(self, token: int) -> None:
-        """Take note that the warm server cannot fork one."""
         if (name := self._asked.pop(token, None)) is not None:
             self._refused.add(name)
 

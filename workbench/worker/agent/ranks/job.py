@@ -77,7 +77,6 @@ class PodRun:
             rank.process.send(signal.SIGTERM)
 
     def ended(self, rank: Rank, exit_code: int) -> None:
-        """Take note of the end of a rank whose zombie still stands."""
         rank.stopped = rank.stopped or self.stopping
         if rank.process is not None:
             rank.group = self._oom.see(rank.process.pid, ended=True) or rank.group
@@ -155,7 +154,6 @@ class PodRun:
         return members | {pid for pid in descendants(table, marked) if not table[pid].zombie}
 
     def poll(self, table: Mapping[int, Process], offsets: Mapping[str, object], max_bytes: int) -> dict[str, object]:
-        """Return the state of every rank, and what they wrote since."""
         # State first: what a rank wrote before it ended is then surely in this or an earlier answer's reach.
         ranks = [rank.to_dict() for rank in self.ranks.values()]
         streams: dict[str, Readable] = {f"rank-{n}/order.log": rank.order for n, rank in self.ranks.items()}

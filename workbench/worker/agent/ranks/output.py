@@ -153,7 +153,6 @@ class OutputPump:
         self._thread: threading.Thread | None = None
 
     def add(self, stream: OutputStream) -> None:
-        """Open a stream and keep its pipe empty from now on."""
         stream.open()
         if stream.pipe < 0:
             return

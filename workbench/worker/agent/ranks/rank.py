@@ -66,7 +66,6 @@ class Rank:
         return self.phase in ("forking", "running")
 
     def begin(self, pid: int, how: str) -> None:
-        """Take note of the process that is this rank."""
         self.process = look_up(pid) or Process(pid, 0, os.getpid(), pid, True)
         self.phase, self.how, self.started_s = "running", how, now_s()
         self._known.add(self.process)
