@@ -30,13 +30,13 @@ def training(root: Path) -> Iterator[Pair]:
     """Compare a run's training with the plain Trainer's over rows padded to 96 + 96 tokens, on the same pod."""
     if not ROWS.exists():
         return
-    for name, steps in (("tiny-t5", 60), ("t5-small", 6)):
+    for name, steps in (("tiny-t5", 150), ("t5-small", 6)):
         folder = root / name
         write_model(folder, name)
         job = FineTune(
             model=str(folder / "model"), dataset=str(folder), technique="single", max_steps=steps, profile_step=0,
-            per_device_train_batch_size=32, learning_rate=1e-3, max_source_length=96, max_target_length=96,
-            predict_rows=0, precision="fp32",
+            per_device_train_batch_size=8, gradient_accumulation_steps=4, learning_rate=1e-3, max_source_length=96,
+            max_target_length=96, predict_rows=0, precision="fp32",
         )  # fmt: skip
         script = Script(PADDED, args=["train", str(folder), str(steps)])
         with Cluster(LocalPods(), PodSpec(cpus=2), path=root / f"{name}-cluster") as cluster:

@@ -106,7 +106,7 @@ class Sampling(StrEnum):
 
     RANDOM = "random"
     GROUP_BY_LENGTH = "group_by_length"
-    """Batches of rows of like length, in random order: little padding."""
+    """Steps that read rows of like length, in random order: little padding."""
 
 
 class Schedule(StrEnum):

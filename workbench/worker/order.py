@@ -11,7 +11,8 @@ from torch.utils.data import Sampler
 class GlobalBatchSampler(Sampler[list[int]]):
     """Deal out shuffled rows so that a step's global batch does not depend on the number of ranks.
 
-    With `lengths`, those of each row's sequences, a batch has rows of like length, and every rank its equal share.
+    With `lengths`, those of each row's sequences, a global batch reads rows of like length, a micro-batch learns from
+    such rows of it, and every rank has its equal share.
     """
 
     def __init__(
@@ -41,19 +42,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.lengths is None:
             yield from order.view(-1, self.world_size, self.micro_batch)[:, self.rank].tolist()
             return
-        steps = _alike(order, self.global_batch, self.lengths)
+        # By what is read alone: rows that are alike in what is learned teach less of all the others.
+        steps = _sorted(order, self.lengths[:, 0]).view(-1, self.global_batch)
         for step in torch.randperm(len(steps), generator=generator):
-            for rows in _alike(steps[step], at_once, self.lengths):
+            for rows in _sorted(steps[step], self.lengths[:, 1]).view(-1, at_once):
                 order = self.lengths[rows].sum(1).argsort(stable=True)
                 yield rows[order][self.rank :: self.world_size].tolist()
 
 
-def _alike(rows: torch.Tensor, size: int, lengths: torch.Tensor) -> torch.Tensor:
-    """Sort rows by what is read, in as many parts as there are batches in each of them by what is learned."""
-    part = round((len(rows) / size) ** 0.5) * size
-    rows = rows[lengths[rows, 0].argsort(stable=True)]
-    parts = (rows[start : start + part] for start in range(0, len(rows), part))
-    return torch.cat([some[lengths[some, 1].argsort(stable=True)] for some in parts]).view(-1, size)
+def _sorted(rows: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return rows[lengths[rows].argsort(stable=True)]
 
 
 def eval_batches(
