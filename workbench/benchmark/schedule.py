@@ -44,8 +44,6 @@ class _Item:
 
 
 class _Live:
-    """A row whose run goes on."""
-
     def __init__(self, item: _Item, run: Run, *, was_left: bool = False):
         self.item, self.run, self.was_left = item, run, was_left
         self.progress, self._due = run.progress, 0.0

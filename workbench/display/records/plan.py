@@ -30,7 +30,6 @@ def plan_doc(table: PlanTable) -> Doc:
 
 
 def _grid(table: PlanTable) -> Grid:
-    """Make the table: a row a technique."""
     unit, size = _unit(table)
     speeds = _speed_titles(table)
     first = ["technique", "", *speeds, "largest micro-batch", f"memory of a {_place(table)}", f"needed {unit}"]

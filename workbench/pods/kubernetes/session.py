@@ -35,8 +35,6 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One pod as it was last seen."""
-
     seen: Mapping[str, Any] | None
     gone: str
     """What is to be said of it once it was deleted by others."""
