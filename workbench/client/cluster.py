@@ -225,7 +225,8 @@ class Cluster(ShownLive, Submission):
     def plan(self, job: FineTune, *, pods: int | None = None, price_per_pod_hour: float | None = None) -> PlanTable:
         """Predict what a job will need here under every technique, and how fast several pods will be against one.
 
-        Times up to 32 steps of the job on one pod (at most a minute of them), and the all-reduce between the pods.
+        Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods. Steps
+        of a technique are given up after a minute.
 
         Args:
             job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.
@@ -244,19 +245,19 @@ class Cluster(ShownLive, Submission):
         if pods is not None and not 1 <= pods <= self.spec.count:
             raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
         taken = list(self.pods)[:pods]
-        found = diagnose(self._paths, taken, self.spec, bandwidth=True)
-        if len(taken) > 1 and (found.exchange is None or found.exchange.problem):
-            why = found.note if found.exchange is None else found.exchange.problem
+        diagnosis = diagnose(self._paths, taken, self.spec, bandwidth=True)
+        if len(taken) > 1 and (diagnosis.exchange is None or diagnosis.exchange.problem):
+            why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
             raise RunError(f"nothing was measured between the pods: {why}")
-        limits = [host.memory_limit_gib for host in found.hosts if host.memory_limit_gib is not None]
+        limits = [host.memory_limit_gib for host in diagnosis.hosts if host.memory_limit_gib is not None]
         spec_gib = pod_memory_gib(self.spec.pods, len(taken), local=self.spec.backend.get("kind") == "local")
         return plan_for(
             self,
             job,
-            found.exchange,
+            diagnosis.exchange,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
-            gpu_memory_gib=min((host.gpu_gib for host in found.hosts if host.gpu_gib), default=None),
+            gpu_memory_gib=min((host.gpu_gib for host in diagnosis.hosts if host.gpu_gib), default=None),
             memory_gib=min([*limits, *([spec_gib] if spec_gib else [])], default=None),
             price_per_pod_hour=price_per_pod_hour,
         )
