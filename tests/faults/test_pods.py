@@ -74,7 +74,8 @@ def test_a_cut_line_loses_and_doubles_nothing(world: World) -> None:
         cut = time.monotonic()
         for pid in sessions(world, world.cluster.pods[1]):
             os.kill(pid, signal.SIGKILL)
-        world.until(lambda before=before: len(world.log(run, 1)) > before, 120)
+        # On a busy machine the last line may have come before the second cut.
+        world.until(lambda before=before: len(world.log(run, 1)) > before or run.state.is_terminal, 120)
         world.measured("23", "line cut -> lines come again", time.monotonic() - cut, 10)
     result = world.ended(run)
     result.raise_for_status()
