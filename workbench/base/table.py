@@ -1,14 +1,19 @@
-"""A table for people, and its text; what a terminal would obey is taken out of every cell."""
+"""A table for people, and its text, from which what a terminal would obey is taken out; records as a `DataFrame`."""
 
 from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from workbench.base.errors import ConfigError
 from workbench.base.shown import Shown
 from workbench.base.words import counted, middle_cut, plain
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +147,13 @@ def _drawn(row: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[
 def _width(text: str) -> int:
     """Count the columns that a terminal gives a text: two for East Asian letters, none for combining marks."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> DataFrame:
+    """Return a row of data for each mapping; `columns` are there, and in this order, also where no row has them."""
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise ConfigError("to_dataframe needs pandas, which is not installed here: pip install pandas") from error
+    given = list(rows)
+    return DataFrame(given, columns=list(dict.fromkeys([*columns, *(name for row in given for name in row)])))

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.frame import data_frame
 from workbench.base.json_values import part
 from workbench.base.shown import Shown, ShownLive
+from workbench.base.table import data_frame
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome

@@ -146,8 +146,8 @@ class Schedule:
             return {}
         if self._exchange is None and alone:
             self._exchange = self._cluster.doctor().exchange
-        found = scaling(planned.job, pods=planned.pods, gpus=self._cluster.spec.pods.gpus, exchange=self._exchange)
-        return asdict(found) if found else {}
+        forecast = scaling(planned.job, pods=planned.pods, gpus=self._cluster.spec.pods.gpus, exchange=self._exchange)
+        return asdict(forecast) if forecast else {}
 
     def _end(self, ended: _Live) -> list[_Item]:
         """Take the row of a run that has ended; return it if it has to run again."""

@@ -1,22 +1,39 @@
-"""`TrainedModel`: what a run lets its trained model do: answer, and go elsewhere."""
+"""`TrainedModel`: what a run shows of its learning, and lets its model do: answer, and go elsewhere."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.errors import one_of
+from workbench.base.shown import ShownLive
 from workbench.client.result import RunResult
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
-    from workbench.client.plot import RunPlot
     from workbench.results.answers.conversation import Conversation
     from workbench.results.answers.predictions import Answers
     from workbench.results.answers.questions import RowLike
     from workbench.results.export.folder import Export
     from workbench.results.export.push import Pushed
+
+PLOTS = ("loss", "perplexity", "learning_rate", "grad_norm", "samples_per_s", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlot(ShownLive):
+    """One plot of a run. A cell that ends with it shows it, and follows the run until that has ended."""
+
+    path: Path
+    """The run directory."""
+    name: str = "loss"
+
+    def __post_init__(self) -> None:
+        if self.name not in PLOTS:
+            raise one_of("plot", self.name, PLOTS)
 
 
 class TrainedModel:
@@ -50,8 +67,6 @@ class TrainedModel:
         Raises:
             ConfigError: There is no such plot.
         """
-        from workbench.client.plot import RunPlot
-
         return RunPlot(self.paths.root, name)
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:

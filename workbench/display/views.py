@@ -17,9 +17,9 @@ from workbench.client.card import Card
 from workbench.client.cluster import Cluster
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
-from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
 from workbench.client.run import Run
+from workbench.client.trained import RunPlot
 from workbench.display.benchmark.forecast import forecast_doc
 from workbench.display.benchmark.live import BenchmarkLive
 from workbench.display.benchmark.report import plots_doc, report_html, report_markdown

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
-from workbench.base.frame import data_frame
 from workbench.base.json_values import number, parse_record, part, text, whole
 from workbench.base.process import RUN_MARK
+from workbench.base.table import data_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -39,9 +39,9 @@ def _words(error: WorkbenchError) -> str:
     return _UNKNOWN.sub(_with_nearest, str(error))
 
 
-def _with_nearest(found: re.Match[str]) -> str:
+def _with_nearest(match: re.Match[str]) -> str:
     """Name the nearest of many allowed names alone."""
-    got, words, names = found[1], found[2], found[3].split(", ")
+    got, words, names = match[1], match[2], match[3].split(", ")
     nearest = difflib.get_close_matches(got, names, _NEAREST, cutoff=0)
     return f"'{got}'{words}{', '.join(nearest)} and {len(names) - len(nearest)} more"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.client.plot import RunPlot
+from workbench.client.trained import RunPlot
 from workbench.display.kit.doc import Doc, Figure, Note
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.live import show_live_plot

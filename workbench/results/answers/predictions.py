@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.frame import data_frame
 from workbench.base.shown import Shown, as_grid
-from workbench.base.table import Grid
+from workbench.base.table import Grid, data_frame
 from workbench.base.words import count, percent
 from workbench.jobs.data.sources.convert import read_tables
 from workbench.rundir.answers import Answer, judge, read_answers, share

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import RunError, one_of
 from workbench.base.files import read_text
-from workbench.base.frame import data_frame
 from workbench.base.shown import Shown
-from workbench.base.table import Grid, facts
+from workbench.base.table import Grid, data_frame, facts
 from workbench.base.words import count, duration, number, percent, scaled
 from workbench.results.profile.tree import FIGURES, NUMBER, ModuleProfile, parse_modules, scaled_number
 
