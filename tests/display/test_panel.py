@@ -94,9 +94,10 @@ def test_the_start_moves_the_bar_part_by_part(written: WrittenRun, panel: RunPan
 
 def test_what_was_chosen_for_the_user_is_named(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training")
-    written.event("start", precision="bf16", learning_rate=2e-5, chosen=["learning_rate", "precision"])
+    open_ones = ["learning_rate", "precision", "communication"]
+    written.event("start", precision="bf16", learning_rate=2e-5, communication="bf16", chosen=open_ones)
     shown = words(look(panel))
-    assert "technique zero1 bf16" in shown and "learning rate 2e-05, precision bf16" in shown
+    assert "technique zero1 bf16" in shown and "learning rate 2e-05, precision bf16, gradients sent in bf16" in shown
 
 
 def test_metrics_and_perplexity_of_the_last_evaluation_stand_in_the_panel(written: WrittenRun, panel: RunPanel) -> None:

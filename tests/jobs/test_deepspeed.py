@@ -18,6 +18,7 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.deepspeed.kinds import Kind, Table, Whole
 from workbench.jobs.finetune import FineTune
+from workbench.rundir.spec import ClusterSpec
 
 WITH_DEEPSPEED = [t for t in Technique if t.uses_deepspeed]
 
@@ -366,6 +367,7 @@ WALK_THROUGH: dict[str, object] = {
     "gradient_accumulation_steps": 2,
     "gradient_clipping": 0.5,
     "bf16": {"enabled": True},
+    "communication_data_type": "bf16",
     "optimizer": {"type": "AdamW", "params": {"lr": 5e-4, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.01}},
     "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 7, "total_num_steps": 70}},
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
@@ -379,7 +381,7 @@ def test_a_user_s_json_wins_over_what_the_user_left_open_and_its_stage_is_the_te
     assert {name for name in FineTune.model_fields if getattr(chosen, name) != getattr(job, name)} == {
         "technique", "precision", "per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm",
         "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "warmup_steps", "max_steps",
-        "profile_step",
+        "profile_step", "communication",
     }  # fmt: skip
     assert (chosen.technique, chosen.precision, chosen.profile_step) == ("zero3-offload", "bf16", 1)
     assert (chosen.learning_rate, chosen.adam_beta1, chosen.max_steps) == (5e-4, 0.8, 70)
@@ -405,6 +407,7 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
         ({"max_grad_norm": 2}, "gradient_clipping is 0.5, and the job's max_grad_norm is 2"),
         ({"warmup_ratio": 0.2}, "scheduler.params.warmup_num_steps is 7, and the job's warmup_steps is None"),
         ({"lr_scheduler_type": "cosine"}, "scheduler.type decides how the learning rate goes on .'linear'."),
+        ({"communication": "fp32"}, "communication_data_type is 'bf16', and the job's communication is 'fp32'"),
         ({"precision": "fp32"}, "bf16.enabled is true, and the job's precision is 'fp32'"),
     ],
 )
@@ -423,3 +426,17 @@ def test_rate_and_precision_are_chosen_by_the_model_the_adapters_and_the_pods() 
     assert chosen(model="meta-llama/Llama-2-7b", gpus=1) == chosen(model="gpt2", gpus=1) == (2e-5, "bf16")
     assert chosen(model="meta-llama/Llama-2-7b", gpus=1, peft="qlora") == (2e-4, "bf16")
     assert chosen(model="gpt2", gpus=1, learning_rate=1, precision="fp16") == (1, "fp16")
+
+
+def test_gradients_are_sent_in_bf16_between_pods_apart_that_have_no_gpus() -> None:
+    def chosen(job: FineTune, **place: object) -> str | None:
+        return ClusterSpec.from_dict({"count": 3, **place}).chosen(job).communication
+
+    ssh = {"backend": {"kind": "ssh", "hosts": ["a", "b", "c"]}}
+    job, full = FineTune(), {"communication_data_type": "fp32", "zero_optimization": ZERO1}
+    assert chosen(job, **ssh) == "bf16"
+    assert chosen(job, **ssh, pods={"gpus": 1}) is chosen(job, **ssh, count=1) is chosen(job) is None
+    assert chosen(job.replace(communication="fp32"), **ssh) == chosen(own(full), **ssh) == "fp32"
+    for asked, sent in ((job, None), (job.replace(communication="bf16"), "bf16"), (own(full), "fp32")):
+        config = resolve(asked, gpus=0)
+        assert config is not None and config.get("communication_data_type") == sent

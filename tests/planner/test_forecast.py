@@ -62,6 +62,9 @@ def test_bytes_of_a_number_decide_what_is_sent() -> None:
     assert sending_s("ddp", precision="bf16") == pytest.approx(0.4)  # whose gradients are in FP32
     reduced = {"communication_data_type": "bf16", "zero_optimization": {"stage": 1}}
     assert sending_s("zero1", deepspeed=reduced) == pytest.approx(0.4)  # 0.2 of gradients and 0.2 of weights
+    assert sending_s("zero1", communication="bf16") == pytest.approx(0.4)
+    assert sending_s("ddp", communication="bf16") == pytest.approx(0.2)
+    assert sending_s("local-sgd", communication="bf16") == pytest.approx(0.04)  # which sends weights
     assert sending_s("fsdp", precision="bf16") == pytest.approx(0.18 + 0.2)  # gradients are in FP32
     assert sending_s("fsdp", fsdp={"shard": "grads"}) == pytest.approx(0.4)  # weights are gathered once
     by_gloo = replace(EXCHANGE, backend="gloo")
@@ -108,7 +111,7 @@ def planned(accumulation: int, *, exchange: Exchange = EXCHANGE) -> PlanTable:
     return PlanTable(
         model="tiny-t5", parameters=1_000_000, trained=1_000_000, pods=3, gpu_memory_gib=None, memory_gib=None, job=job,
         lengths=(8, 8), rows=rows, paces=speeds.paces, exchange=exchange,
-        pays_from=speeds.pays_from(rows, accumulation),
+        speed_ups=speeds.speed_ups(rows, accumulation),
     )  # fmt: skip
 
 
@@ -122,7 +125,9 @@ def test_several_pods_that_are_faster_are_recommended_with_their_speed_up() -> N
     hours = 3 * 1e6 / (96 / 2.55) / 3600
     assert (fastest.pod_hours, fastest.cost) == (pytest.approx(hours), pytest.approx(2 * hours))
     text = " ".join(to_text(plan_doc(table)).split())
-    assert "★ zero1 on 3 pods is the fastest that fits: 2.71 times one pod" in text
+    assert "★ zero1 on 3 pods is the fastest that fits: 2.71 times one pod. " in text  # 2.99 at most
+    few = " ".join(to_text(plan_doc(planned(2))).split())
+    assert "is the fastest that fits: 1.73 times one pod, 1.84 with gradient_accumulation_steps=4; local-sgd" in few
     assert "37.65" in text and "cost of 10⁶ rows" in text
 
 

@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 60)]
 
 # Bytes that a rank of three sends per step, in models of FP32: an all-reduce is 4/3 of one, a gather or a scatter 2/3.
 SENT = {"ddp": 4 / 3, "zero1": 2.0, "zero2": 2.0, "zero3": 2.0}
+SENT_IN_BF16 = {"ddp": 2 / 3, "zero1": 4 / 3}
 TOLD = {"predict_rows": 3}  # a row for each rank
 SGD_STEPS = 12  # a wrong scale shows in the first of them
 SGD = pytest.param("sgd", marks=pytest.mark.long)
@@ -73,6 +74,9 @@ def plan_ran(plan: Plan, optimizers: Sequence[str]) -> None:
         )
         for technique in TECHNIQUES if optimizer in optimizers else ():
             plan.add(f"{technique}-{optimizer}", 3, technique=technique, per_device_train_batch_size=4, **how)
+    for technique in (*SENT_IN_BF16, "fsdp") if "sgd" in optimizers else ():
+        options = {"communication": "bf16", "per_device_train_batch_size": 4, "profile_step": 0, **LENGTH}
+        plan.add(f"{technique}-sent-in-bf16", 3, technique=technique, **options)
     plan.add("two-ranks", 2, technique="zero1", per_device_train_batch_size=6, profile_step=0, **LENGTH)
 
 
@@ -96,6 +100,17 @@ def test_every_technique_follows_the_curve_of_one_process_on_the_same_batches(
     ran: dict[str, Ran], technique: str, optimizer: str
 ) -> None:
     follows(ran[f"{technique}-{optimizer}"], ran[f"single-{optimizer}"], f"{technique}, {optimizer}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("technique", [*SENT_IN_BF16, "fsdp"])
+def test_gradients_that_are_sent_in_bf16_follow_it_too(ran: dict[str, Ran], technique: str) -> None:
+    run = ran[f"{technique}-sent-in-bf16"]
+    follows(run, ran["single-adamw"], f"{technique}, gradients sent in bf16")
+    (start,), (traffic,) = run.data("start"), run.data("traffic")
+    if technique in SENT_IN_BF16:
+        sent = int(str(traffic["sent_bytes"])) / int(str(traffic["steps"])) / (4 * int(str(start["parameters"])))
+        assert sent == pytest.approx(SENT_IN_BF16[technique], rel=0.05)
 
 
 def test_the_curve_does_not_depend_on_the_number_of_ranks(ran: dict[str, Ran]) -> None:

@@ -146,7 +146,9 @@ class Schedule:
             return {}
         if self._exchange is None and alone:
             self._exchange = self._cluster.doctor().exchange
-        forecast = scaling(planned.job, pods=planned.pods, gpus=self._cluster.spec.pods.gpus, exchange=self._exchange)
+        spec = self._cluster.spec
+        job, gpus = spec.chosen(planned.job), spec.pods.gpus
+        forecast = scaling(job, pods=planned.pods, gpus=gpus, exchange=self._exchange)
         return asdict(forecast) if forecast else {}
 
     def _end(self, ended: _Live) -> list[_Item]:

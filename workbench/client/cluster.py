@@ -253,7 +253,7 @@ class Cluster(ShownLive, Submission):
         spec_gib = pod_memory_gib(self.spec.pods, len(taken), local=self.spec.backend.get("kind") == "local")
         return plan_for(
             self,
-            job,
+            self.spec.chosen(job),
             diagnosis.exchange,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,

@@ -90,6 +90,13 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+class Communication(StrEnum):
+    """The number format of gradients on their way to the other ranks."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
 class Attention(StrEnum):
     """Which of transformers' implementations of attention a model uses."""
 

@@ -23,6 +23,7 @@ from workbench.base.record import (
 from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
 from workbench.jobs.choices import (
     Attention,
+    Communication,
     EvalStrategy,
     Launcher,
     LossOn,
@@ -121,6 +122,10 @@ class FineTune(Record):
     precision: Annotated[str, Choice(Precision)] | None = None
     """One of `Precision`; fp16 is refused for T5, which overflows in it. Default None: bf16 for a pretrained model on
     GPUs that have it, else fp32."""
+    communication: Annotated[str, Choice(Communication)] | None = None
+    """One of `Communication`: the number format in which gradients are sent; `local-sgd` sends weights, in FP32.
+    Default None: bf16 between pods that are neither local nor have GPUs, since their network is slow beside their
+    computing; else the technique's own."""
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     deepspeed: Annotated[PathText | Mapping[str, object] | None, Allowed("a path, an object or None")] = None

@@ -98,15 +98,15 @@ def plan(
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [refused.get(name) or row_of(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
-    accumulation, pays_from = job.gradient_accumulation_steps, None
+    accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
     if paces:
         speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
-        pays_from = speeds.pays_from(rows, accumulation)
+        speed_ups = speeds.speed_ups(rows, accumulation)
     return PlanTable(
         model=job.model, parameters=trace.parameters, trained=trace.trained, pods=pods, gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib, job=job, lengths=lengths or (job.max_source_length, job.max_target_length),
-        rows=_marked(rows), paces=paces or {}, exchange=exchange, pays_from=pays_from,
+        rows=_marked(rows), paces=paces or {}, exchange=exchange, speed_ups=speed_ups,
     )  # fmt: skip
 
 

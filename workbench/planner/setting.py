@@ -9,7 +9,7 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
-from workbench.jobs.choices import Optimizer, Peft, Precision, Shard, Technique
+from workbench.jobs.choices import Communication, Optimizer, Peft, Precision, Shard, Technique
 from workbench.jobs.deepspeed.files import load
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_ranks
@@ -113,7 +113,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
             if part(zero, key).get("device", "none") != "none"
         ),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
-        reduce_bytes=_reduce_bytes(technique, config, fsdp, half=half),
+        reduce_bytes=_reduce_bytes(job, config, half=half),
         sync_steps=LocalSgd.from_dict(job.local_sgd).sync_steps,
     )
 
@@ -152,10 +152,11 @@ def request_of(
     }
 
 
-def _reduce_bytes(technique: Technique, config: Mapping[str, Any], fsdp: Fsdp, *, half: bool) -> int:
-    if asked := config.get("communication_data_type"):
-        return 4 if asked in ("fp32", "float32") else 2
-    shrinks = technique.uses_deepspeed or (technique is Technique.FSDP and not fsdp.reduce_in_fp32)
+def _reduce_bytes(job: FineTune, config: Mapping[str, Any], *, half: bool) -> int:
+    technique = Technique(job.technique)
+    if technique is not Technique.LOCAL_SGD and (asked := config.get("communication_data_type") or job.communication):
+        return 4 if asked == Communication.FP32 else 2
+    shrinks = technique.uses_deepspeed or (technique is Technique.FSDP and not Fsdp.from_dict(job.fsdp).reduce_in_fp32)
     return 2 if half and shrinks else 4
 
 

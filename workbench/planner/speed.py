@@ -12,8 +12,6 @@ from workbench.planner.table import Fit, PlanRow
 from workbench.planner.tracing import Trace
 from workbench.pods.doctor.exchange import Exchange
 
-_MOST_TIMES = 64
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
@@ -49,13 +47,9 @@ class Speeds:
             cost=None if price is None else pod_hours * price,
         )
 
-    def pays_from(self, rows: Sequence[PlanRow], accumulation: int) -> int | None:
-        """Return the least accumulation, doubled from the job's, with which several pods are faster than one."""
-        own = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
-        several = [row for row in own if row.technique != Technique.LOCAL_SGD]
-        times = 1
-        while times <= _MOST_TIMES:
-            if any((self.added(row, accumulation * times).speed_up or 0.0) > 1 for row in several):
-                return accumulation * times if times > 1 else None
-            times *= 2
-        return None
+    def speed_ups(self, rows: Sequence[PlanRow], accumulation: int) -> dict[int, float]:
+        """Return the most that several pods make of one by accumulation, doubled from the job's up to 64 times it."""
+        able = [row for row in rows if row.ranks > 1 and row.fit is not Fit.NOT and row.speed_up]
+        several = [row for row in able if row.technique != Technique.LOCAL_SGD]
+        times = [accumulation << bits for bits in range(7)] if several else []
+        return {k: max(self.added(row, k).speed_up or 0.0 for row in several) for k in times}

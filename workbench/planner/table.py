@@ -96,9 +96,14 @@ class PlanTable(Shown):
     """One pod's timed steps by technique; empty where nothing was timed."""
     exchange: Exchange | None = None
     """What was measured between the pods."""
-    pays_from: int | None = None
-    """Where one pod is the fastest, the least `gradient_accumulation_steps`, doubled from the job's, with which several
-    will be faster; None where no doubling up to 64 does it."""
+    speed_ups: Mapping[int, float] = field(default_factory=dict)
+    """The most that several pods make of one by `gradient_accumulation_steps`, the job's and its doublings up to 64
+    times, `local-sgd` left out; empty where no speed is known."""
+
+    @property
+    def pays_from(self) -> int | None:
+        """The least of these with which several pods are faster than one; None where none is."""
+        return next((k for k, speed_up in self.speed_ups.items() if speed_up > 1), None)
 
     @property
     def fastest(self) -> PlanRow | None:

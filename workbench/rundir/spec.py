@@ -55,6 +55,11 @@ class ClusterSpec(Record):
     """Whether pods are asked if they see the cluster's directory under its path, and use what is there in place.
     Default None: all but local pods are. A path names a further folder to ask for."""
 
+    def chosen(self, job: FineTune, *, world_size: int | None = None) -> FineTune:
+        """Return a job with every option decided that was left open, for the pods of this cluster; see `choose`."""
+        apart = self.backend.get("kind") != "local" and self.count > 1
+        return choose(job, gpus=self.pods.gpus, world_size=world_size, apart=apart)
+
     def resolved(self) -> ClusterSpec:
         """Return it with every `${NAME}` filled in from this process's environment; see `expand_env`."""
         return self.replace(pods=resolved(self.pods))
@@ -89,8 +94,7 @@ class RunSpec(Record):
         """Return it with every option of its job decided that was left open; see `choose`."""
         match self.job:
             case FineTune() as job:
-                gpus = self.cluster.pods.gpus
-                return self.replace(job=choose(job, gpus=gpus, world_size=self.world_size))
+                return self.replace(job=self.cluster.chosen(job, world_size=self.world_size))
         return self
 
     @classmethod

@@ -101,6 +101,23 @@ class DecayTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no 
             optimizer.params = [{"params": part, "weight_decay": share} for part, share in shares if part]
         return optimizer
 
+    def send_in_bf16(self) -> None:
+        """Have DDP round gradients to bf16 on their way; to be called before training."""
+        prepare = self.accelerator.prepare_model
+        self.accelerator.prepare_model = lambda model, **options: _sending_in_bf16(prepare(model, **options))
+
+
+def _sending_in_bf16(model: Any) -> Any:
+    if hasattr(model, "register_comm_hook"):  # not where there is one rank
+        model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
+    return model
+
+
+def _sum_in_bf16(whole: torch.Tensor) -> Any:
+    """Average gradients of the ranks, rounded to bf16 on their way; torch's own hook for DDP refuses gloo."""
+    sent = dist.all_reduce(whole.to(torch.bfloat16), async_op=True).get_future()
+    return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size()))
+
 
 class Repetition(DecayTrainer):
     """The Hugging Face Trainer with the run's own order of rows and its evaluation loss."""
@@ -111,17 +128,13 @@ class Repetition(DecayTrainer):
         self.eval_losses: dict[int, float] = {}
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        grouped = self.args.train_sampling_strategy == "group_by_length"
-        lengths = [(len(row["input_ids"]), len(row["labels"])) for row in self.train_dataset]
+        args, rows = self.args, self.train_dataset
+        grouped = args.train_sampling_strategy == "group_by_length"
+        lengths = torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows]) if grouped else None
         batches = GlobalBatchSampler(
-            rows=len(self.train_dataset),
-            micro_batch=self.args.per_device_train_batch_size,
-            accumulation=self.args.gradient_accumulation_steps,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-            seed=self.args.seed,
-            lengths=torch.tensor(lengths) if grouped else None,
-        )
+            rows=len(rows), micro_batch=args.per_device_train_batch_size, seed=args.seed, lengths=lengths,
+            accumulation=args.gradient_accumulation_steps, rank=args.process_index, world_size=args.world_size,
+        )  # fmt: skip
         return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator)
 
     def evaluate(self, *_args: Any, **_options: Any) -> dict[str, float]:
@@ -234,16 +247,17 @@ def main() -> None:
     options = training_options(job, deepspeed, gpus=gpus)  # before the model: ZeRO-3 loads it in parts
     arguments = Seq2SeqTrainingArguments(output_dir="trainer", report_to="none", **options)
     model, tokenizer = load_model(job["model"], job["seed"], folder, job.get("attn_implementation"))
-    start, end = model.config.decoder_start_token_id, tokenizer.pad_token_id
     trainer = Repetition(
         model=model,
         args=arguments,
         processing_class=tokenizer,
         train_dataset=_rows(folder / "train.jsonl", tokenizer, job),
         eval_dataset=_rows(folder / "eval.jsonl", tokenizer, job),
-        data_collator=lambda rows: pad(rows, end, start),
+        data_collator=lambda rows: pad(rows, tokenizer.pad_token_id, model.config.decoder_start_token_id),
     )
     arguments.eval_on_start = bool(trainer.eval_dataset)
+    if job.get("communication") == "bf16":
+        trainer.send_in_bf16()
     trainer.train()
     trainer.evaluate()
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
@@ -294,12 +308,11 @@ def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, 
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         row["source"] = "\n".join(part for part in (row["source"], row.get("input")) if part)
-    limits = {"source": job["max_source_length"], "target": job["max_target_length"]}
-    ids = {
-        key: tokenizer([row[key] for row in rows], truncation=True, max_length=most)["input_ids"]
-        for key, most in limits.items()
-    }
-    return [{"input_ids": s, "labels": t} for s, t in zip(ids["source"], ids["target"], strict=True)]
+    sources, targets = (
+        tokenizer([row[key] for row in rows], truncation=True, max_length=job[f"max_{key}_length"])["input_ids"]
+        for key in ("source", "target")
+    )
+    return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
 
 
 if __name__ == "__main__":

@@ -147,7 +147,8 @@ def _fastest(table: PlanTable) -> str:
     micro = "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
     if best.ranks > 1 or not several:
         pods = counted(table.pods if best.ranks > 1 else 1, "pod")
-        return f"★ {best.technique} on {pods} is the fastest that fits: {best.speed_up:.2f} times one pod. "
+        fastest = f"★ {best.technique} on {pods} is the fastest that fits: {best.speed_up:.2f} times one pod"
+        return f"{fastest}{_more(table, best.speed_up)}{_apart(table, best.speed_up)}. "
     other = max(several, key=lambda row: row.speed_up or 0.0)
     pays = (
         f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
@@ -156,8 +157,24 @@ def _fastest(table: PlanTable) -> str:
     )
     return (
         f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} a step makes "
-        f"{other.speed_up:.2f} times its samples/s; {pays}. "
+        f"{other.speed_up:.2f} times its samples/s; {pays}{_apart(table, 1.0)}. "
     )
+
+
+def _more(table: PlanTable, speed_up: float) -> str:
+    """Say with how many micro-batches a step several pods would be faster than that."""
+    most = max(table.speed_ups.values(), default=0.0)
+    if speed_up > 0.9 * most:
+        return ""
+    enough = next(k for k, reached in table.speed_ups.items() if reached > 0.9 * most)
+    return f", {table.speed_ups[enough]:.2f} with gradient_accumulation_steps={enough}"
+
+
+def _apart(table: PlanTable, speed_up: float) -> str:
+    """Say how fast local-sgd would be where it is faster than that."""
+    row = next((row for row in table.rows if row.technique == Technique.LOCAL_SGD and row.fit is not Fit.NOT), None)
+    faster = row is not None and (row.speed_up or 0.0) > 1.1 * speed_up
+    return f"; local-sgd, whose losses are others, makes {row.speed_up:.2f}" if row is not None and faster else ""
 
 
 def _limits(table: PlanTable) -> Sequence[tuple[str, float | None]]:
@@ -168,6 +185,7 @@ def _what(table: PlanTable) -> str:
     job = table.job
     source, target = table.lengths
     what = [str(job.number_format), job.optimizer, *([job.peft] if job.peft != "none" else [])]
+    what += [f"gradients sent in {job.communication}"] if job.communication else []
     what += ["gradient checkpointing"] if job.gradient_checkpointing else []
     return (
         f"Predicted for {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "
@@ -182,6 +200,11 @@ def _method(table: PlanTable) -> list[str]:
         notes.append("No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs.")
     if table.paces:
         notes.append(_timed(table.paces[Technique.SINGLE], table))
+    if table.paces and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
+        notes.append(
+            "zero2, zero3 and fsdp send gradients after every micro-batch, since no rank holds them whole; zero1 and "
+            "ddp send them once a step."
+        )
     notes.append(
         "Each row is the highest moment of a step: what is 0 is not held at that moment. Activations and logits are "
         "counted on the model's own step at the longest rows; the runtime's own is taken as given (1 GiB of CUDA "

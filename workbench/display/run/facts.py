@@ -128,7 +128,12 @@ def _chosen(view: RunView) -> str:
     """Return what the user had left open, with what it came to."""
     rate, precision = json_values.number(view.start.get("learning_rate")), text(view.start.get("precision"))
     chosen = view.start.get("chosen")
-    pairs = (("learning_rate", f"learning rate {number(rate)}"), ("precision", f"precision {precision}"))
+    communication = text(view.start.get("communication"))
+    pairs = (
+        ("learning_rate", f"learning rate {number(rate)}"),
+        ("precision", f"precision {precision}"),
+        *([("communication", f"gradients sent in {communication}")] if communication else []),
+    )
     return ", ".join(words for name, words in pairs if isinstance(chosen, list) and name in chosen)
 
 

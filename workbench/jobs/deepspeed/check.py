@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.redact import mask_secrets
-from workbench.jobs.choices import Optimizer, Precision, Schedule, Technique
+from workbench.jobs.choices import Communication, Optimizer, Precision, Schedule, Technique
 from workbench.jobs.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.jobs.deepspeed.kinds import check_kinds
 from workbench.jobs.finetune import FineTune
@@ -115,6 +115,11 @@ def _check_precision(config: Mapping[str, object], job: FineTune, source: str) -
             raise ConfigError(f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'")
         if enabled is False and key != "torch_autocast" and job.precision == Precision.BF16:
             raise ConfigError(f"{source}: {key}.enabled is false, and the job's precision is 'bf16'")
+    sent = config.get("communication_data_type")
+    if sent in [*Communication] and job.communication not in (None, sent):
+        raise ConfigError(
+            f"{source}: communication_data_type is '{sent}', and the job's communication is '{job.communication}'"
+        )
 
 
 def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -> None:

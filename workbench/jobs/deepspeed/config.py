@@ -54,6 +54,8 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
         config["bf16"] = {"enabled": "auto"}
     if job.precision == Precision.FP16:
         config.setdefault("fp16", {"enabled": "auto"})
+    if job.communication is not None:
+        config.setdefault("communication_data_type", str(job.communication))
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
-from workbench.jobs.choices import Optimizer, Peft, Precision, Technique
+from workbench.jobs.choices import Communication, Optimizer, Peft, Precision, Technique
 from workbench.jobs.continued import on_base
 from workbench.jobs.deepspeed.check import SCHEDULES, check_form
 from workbench.jobs.deepspeed.files import load
@@ -18,7 +18,9 @@ _STAGES = {1: Technique.ZERO1, 2: Technique.ZERO2, 3: Technique.ZERO3}
 _OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 
 
-def choose(job: FineTune, *, gpus: int, world_size: int | None = None, looks: bool = True) -> FineTune:
+def choose(
+    job: FineTune, *, gpus: int, world_size: int | None = None, looks: bool = True, apart: bool = False
+) -> FineTune:
     """Return the job with every option decided that its user left open; one that was decided stays as it is.
 
     Args:
@@ -26,6 +28,7 @@ def choose(job: FineTune, *, gpus: int, world_size: int | None = None, looks: bo
         gpus: GPUs of a pod; 0 for CPUs.
         world_size: The number of ranks, where it is known.
         looks: Whether files that the job names are opened; those that somebody else's job names must not be.
+        apart: Whether the pods are on hosts of their own, with a network between them.
 
     Example:
         >>> choose(FineTune(model="google/flan-t5-small"), gpus=1).learning_rate
@@ -39,6 +42,8 @@ def choose(job: FineTune, *, gpus: int, world_size: int | None = None, looks: bo
     if job.precision is None:
         bf16 = gpus and job.model not in (TINY_T5, TINY_LLAMA)
         job = job.replace(precision=Precision.BF16 if bf16 else Precision.FP32)
+    if job.communication is None and apart and not gpus:
+        job = job.replace(communication=Communication.BF16)
     return job
 
 
@@ -74,6 +79,7 @@ def _values(config: Mapping[str, Any], job: FineTune, world_size: int | None) ->
     values: Mapping[str, object] = {
         "technique": _technique(part(config, "zero_optimization")),
         "precision": _number_format(config),
+        "communication": next((c for c in Communication if c == config.get("communication_data_type")), None),
         "per_device_train_batch_size": config.get("train_micro_batch_size_per_gpu"),
         "gradient_accumulation_steps": config.get("gradient_accumulation_steps"),
         "max_grad_norm": config.get("gradient_clipping"),

@@ -31,6 +31,7 @@ from workbench.rundir.make.script import check_args, check_outputs, zip_script
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
 
+_LEFT_OPEN = ("learning_rate", "precision", "communication")
 _ROOM_BYTES = 512 << 10  # what a run writes here in any case: its states and events, and what is kept for its result
 
 
@@ -79,7 +80,7 @@ def prepare_run(
 def _fill(spec: RunSpec, paths: RunPaths, environment: Mapping[str, str], ask_pods: AskPods | None, asked: Job) -> None:
     match spec.job:
         case FineTune() as job:
-            chosen = [name for name in ("learning_rate", "precision") if getattr(asked, name, "") is None]
+            chosen = [name for name in _LEFT_OPEN if getattr(asked, name, "") is None and getattr(job, name)]
             _prepare_finetune(job, spec, paths, ask_pods, chosen=chosen)
         case Script() as job:
             check_args(job.args, environment)

@@ -17,16 +17,16 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import Precision, Shard
+from workbench.jobs.choices import Communication, Precision, Shard
 from workbench.worker.rank import collectives as ranks
 
 
-def shard_model(model: Any, options: Fsdp, *, precision: str, gpus: int) -> None:
+def shard_model(model: Any, options: Fsdp, *, precision: str, communication: str | None, gpus: int) -> None:
     """Shard a model in place: every transformer layer by itself, and what is left as one more group."""
     layers = layers_of(model, options.layers)
     how: dict[str, Any] = {
         "mesh": _mesh(Shard(options.shard), "cuda" if gpus else "cpu"),
-        "mp_policy": _policy(precision, options),
+        "mp_policy": _policy(precision, communication, options),
     }
     keep = options.shard == Shard.GRADS
     for layer in reversed(layers):  # a layer within a layer comes first
@@ -108,11 +108,12 @@ def _mesh(shard: Shard, device: str) -> DeviceMesh:
     return init_device_mesh(device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard"))
 
 
-def _policy(precision: str, options: Fsdp) -> MixedPrecisionPolicy:
-    if precision != Precision.BF16:
-        return MixedPrecisionPolicy()
+def _policy(precision: str, communication: str | None, options: Fsdp) -> MixedPrecisionPolicy:
+    half = precision == Precision.BF16
+    sent = communication or (Communication.BF16 if half and not options.reduce_in_fp32 else Communication.FP32)
     return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32 if options.reduce_in_fp32 else torch.bfloat16
+        param_dtype=torch.bfloat16 if half else None,
+        reduce_dtype=torch.bfloat16 if sent == Communication.BF16 else torch.float32,
     )
 
 

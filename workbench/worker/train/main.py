@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import Fsdp, LocalSgd
-from workbench.jobs.choices import Peft, Precision, Technique
+from workbench.jobs.choices import Communication, Peft, Precision, Technique
 from workbench.jobs.evaluation import LOSS, evaluates
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
@@ -100,7 +100,13 @@ def _base(job: FineTune, rows: Rows) -> model.Loaded:
 def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: Encoder, rows: Rows) -> FineTuner:
     if work.technique is Technique.FSDP:
         options = Fsdp.from_dict(work.job.fsdp)
-        sharding.shard_model(loaded.model, options, precision=work.job.number_format, gpus=work.gpus)
+        sharding.shard_model(
+            loaded.model,
+            options,
+            precision=work.job.number_format,
+            communication=work.job.communication,
+            gpus=work.gpus,
+        )
     clock = StepMeter(causal=encoder.causal)
     check = TechniqueCheck(work.job, world_size=work.world_size)
     job = work.job
@@ -132,6 +138,8 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
             clock, samples=work.global_batch * count / len(train), profile_step=profile_step, scales_loss=scaled
         )
     )
+    if job.communication == Communication.BF16:
+        trainer.send_in_bf16()
     if work.technique is Technique.LOCAL_SGD:
         trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
@@ -172,6 +180,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
         eval_rows=len(rows.eval),
         technique=str(job.technique),
         precision=str(job.precision),
+        communication=job.communication,
         learning_rate=job.learning_rate,
         chosen=list(work.chosen),
         device=str(trainer.args.device),
