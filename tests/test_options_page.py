@@ -14,7 +14,18 @@ from pydantic import BaseModel, Field
 import workbench
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLIC = ("FineTune", "Script", "PodSpec", "Cluster", "LocalPods", "SSHPods", "KubernetesPods", "CMLPods", "Benchmark")
+PUBLIC = (
+    "FineTune",
+    "Script",
+    "PodSpec",
+    "Cluster",
+    "LocalPods",
+    "SSHPods",
+    "KubernetesPods",
+    "Volume",
+    "CMLPods",
+    "Benchmark",
+)
 
 
 @pytest.fixture(scope="module")

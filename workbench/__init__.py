@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from workbench.pods.guest.memory_limit import can_limit_memory
     from workbench.pods.hosts.pods import SSHPods
     from workbench.pods.kubernetes.pods import KubernetesPods
+    from workbench.pods.kubernetes.volumes import Volume
     from workbench.pods.local.pods import LocalPods
     from workbench.pods.pod import Pod
     from workbench.pods.pod_spec import PodSpec
@@ -77,6 +78,7 @@ __all__ = [
     "RunResult",
     "SSHPods",
     "Script",
+    "Volume",
     "WorkbenchError",
     "can_limit_memory",
     "compare",
@@ -124,6 +126,7 @@ _HOME = {
     "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
     "Script": "workbench.jobs.script",
+    "Volume": "workbench.pods.kubernetes.volumes",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.memory_limit",
     "compare": "workbench.client.comparison",

@@ -41,14 +41,19 @@ _WAITING = {
 _INSTEAD = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here; exit 3"]}
 
 
-_READ_ONLY = """
+_CONTAINER = """
 mount --make-rprivate /
-for writable in /tmp "$1"; do mount --bind "$writable" "$writable"; done
-mount -o remount,bind,ro /
-shift
+if [ -n "$2" ]; then mount --bind "$2" /etc/passwd; fi
+if [ -n "$3" ]; then
+    for writable in /tmp "$1"; do mount --bind "$writable" "$writable"; done
+    mount -o remount,bind,ro /
+fi
+user=$4
+shift 4
+if [ -n "$user" ]; then set -- setpriv --reuid="$user" --regid=0 --clear-groups --no-new-privs "$@"; fi
 exec "$@"
 """
-"""Starts a container whose root file system cannot be written, but for what the manifest mounts there."""
+"""Starts a container: its accounts, a root file system that cannot be written but for what is mounted, its user id."""
 
 
 @dataclass
@@ -82,7 +87,11 @@ class Kubelet:
 
     def __init__(self, url: str, environment: dict[str, str]) -> None:
         self.behave: dict[str, str] = {}
-        """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent, crash."""
+        """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent, crash; pull:
+        its image comes once `pulled` is set."""
+        self.pulled = asyncio.Event()
+        self.user: int | None = None
+        """The user id of containers that name none, of group 0, as OpenShift chooses one; None: this process's."""
         self.environment = {**session_environment(), **environment}
         """What the image sets."""
         self.pods: dict[str, Running] = {}
@@ -184,6 +193,8 @@ class Kubelet:
         await self._patch(pod, {"status": {"phase": "Pending", "containerStatuses": [status]}})
 
     async def _run_container(self, pod: Running, behaviour: str) -> None:
+        if behaviour == "pull":
+            await self._pull(pod)
         missing = [await self._secret_key(pod, env) for env in pod.container["env"]]
         if words := next((words for words, _ in missing if words), ""):
             await self._wait_for_ever(pod, "CreateContainerConfigError", words)
@@ -195,12 +206,12 @@ class Kubelet:
         environment = {name: _moved(value, mounts) for name, value in environment.items()}
         pod.root = environment["WORKBENCH_POD"]
         command = [_moved(word, mounts) for word in (*pod.container["command"], *pod.container["args"])]
-        command = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here; exit 3"]}.get(
-            behaviour, command
-        )
+        command = _INSTEAD.get(behaviour, command)
         program = command[0]
-        if pod.container["securityContext"]["readOnlyRootFilesystem"] and os.geteuid() == 0:
-            command = ["unshare", "--mount", "sh", "-ec", _READ_ONLY, "sh", str(self.folder), *command]
+        for container in pod.manifest["spec"].get("initContainers", ()):
+            first = [_moved(word, mounts) for word in (*container["command"], *container["args"])]
+            await asyncio.to_thread(subprocess.run, self._contained(pod, container, first), check=True, timeout=20)
+        command = self._contained(pod, pod.container, command, mounts.get("/etc/passwd", ""))
         with pod.log.open("ab") as log:
             try:
                 if shutil.which(program, path=self.environment["PATH"]) is None:
@@ -223,6 +234,32 @@ class Kubelet:
         ready = _condition("Ready", False)
         await self._patch(pod, {"status": {**running, "containerStatuses": [status], "conditions": [ready]}})
         await self._watch(pod, Path(_moved(pod.container["startupProbe"]["exec"]["command"][-1], mounts)))
+
+    def _contained(self, pod: Running, container: dict[str, Any], command: list[str], accounts: str = "") -> list[str]:
+        if os.geteuid() != 0:
+            return command
+        read_only = "yes" if container["securityContext"]["readOnlyRootFilesystem"] else ""
+        user = str(self.user or "") if "runAsUser" not in pod.manifest["spec"]["securityContext"] else ""
+        return [
+            "unshare",
+            "--mount",
+            "sh",
+            "-ec",
+            _CONTAINER,
+            "sh",
+            str(self.folder),
+            accounts,
+            read_only,
+            user,
+            *command,
+        ]
+
+    async def _pull(self, pod: Running) -> None:
+        image = pod.container["image"]
+        await self._event(pod, "Pulling", f'Pulling image "{image}"', "Normal")
+        await self._wait_for_ever(pod, "ContainerCreating", "")
+        await self.pulled.wait()
+        await self._event(pod, "Pulled", f'Successfully pulled image "{image}" in 1m2s', "Normal")
 
     async def _watch(self, pod: Running, listening: Path) -> None:
         """Probe until the container is up, then wait until it ends."""
@@ -250,8 +287,15 @@ class Kubelet:
         folders = {}
         for volume in pod.manifest["spec"]["volumes"]:
             # One folder for the work of all pods, so that it has the same path on each, as in containers.
-            folder = self.folder / "work" if volume["name"] == "work" else pod.folder / volume["name"]
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+            shared = "work" if volume["name"] == "work" else f"claim-{claim}" if claim else ""
+            if claim and not await self._claim(pod, claim):
+                return None
+            folder = self.folder / shared if shared else pod.folder / volume["name"]
             folder.mkdir(exist_ok=True)
+            if self.user is not None:
+                self.folder.chmod(0o755)
+                folder.chmod(0o755 if "secret" in volume else 0o777)
             folders[volume["name"]] = folder
             if "secret" in volume:
                 while (data := await self._secret(pod, volume["secret"]["secretName"])) is None:
@@ -261,8 +305,27 @@ class Kubelet:
                 for item in volume["secret"]["items"]:
                     (folder / item["path"]).write_bytes(base64.b64decode(data[item["key"]]))
                     (folder / item["path"]).chmod(volume["secret"]["defaultMode"])
-        mounts = {mount["mountPath"]: str(folders[mount["name"]]) for mount in pod.container["volumeMounts"]}
+        containers = [*pod.manifest["spec"].get("initContainers", ()), pod.container]
+        mounts = {
+            mount["mountPath"]: str(folders[mount["name"]] / mount.get("subPath", ""))
+            for container in containers
+            for mount in container["volumeMounts"]
+        }
         return {path: folder for path, folder in mounts.items() if path not in ("/dev/shm", "/tmp")}
+
+    async def _claim(self, pod: Running, name: str) -> bool:
+        """Wait until a claim is there, saying that it is missed; False where the pod is deleted before."""
+        namespace, told = pod.manifest["metadata"]["namespace"], False
+        while True:
+            async with self._session.get(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}") as response:
+                if response.status == 200:
+                    return True
+            if not told:
+                words = f'0/3 nodes are available: persistentvolumeclaim "{name}" not found.'
+                told = await self._stay_pending(pod, words, "FailedScheduling") is None
+            if pod.deleting.is_set():
+                return False
+            await asyncio.sleep(_TICK_S)
 
     async def _secret(self, pod: Running, name: str) -> dict[str, str] | None:
         namespace = pod.manifest["metadata"]["namespace"]
@@ -287,12 +350,13 @@ class Kubelet:
         async with self._session.patch(path, json=patch) as response:
             await response.read()
 
-    async def _event(self, pod: Running, reason: str, message: str) -> None:
+    async def _event(self, pod: Running, reason: str, message: str, kind: str = "Warning") -> None:
         metadata = pod.manifest["metadata"]
         event = {
             "metadata": {"name": f"{metadata['name']}.{reason.lower()}"},
             "involvedObject": {"kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]},
-            "type": "Warning",
+            "type": kind,
+            "lastTimestamp": _now(),
             "reason": reason,
             "message": message,
         }
@@ -301,7 +365,7 @@ class Kubelet:
 
     async def _collect(self, uid: str) -> None:
         """Be the garbage collector: delete what the pod owned."""
-        for kind in ("pods", "secrets", "services"):
+        for kind in ("pods", "secrets", "services", "persistentvolumeclaims"):
             async with self._session.get(f"/api/v1/{kind}") as response:
                 items = (await response.json())["items"]
             for item in items:

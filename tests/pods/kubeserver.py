@@ -56,7 +56,7 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
-        for resource in ("pods", "secrets", "services", "events"):
+        for resource in ("pods", "secrets", "services", "events", "persistentvolumeclaims", "configmaps"):
             self.resources[f"v1/{resource}"] = {"namespaced": True}
 
     async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:

@@ -17,6 +17,7 @@ from workbench.pods.backends import backend_from_dict
 from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Owner, base_name
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.pods import KubernetesPods
+from workbench.pods.kubernetes.volumes import Volume
 from workbench.pods.pod_spec import PodSpec
 
 VERSIONS = ("1.28", "1.37")
@@ -34,7 +35,21 @@ EVERYTHING: dict[str, Any] = {
     "image_pull_secrets": ["registry"],
     "run_as_user": 1234,
     "shm_gib": 16,
+    "capabilities": ["IPC_LOCK"],
+    "ephemeral_storage_gib": 200,
+    "extra_resources": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
     "pvc": "data",
+    "volumes": [
+        {"mount": "/data", "claim": "datasets", "read_only": True, "sub_path": "wikisql"},
+        {"mount": "/models", "claim": "hub", "size_gib": 100, "storage_class": "nfs", "hub_cache": True},
+        {"mount": "/kept", "claim": "runs", "size_gib": 0.5, "keep": True},
+        {"mount": "/config", "config_map": "settings"},
+        {"mount": "/nvme", "host_path": "/mnt/nvme"},
+        {"mount": "/home/team", "nfs": "files.example.org:/exports/team"},
+        {"mount": "/scratch", "size_gib": 50},
+        {"mount": "/fast", "size_gib": 50, "storage_class": "local-nvme"},
+        {"mount": "/hugepages", "medium": "HugePages-2Mi"},
+    ],
     "secrets": {"HF_TOKEN": "hub/token"},
     "labels": {"team": "nlp"},
     "annotations": {"note": "mine"},
@@ -59,7 +74,8 @@ def objects(spec: PodSpec | None = None, **options: Any) -> ClusterObjects:
 
 
 def all_of(made: ClusterObjects) -> list[dict[str, Any]]:
-    return [made.pod(0, None), made.pod(1, OWNER), made.service(OWNER), made.secret(PUBLIC_KEY, KEYS, OWNER)]
+    claims = [made.claim(volume, OWNER) for volume in made.claims]
+    return [made.pod(0, None), made.pod(1, OWNER), made.service(OWNER), made.secret(PUBLIC_KEY, KEYS, OWNER), *claims]
 
 
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"run_as_user": None}], ids=["least", "everything", "own user"])
@@ -136,8 +152,13 @@ def test_all_options_arrive() -> None:
     pod: Any = objects(**EVERYTHING).pod(1, OWNER)
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert container["resources"] == {
-        kind: {"cpu": "2000m", "memory": "8192Mi", "amd.com/gpu": "1"} for kind in ("requests", "limits")
+        kind: {
+            **{"cpu": "2000m", "memory": "8192Mi", "ephemeral-storage": "204800Mi", "amd.com/gpu": "1"},
+            **{"vpc.amazonaws.com/efa": "4", "hugepages-2Mi": "5120Mi"},
+        }
+        for kind in ("requests", "limits")
     }
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert spec["nodeSelector"] == EVERYTHING["node_selector"]
     assert spec["tolerations"] == EVERYTHING["tolerations"]
     assert spec["affinity"] == EVERYTHING["affinity"]
@@ -147,6 +168,7 @@ def test_all_options_arrive() -> None:
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 1234
     assert {"name": "work", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16384Mi"}} in spec["volumes"]
+    assert {"name": "HF_HOME", "value": "/models"} in container["env"]
     token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     assert token in container["env"]
     assert container["command"][0] == "/opt/venv/bin/python"
@@ -157,6 +179,89 @@ def test_all_options_arrive() -> None:
     assert labels["kueue.x-k8s.io/pod-group-name"] == labels["scheduling.x-k8s.io/pod-group"] == "wb-test-0a1b2c"
     assert pod["metadata"]["annotations"] == {"note": "mine", "kueue.x-k8s.io/pod-group-total-count": "2"}
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+
+
+def test_volumes_arrive_with_their_sources_and_mounts() -> None:
+    made = objects(**EVERYTHING)
+    spec: Any = made.pod(1, OWNER)["spec"]
+    sources = {volume.pop("name"): volume for volume in spec["volumes"]}
+    mounts = {mount.pop("mountPath"): mount for mount in spec["containers"][0]["volumeMounts"]}
+    own = {mount: sources[mounts[mount]["name"]] for mount in (each["mount"] for each in EVERYTHING["volumes"])}
+    template = {"accessModes": ["ReadWriteOnce"], "storageClassName": "local-nvme"}
+    assert own == {
+        "/data": {"persistentVolumeClaim": {"claimName": "datasets", "readOnly": True}},
+        "/models": {"persistentVolumeClaim": {"claimName": "hub"}},
+        "/kept": {"persistentVolumeClaim": {"claimName": "runs"}},
+        "/config": {"configMap": {"name": "settings"}},
+        "/nvme": {"hostPath": {"path": "/mnt/nvme"}},
+        "/home/team": {"nfs": {"server": "files.example.org", "path": "/exports/team"}},
+        "/scratch": {"emptyDir": {"sizeLimit": "51200Mi"}},
+        "/fast": {
+            "ephemeral": {
+                "volumeClaimTemplate": {"spec": {**template, "resources": {"requests": {"storage": "51200Mi"}}}}
+            }
+        },
+        "/hugepages": {"emptyDir": {"medium": "HugePages-2Mi"}},
+    }
+    assert mounts["/data"] == {"name": "volume-0", "readOnly": True, "subPath": "wikisql"}
+    assert mounts["/config"] == {"name": "volume-3", "readOnly": True}
+    assert mounts["/models"] == {"name": "volume-1"}
+    claims: Any = [made.claim(volume, OWNER) for volume in made.claims]
+    shared = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "102400Mi"}}}
+    assert claims[0]["spec"] == {**shared, "storageClassName": "nfs"}
+    assert [claim["metadata"]["name"] for claim in claims] == ["hub", "runs"]
+    assert ["ownerReferences" in claim["metadata"] for claim in claims] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("volume", "words"),
+    [
+        ({}, "Volume needs the option 'mount': Absolute path in the pods"),
+        ({"mount": "data"}, "mount is 'data'; it must be an absolute path in the pods, as in '/data'"),
+        ({"mount": "/tmp/"}, "mount is '/tmp/'; .* none of .*/tmp"),
+        ({"mount": "/a/../tmp"}, "mount is '/a/../tmp'"),
+        ({"mount": "/d", "claim": "a", "nfs": "s:/d"}, "at /d has claim and nfs; a volume has one source"),
+        ({"mount": "/d", "claim": "A b"}, "claim is 'A b'; it must be a name as Kubernetes takes it"),
+        ({"mount": "/d", "nfs": "/exports"}, "nfs is '/exports'; give server and folder"),
+        ({"mount": "/d", "host_path": "mnt"}, "host_path is 'mnt'; give an absolute path"),
+        ({"mount": "/d", "sub_path": "../x"}, "sub_path is '../x'; give a path within"),
+        ({"mount": "/d", "nfs": "s:/d", "size_gib": 1}, "has size_gib, and nfs has the size that it has"),
+        ({"mount": "/d", "claim": "a", "storage_class": "b"}, "has storage_class, .* give size_gib with it"),
+        ({"mount": "/d", "claim": "a", "keep": True}, "has keep, .* give claim and size_gib"),
+        ({"mount": "/d", "claim": "a", "medium": "Memory"}, "has medium, which is for an empty folder"),
+        ({"mount": "/d", "medium": "RAM"}, "medium is 'RAM'; it must be '', 'Memory', 'HugePages'"),
+        ({"mount": "/d", "size_gib": 0}, "size_gib is 0; it must be a number more than 0"),
+        ({"mount": "/d", "claim": "a", "hub_cache": True, "read_only": True}, "the hub's cache and can only be read"),
+        ({"mount": "/d", "pvc": "a"}, "'pvc' is not known"),
+    ],
+)
+def test_a_volume_that_cannot_be_is_refused(volume: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        KubernetesPods(image="x", volumes=[volume])
+
+
+@pytest.mark.parametrize(
+    ("volumes", "words"),
+    [
+        ([Volume(mount="/d"), Volume(mount="/d/", claim="a")], "mounts two at /d"),
+        ([Volume(mount="/a", hub_cache=True), Volume(mount="/b", hub_cache=True)], "two caches of the hub, /a and /b"),
+        ([Volume(mount=f"/{name}", claim="c", size_gib=1) for name in "ab"], "makes the claim c twice"),
+        ("/data", "volumes is '/data'; it must be a list of volumes"),
+    ],
+)
+def test_volumes_that_contradict_each_other_are_refused(volumes: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        KubernetesPods(image="x", volumes=volumes)
+
+
+def test_a_user_id_of_the_clusters_choice_gets_a_name_before_the_daemon_starts() -> None:
+    spec: Any = objects(run_as_user=None).pod(0, None)["spec"]
+    (first,), container = spec["initContainers"], spec["containers"][0]
+    assert (first["image"], first["args"]) == (container["image"], ["--account", "/workbench-account/passwd"])
+    assert first["resources"]["limits"] == {"cpu": "2000m", "memory": "8192Mi"}
+    mount = {"name": "account", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}
+    assert mount in container["volumeMounts"]
+    assert "initContainers" not in objects().pod(0, None)["spec"]  # type: ignore[operator]
 
 
 def test_pods_keep_to_the_restricted_standard_and_get_no_token() -> None:
@@ -212,6 +317,15 @@ def test_names_are_dns_labels(name: str) -> None:
         ({"labels": {"deepspeed-workbench/cluster": "mine"}}, "by which we find our own objects"),
         ({"secrets": {"HF_TOKEN": "hf_abcdefghij"}}, "secrets has 'HF_TOKEN'; .* the token itself never stands here"),
         ({"secrets": {"A B": "hub/token"}}, "secrets has 'A B'"),
+        (
+            {"extra_resources": {"cpu": 2}},
+            "extra_resources has 'cpu': 2; .* cores, memory and GPUs stand in the PodSpec",
+        ),
+        ({"extra_resources": {"rdma/hca": "1"}}, "extra_resources has 'rdma/hca': '1'"),
+        ({"extra_resources": {"hugepages-2Mi": 5}}, "huge pages as in"),
+        ({"capabilities": ["CAP_IPC_LOCK"]}, "capabilities has 'CAP_IPC_LOCK'; .* as in 'IPC_LOCK'"),
+        ({"capabilities": ["ALL"]}, "capabilities has 'ALL'"),
+        ({"ephemeral_storage_gib": -1}, "ephemeral_storage_gib is -1"),
     ],
 )
 def test_what_no_server_would_take_is_refused_at_once(options: dict[str, Any], words: str) -> None:

@@ -22,9 +22,12 @@ from tests.pods.kubeplace import KubernetesPlace, role
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.process import find
 from workbench.client.cluster import Cluster
+from workbench.jobs.script import Script
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi
+from workbench.pods.kubernetes import waits
 from workbench.pods.kubernetes.pods import KubernetesPods
+from workbench.pods.kubernetes.volumes import Volume
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
@@ -75,7 +78,7 @@ def test_what_the_role_forbids_is_named(
 
 def test_the_shipped_role_allows_what_is_called_and_no_more(place: KubernetesPlace, context: LaunchContext) -> None:
     fault(place, "create", "pods", 500, after=True)  # then it is read, to see whether it was made
-    backend = place.backend()
+    backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
     pods = backend.launch(PodSpec(), 1, context)
     identity = Identity(context.directory / "identity")
     identity.pin(pods)
@@ -211,6 +214,72 @@ def test_a_token_comes_from_a_secret_and_its_absence_is_told(
     assert "hf_canary" not in seen
     backend.stop()
     assert place.left(context) == ["Secret hub"]
+
+
+def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
+    place: KubernetesPlace, context: LaunchContext, identity: Identity
+) -> None:
+    volumes = [
+        Volume(mount="/models", claim="hub", size_gib=10, hub_cache=True),
+        Volume(mount="/runs", claim="runs", size_gib=1, keep=True),
+    ]
+    for _ in range(2):  # the second finds the kept one
+        backend = place.backend(volumes=volumes)
+        pods = backend.launch(PodSpec(), 2, context)
+        identity.pin(pods)
+        with SSHConnection(pods[0], identity) as one, SSHConnection(pods[1], identity) as other:
+            cache = one.run(["printenv", "HF_HOME"]).stdout.strip()
+            assert one.run(["touch", f"{cache}/model"]).exit_code == 0
+            assert other.run(["sh", "-c", "ls $HF_HOME"]).stdout == "model\n"
+        backend.stop()
+        until(lambda: place.left(context) == ["PersistentVolumeClaim runs"])
+    keeps_nothing = [Volume(mount="/runs", claim="runs", size_gib=1)]
+    with pytest.raises(BackendError, match=r"the claim runs is there already, .* leave size_gib out to use it, or"):
+        place.backend(volumes=keeps_nothing).launch(PodSpec(), 1, context)
+    assert place.left(context) == ["PersistentVolumeClaim runs"]
+
+
+def test_the_time_out_runs_from_the_end_of_the_pull(
+    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "LOOK_S", 1.0)
+    monkeypatch.setattr("workbench.pods.kubernetes.session.LOOK_S", 1.0)
+    place.kubelet.behave["pod-1"] = "pull"
+    lines: list[str] = []
+    arrived: list[Pod] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if "pod-1 (pulling example.org/worker:1 for 6.0 s)" in line:
+            place.do(set_pulled())
+
+    async def set_pulled() -> None:
+        place.kubelet.pulled.set()
+
+    short = replace(context, timeout_s=5.0, report=report, arrived=arrived.extend)
+    backend = place.backend()
+    assert len(backend.launch(PodSpec(), 2, short)) == 2
+    assert lines[-1] == "2 of 2 pods are up"
+    waited = [pod.message for pod in arrived if pod.name == "pod-1" and not pod.address]
+    assert "pulling example.org/worker:1 for 5.0 s" in waited
+    backend.stop()
+
+    place.kubelet.pulled.clear()
+    hanging = place.backend(pull_timeout_s=1)
+    with pytest.raises(PodTimeout, match=r"missing: pod-1 .pulling example.org/worker:1 for"):
+        hanging.launch(PodSpec(), 2, replace(short, timeout_s=2.0))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user id takes root")
+def test_a_user_id_without_a_name_runs_a_script(place: KubernetesPlace, tmp_path: Path) -> None:
+    place.kubelet.user = 1_000_660_000
+    (tmp_path / "who.py").write_text("import getpass, os; print('I am', os.getuid(), os.getgid(), getpass.getuser())")
+    backend = place.backend(run_as_user=None, python="/usr/bin/python3")
+    with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        assert [pod.user for pod in cluster.pods] == ["pod", "pod"]
+        run = cluster.submit(Script(path=str(tmp_path / "who.py")))
+        run.wait().raise_for_status()
+        assert [run.logs(rank) for rank in range(2)] == ["I am 1000660000 0 pod"] * 2
 
 
 @pytest.fixture

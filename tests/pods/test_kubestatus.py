@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from workbench.pods.kubernetes.objects import CLUSTER_LABEL
-from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, leftovers, phase_of, why
+from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_pulling, is_ready, leftovers, phase_of, why
 from workbench.pods.pod import Phase
 
 NOW_S = 1_795_000_000.0  # 2026-11-18T11:06:40Z
@@ -76,6 +76,26 @@ def test_a_pod_is_up_once_its_daemon_listens_and_it_has_an_address() -> None:
     going = {**up, "metadata": {**up["metadata"], "deletionTimestamp": "2026-11-18T11:00:00Z"}}
     assert not is_ready(going)
     assert is_hopeless(going)
+
+
+def test_a_pull_is_seen_from_its_begin_to_its_end() -> None:
+    creating = pod(state={"waiting": {"reason": "ContainerCreating"}})
+    events = [
+        {"reason": reason, "involvedObject": {"uid": "u-0"}, "lastTimestamp": f"2026-11-18T11:00:0{second}Z"}
+        for reason, second in (("Scheduled", 0), ("Pulling", 1), ("Pulled", 3), ("Pulling", 2))
+    ]
+    assert not is_pulling(creating, events[:1])
+    assert is_pulling(creating, events[:2])
+    assert not is_pulling(creating, [{**events[1], "involvedObject": {"uid": "u-1"}}])
+    assert not is_pulling(creating, events)
+    assert not is_pulling(creating, [*events[:2], {**events[1], "reason": "Failed"}])
+    assert not is_pulling(pod(state={"waiting": {"reason": "ErrImagePull", "message": "x"}}), events[:2])
+    assert not is_pulling(pod("Running", state={"running": {}}), events[:2])
+
+
+def test_a_claim_that_is_being_made_is_waited_for() -> None:
+    assert is_hopeless(pod("Pending", NO_CLAIM), ["other"])
+    assert not is_hopeless(pod("Pending", NO_CLAIM), ["data"])
 
 
 def test_events_tell_what_the_status_does_not() -> None:

@@ -43,6 +43,12 @@ EVERYTHING: dict[str, Any] = {
     "run_as_user": 1234,
     "shm_gib": 16,
     "pvc": "data",
+    "volumes": [
+        {"mount": "/models", "claim": "hub", "size_gib": 100, "hub_cache": True},
+        {"mount": "/config", "config_map": "settings", "sub_path": "a.json"},
+    ],
+    "extra_resources": {"rdma/hca": 1},
+    "capabilities": ["IPC_LOCK"],
     "labels": {"team": "nlp"},
     "annotations": {"note": "mine"},
     "queue": "gpus",
@@ -134,9 +140,21 @@ def test_every_object_is_valid(tmp_path: Path, kind: str, options: dict[str, Any
         plain.append({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod})
     for each in plain:
         kubernetes_validate.validate(each, "1.37", strict=True)
-    assert [each["kind"] for each in plain][:2] == (
-        ["ConfigMap", "Pod"] if "pvc" in options else ["ConfigMap", "PersistentVolumeClaim"]
-    )
+    claim = "hub" if "pvc" in options else "20261121-140252-zero1-6c8c"
+    assert [each["kind"] for each in plain[:2]] == ["ConfigMap", "PersistentVolumeClaim"]
+    assert claim in plain[1]["metadata"]["name"]
+    if "volumes" in options:
+        assert plain[1]["spec"]["accessModes"] == ["ReadWriteMany"]
+        for each in (each for each in plain if each["kind"] == "Pod"):
+            (container,) = each["spec"]["containers"]
+            mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+            assert mounts["/config"] == {
+                "name": "volume-1", "mountPath": "/config", "readOnly": True, "subPath": "a.json"
+            }  # fmt: skip
+            hub = {"name": mounts["/models"]["name"], "persistentVolumeClaim": {"claimName": "hub"}}
+            assert hub in each["spec"]["volumes"]
+            assert {"name": "HF_HOME", "value": "/models"} in container["env"]
+            assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

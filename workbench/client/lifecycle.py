@@ -68,10 +68,13 @@ def await_ready(
     is_given_up: Callable[[], bool],
 ) -> None:
     """Wait until the pods are ready; on an error or interrupt, until the keeper has ended."""
-    deadline = time.monotonic() + spec.start_timeout_s + 30
+    limit_s = spec.start_timeout_s + 30
+    deadline, message = time.monotonic() + limit_s, ""
     try:
         while (status := cluster_status(paths.root)).phase == "starting" and not is_given_up():
             draw()
+            if status.message != message:  # the keeper keeps the time-out itself, and waits longer while images come
+                deadline, message = time.monotonic() + limit_s, status.message
             if keeper.poll() is not None and cluster_status(paths.root).phase == "starting":
                 raise PodError(f"the keeper ended with {keeper.returncode}; see {paths.keeper_log}")
             if time.monotonic() > deadline:

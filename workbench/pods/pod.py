@@ -98,7 +98,8 @@ class LaunchContext:
     report: Callable[[str], None] = lambda _line: None
     """Takes one line of progress for people ("2 of 3 pods are up")."""
     arrived: Callable[[Sequence[Pod]], None] = lambda _pods: None
-    """Takes the pods that are up by now, as far as the place tells, before the next line of progress."""
+    """Takes the pods that are up by now, as far as the place tells, before the next line of progress; one that has no
+    address yet is still awaited, for the reason in its message."""
     warm: bool = False
     """Whether the pods' agents will keep a process with torch imported; pods of one machine can share the import."""
 

@@ -57,7 +57,7 @@ class ClusterStatus(TolerantRecord):
 
     @property
     def arrived(self) -> Sequence[Pod]:
-        """The pods that are up while a start waits for the others; none before and after."""
+        """The pods that are up while a start waits for the others, and those that say why; none before and after."""
         return _pods(self.raw_arrived)
 
     @property

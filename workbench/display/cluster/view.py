@@ -62,7 +62,7 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
     """Return the pods that are up by now, and those that the start still waits for."""
     if status.phase != "starting" or not status.arrived:
         return ()
-    here = {pod.name: replace(pod, phase=Phase.RUNNING) for pod in status.arrived}
+    here = {pod.name: replace(pod, phase=Phase.RUNNING) if pod.address else pod for pod in status.arrived}
     return [here.get(name) or Pod(name=name) for name in (f"pod-{number}" for number in range(count))]
 
 

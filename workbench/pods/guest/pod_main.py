@@ -23,6 +23,8 @@ from pathlib import Path
 
 REPORT = "@pod "
 """Begins the one line of the pod's log that says who it is."""
+ACCOUNT = "--account"
+"""Has it write the accounts of the pod, by which its user id has a name, and end."""
 
 SSHD_OPTIONS = """\
 PidFile none
@@ -56,6 +58,7 @@ Subsystem sftp internal-sftp
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "datasets")
 _HIDDEN = re.compile(r"KUBERNETES_|HOSTNAME$|HOME$|PWD$|OLDPWD$|SHLVL$|TERM$|_$|USER$|LOGNAME$|SHELL$|MAIL$")
 _MESSAGE = Path("/dev/termination-log")  # where Kubernetes looks for a container's message
+_ACCOUNT_NAME = "pod"
 _LISTEN_S = 10.0
 _LOOK_S = 1.0
 
@@ -66,7 +69,10 @@ class Stop(BaseException):
 
 def main(argv: list[str] | None = None) -> int:
     """Be the pod until told to stop; return the exit code."""
-    options = _options(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == [ACCOUNT]:
+        return write_accounts(Path(words[1]))
+    options = _options(words)
     os.umask(0o077)
     signal.signal(signal.SIGTERM, stop)
     daemon = None
@@ -81,6 +87,17 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if daemon is not None:
             daemon.terminate()
+
+
+def write_accounts(path: Path, image: Path = Path("/etc/passwd")) -> int:
+    """Write the image's accounts, and first this user id with a shell: a cluster may choose any id, and sshd asks."""
+    lines = [line for line in image.read_text().splitlines() if not line.startswith(f"{_ACCOUNT_NAME}:")]
+    fields = next((line.split(":") for line in lines if line.split(":")[2:3] == [str(os.geteuid())]), None)
+    if fields is None or fields[-1].rpartition("/")[2] in ("", "nologin", "false"):
+        lines.insert(0, f"{_ACCOUNT_NAME}:x:{os.geteuid()}:{os.getegid()}:pod:/tmp:/bin/sh")
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o644)
+    return 0
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -144,7 +161,7 @@ def _user() -> str:
     except KeyError:
         raise RuntimeError(
             f"user id {os.geteuid()} has no name in this image's /etc/passwd, and sshd needs one; name the image's own"
-            " user: KubernetesPods(run_as_user=…)"
+            " user, KubernetesPods(run_as_user=…), or None, which gives any id a name"
         ) from None
 
 

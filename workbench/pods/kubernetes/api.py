@@ -17,7 +17,7 @@ from workbench.pods.kubernetes.config import account_namespace, find_access
 from workbench.pods.kubernetes.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
-Kind = Literal["pod", "event", "secret", "service"]
+Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim"]
 
 _TIMEOUT_S = (5.0, 20.0)
 _PATIENCE_S = 15.0
@@ -206,8 +206,9 @@ class KubeApi:
         elif status == 403 and " cannot " in words:
             advice = f"; {_ROLE}"
         seconds = str((error.headers or {}).get("Retry-After", ""))
+        what = f"{verb} the {kind.replace('_', ' ')} in namespace {self.namespace}"
         return ApiRefusal(
-            f"Kubernetes did not {verb} the {kind} in namespace {self.namespace} ({status}): {words}{advice}",
+            f"Kubernetes did not {what} ({status}): {words}{advice}",
             status,
             float(seconds) if seconds.isdigit() else None,
         )

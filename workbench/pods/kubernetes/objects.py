@@ -13,15 +13,16 @@ from workbench.base.process import POD_MARK
 from workbench.pods.guest import pod_main
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.podspec import (
-    TMP_MOUNT,
     cache_env,
     container_security,
     placement,
     pod_security,
     resources,
     secret_env,
-    writable_volumes,
+    volume_mounts,
+    volumes,
 )
+from workbench.pods.kubernetes.volumes import Volume, made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
 
@@ -32,6 +33,9 @@ CLUSTER_LABEL = "deepspeed-workbench/cluster"
 MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
 _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
+_ACCOUNT_PATH = "/workbench-account"
+_SECRET_MOUNT: Manifest = {"name": "secret", "mountPath": _SECRET_PATH, "readOnly": True}
+_ACCOUNT_MOUNT: Manifest = {"name": "account", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True}
 _GRACE_S = 2
 
 
@@ -146,6 +150,16 @@ class ClusterObjects:
         }
         return {**_head("v1", "Service", self._metadata(self.base, owner)), "spec": spec}
 
+    @property
+    def claims(self) -> list[Volume]:
+        """The volumes whose claims are made with the cluster."""
+        return made_claims(self.options.volumes)
+
+    def claim(self, volume: Volume, owner: Owner) -> Manifest:
+        """Return a claim that goes with the first pod, unless it is kept."""
+        metadata = self._metadata(volume.claim, None if volume.keep else owner)
+        return {**_head("v1", "PersistentVolumeClaim", metadata), "spec": volume.claim_spec(self.count)}
+
     def pod(self, index: int, owner: Owner | None) -> Manifest:
         options = self.options
         metadata = self._metadata(self.names[index], owner)
@@ -163,6 +177,7 @@ class ClusterObjects:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": pod_security(options),
+            **({"initContainers": [self._account_container()]} if options.run_as_user is None else {}),
             "containers": [self._container(index)],
             "volumes": self._volumes(index),
             **placement(options),
@@ -182,12 +197,12 @@ class ClusterObjects:
             "--wait-s": self.wait_s,
         }
         mounts: list[Manifest] = [
-            {"name": "secret", "mountPath": _SECRET_PATH, "readOnly": True},
+            _SECRET_MOUNT,
+            *([_ACCOUNT_MOUNT] if options.run_as_user is None else []),
             {"name": "work", "mountPath": _WORK_PATH},
-            dict(TMP_MOUNT),
-            {"name": "shm", "mountPath": "/dev/shm"},
+            *volume_mounts(options),
         ]
-        wanted = resources(self.spec, options.gpu_resource)
+        wanted = resources(self.spec, options)
         return {
             "name": "worker",
             "image": self.image,
@@ -207,6 +222,21 @@ class ClusterObjects:
             "volumeMounts": mounts,
         }
 
+    def _account_container(self) -> Manifest:
+        """Return the container that gives the user id a name, where the image has none for it: sshd needs one."""
+        options = self.options
+        wanted = {name: amount for name, amount in resources(self.spec, options).items() if name in ("cpu", "memory")}
+        return {
+            "name": "account",
+            "image": self.image,
+            "command": [options.python, "-P", f"{_SECRET_PATH}/start.py"],
+            "args": [pod_main.ACCOUNT, f"{_ACCOUNT_PATH}/passwd"],
+            "resources": {"requests": wanted, "limits": wanted},
+            "securityContext": container_security(options),
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [_SECRET_MOUNT, {"name": "account", "mountPath": _ACCOUNT_PATH}],
+        }
+
     def _env(self, root: str) -> list[Manifest]:
         env: list[Manifest] = [
             {"name": POD_MARK, "value": root},
@@ -219,13 +249,15 @@ class ClusterObjects:
         same = {name: name for name in ("start.py", "authorized_keys")}
         items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
         claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
+        account: list[Manifest] = [{"name": "account", "emptyDir": {}}] if self.options.run_as_user is None else []
         mode = (
             0o444 if self.options.run_as_user is None else 0o440
         )  # the files are root's, and fsGroup's if there is one
         return [
             {"name": "secret", "secret": {"secretName": self.base, "defaultMode": mode, "items": items}},
             {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
-            *writable_volumes(self.options),
+            *account,
+            *volumes(self.options),
         ]
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:

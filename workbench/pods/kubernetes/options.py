@@ -9,11 +9,14 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Allowed, Choice, Positive, Size, Unit
+from workbench.base.record import Allowed, Choice, Positive, Size, Unit, nested
+from workbench.pods.kubernetes.volumes import Name, Volume, check_volumes
 from workbench.pods.place import LocalPath, Place
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]*)/(?P<key>[A-Za-z0-9._-]+)")
+_PAGES = re.compile(r"[1-9][0-9]*[KMG]i")
+_CAPABILITY = re.compile(r"[A-Z][A-Z_]*")
 _OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/")
 
 
@@ -33,11 +36,28 @@ def _check_label(label: str) -> str:
     return label
 
 
-Name = Annotated[
-    str,
-    Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"),
-    Allowed("a name as Kubernetes takes it, of lower-case letters, digits, - and ."),
-]
+def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | str]:
+    for name, amount in resources.items():
+        pages = name.startswith("hugepages-")
+        if not (pages or "/" in name) or not (_PAGES.fullmatch(str(amount)) if pages else _is_count(amount)):
+            raise ConfigError(
+                f"KubernetesPods.extra_resources has {name!r}: {amount!r}; write a device as in"
+                ' {"rdma/hca_shared_devices_a": 1} or {"vpc.amazonaws.com/efa": 4}, and huge pages as in'
+                ' {"hugepages-2Mi": "512Mi"}; cores, memory and GPUs stand in the PodSpec'
+            )
+    return resources
+
+
+def _is_count(amount: object) -> bool:
+    return isinstance(amount, int) and not isinstance(amount, bool) and amount > 0
+
+
+def _check_capability(name: str) -> str:
+    if not _CAPABILITY.fullmatch(name) or name.startswith("CAP_") or name == "ALL":
+        raise ConfigError(f"KubernetesPods.capabilities has {name!r}; write each as Kubernetes does, as in 'IPC_LOCK'")
+    return name
+
+
 Label = Annotated[str, AfterValidator(_check_label)]
 Texts = Annotated[Mapping[str, str], Allowed("an object of text to text")]
 
@@ -75,14 +95,31 @@ class KubernetesOptions(Place):
     image_pull_secrets: Annotated[Sequence[Name], Allowed("a list of names of Secrets")] = ()
     """Secrets with which the image is pulled. Default none."""
     run_as_user: Annotated[Size | None, Allowed("1 or more, as pods never run as root, or None")] = 1000
-    """User id of everything in a pod, never 0; it needs a name in the image. None takes the image's. Default 1000."""
+    """User id of everything in a pod, never 0; it needs a name in the image. None takes the image's, or the one that
+    the cluster gives, as OpenShift does, with or without a name. Default 1000."""
+    capabilities: Annotated[Sequence[Annotated[str, AfterValidator(_check_capability)]], AfterValidator(tuple)] = ()
+    """Capabilities of the containers, as `["IPC_LOCK"]` for RDMA; all others are dropped. Default none."""
     read_only_root: bool = True
     """Whether the image's own files cannot be written: caches are then in the pod's folder, and `/tmp` is empty and the
     pod's own. False for images whose programs write elsewhere. Default true."""
     shm_gib: Annotated[Positive, Unit("GiB")] = 1.0
     """Size of `/dev/shm`, which counts as memory of the pod. Default 1."""
+    ephemeral_storage_gib: Annotated[Positive, Unit("GiB")] | None = None
+    """Disk of the node that a pod may fill with its folder, `/tmp` and logs. Default: the namespace's."""
+    extra_resources: Annotated[
+        Mapping[str, int | str], AfterValidator(_check_resources), Allowed("an object of resources to amounts")
+    ] = Field(default_factory=dict)
+    """More that each pod asks for: devices of RDMA and EFA by number, huge pages by size. Default none."""
     pvc: Name = ""
     """A volume claim for the pods' folders, which then stay there when the pods go. Default none: they go too."""
+    volumes: Annotated[
+        Sequence[Annotated[Volume, nested(Volume.from_dict)]],
+        AfterValidator(check_volumes),
+        Allowed('a list of volumes, as in [Volume(mount="/data", claim="datasets")]'),
+    ] = ()
+    """More volumes and where they are mounted. Default none."""
+    pull_timeout_s: Annotated[Positive, Unit("s")] = 1800
+    """Seconds that pulling the image may take before the start's own time-out runs. Default half an hour."""
     secrets: Annotated[Texts, AfterValidator(_check_sources)] = Field(default_factory=dict)
     """Environment from Secrets, variable to `secret/key`, as in `{"HF_TOKEN": "hub/token"}`. Default none."""
     labels: Annotated[Mapping[Label, str], Allowed("an object of text to text")] = Field(default_factory=dict)

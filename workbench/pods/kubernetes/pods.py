@@ -127,7 +127,7 @@ class KubernetesPods(KubernetesOptions):
             spec=spec,
             count=count,
             lease_s=context.lease_s + _MARGIN_S,
-            wait_s=context.timeout_s + _MARGIN_S,
+            wait_s=self.pull_timeout_s + context.timeout_s + _MARGIN_S,
         )
         record = {"base": base, "namespace": api.namespace, "server": api.host}
         self._record = context.directory / _RECORD

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
-TMP_MOUNT: Mapping[str, object] = {"name": "tmp", "mountPath": "/tmp"}
-"""Where a container may write though its root file system is read-only; `writable_volumes` has the volume."""
 
-
-def resources(spec: PodSpec, gpu_resource: str) -> dict[str, str]:
+def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
     """Return what a pod asks for, which is its limit too.
 
     Example:
-        >>> resources(PodSpec(cpus=0.5, memory_gib=2), "nvidia.com/gpu")
+        >>> resources(PodSpec(cpus=0.5, memory_gib=2), KubernetesOptions())
         {'cpu': '500m', 'memory': '2048Mi'}
     """
     wanted = {"cpu": f"{round(spec.cpus * 1000)}m"}
     if spec.memory_gib is not None:
         wanted["memory"] = f"{round(spec.memory_gib * 1024)}Mi"
+    if options.ephemeral_storage_gib is not None:
+        wanted["ephemeral-storage"] = f"{round(options.ephemeral_storage_gib * 1024)}Mi"
     if spec.gpus:
-        wanted[gpu_resource] = str(spec.gpus)
-    return wanted
+        wanted[options.gpu_resource] = str(spec.gpus)
+    return wanted | {name: str(amount) for name, amount in options.extra_resources.items()}
 
 
 def placement(options: KubernetesOptions) -> dict[str, object]:
@@ -53,15 +50,16 @@ def container_security(options: KubernetesOptions) -> dict[str, object]:
     """Return the security context of a container: more than the `restricted` standard asks."""
     return {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"], **({"add": list(options.capabilities)} if options.capabilities else {})},
         "readOnlyRootFilesystem": options.read_only_root,
     }
 
 
 def cache_env(options: KubernetesOptions, folder: str) -> list[dict[str, object]]:
-    """Return the variables that keep caches out of a home folder that cannot be written."""
+    """Return the variables that keep caches out of a home folder that cannot be written, and the hub's in its own."""
     names = ("XDG_CACHE_HOME", "TRITON_HOME", "MPLCONFIGDIR") if options.read_only_root else ()
-    return [{"name": name, "value": folder} for name in names]
+    hub = [("HF_HOME", volume.mount) for volume in options.volumes if volume.hub_cache]
+    return [{"name": name, "value": value} for name, value in [*((name, folder) for name in names), *hub]]
 
 
 def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
@@ -72,7 +70,14 @@ def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
     ]
 
 
-def writable_volumes(options: KubernetesOptions) -> list[dict[str, object]]:
-    """Return the volumes `tmp`, and `shm` in place of the small `/dev/shm` that containers have."""
+def volume_mounts(options: KubernetesOptions) -> list[dict[str, object]]:
+    """Return the mounts that every container has: the user's volumes, `/tmp` and `/dev/shm`."""
+    own = [volume.volume_mount(f"volume-{number}") for number, volume in enumerate(options.volumes)]
+    return [*own, {"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+
+
+def volumes(options: KubernetesOptions) -> list[dict[str, object]]:
+    """Return the volumes of `volume_mounts`; `shm` is in place of the small `/dev/shm` that containers have."""
+    own = [volume.volume(f"volume-{number}") for number, volume in enumerate(options.volumes)]
     shm = {"medium": "Memory", "sizeLimit": f"{round(options.shm_gib * 1024)}Mi"}
-    return [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]
+    return [*own, {"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]

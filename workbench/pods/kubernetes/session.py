@@ -20,6 +20,8 @@ from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest,
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.remove import delete, made_for
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
+from workbench.pods.kubernetes.volumes import Volume
+from workbench.pods.kubernetes.waits import LOOK_S, Waits, listed
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.rendezvous.received import decode_report
@@ -54,6 +56,7 @@ class Session:
         self._forwards: list[PortForward] = []
         self._reported = ""
         self._logs: dict[str, str] = {}
+        self._waits = Waits()
         self._watched: WatchedObjects | None = None
         self._events: WatchedObjects | None = None
 
@@ -61,9 +64,7 @@ class Session:
         """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
         selector = self._objects.selector
         self._watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
-        self._events = WatchedObjects(
-            self._api, "event", self._changed, field_selector="involvedObject.kind=Pod,type=Warning"
-        )
+        self._events = WatchedObjects(self._api, "event", self._changed, field_selector="involvedObject.kind=Pod")
         try:
             self._make_all()
             return self._await_all()
@@ -136,6 +137,8 @@ class Session:
         owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
         self._make("secret", objects.secret(self._context.public_key, self._host_keys, owner))
         self._make("service", objects.service(owner))
+        for volume in objects.claims:
+            self._make_claim(volume, owner)
         for index in range(1, objects.count):
             self._make_pod(objects.pod(index, owner))
 
@@ -154,8 +157,21 @@ class Session:
             self._check_open()
             self._api.create(kind, manifest)
 
+    def _make_claim(self, volume: Volume, owner: Owner) -> None:
+        try:
+            self._make("persistent_volume_claim", self._objects.claim(volume, owner))
+        except ApiRefusal as error:
+            if error.status != 409:
+                raise
+            if not volume.keep:
+                raise BackendError(
+                    f"the claim {volume.claim} is there already, and would go with this cluster: leave size_gib out to"
+                    " use it, or give keep=True"
+                ) from error
+
     def _await_all(self) -> list[Pod]:
-        deadline = time.monotonic() + self._context.timeout_s
+        began = time.monotonic()
+        deadline, longest = began + self._context.timeout_s, began + self._objects.options.pull_timeout_s
         while True:
             self._check_open()
             self._check_allowed()
@@ -163,19 +179,27 @@ class Session:
                 seen = self._changes()
                 looks = list(self._looks())
                 lost = self._lost(looks)
-                waits = self._waits(looks)
+                awaited = {i: look.seen for i, look in enumerate(looks) if i not in self._pods}
+                waits = self._waits.look(awaited, self._warnings())
+            if self._waits.pulling:  # the time-out runs from the end of the last pull
+                deadline = min(time.monotonic(), longest) + self._context.timeout_s
             if lost:
                 raise PodError(self._exit_message(*lost))
             up = [i for i, look in enumerate(looks) if look.seen and is_ready(look.seen) and i not in self._pods]
             for index in up:
                 self._admit(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
-            self._report_progress([words for i, words in waits.items() if i not in self._pods])
+            self._report_progress({i: reason for i, reason in waits.items() if i not in self._pods})
             if len(self._pods) == self._objects.count:
                 return [self._pods[index] for index in range(self._objects.count)]
             if time.monotonic() >= deadline:
-                raise PodTimeout(self._missing(list(waits.values())))
-            with self._changed:
-                self._changed.wait_for(lambda: self._changes() != seen, max(0.0, deadline - time.monotonic()))  # noqa: B023
+                raise PodTimeout(self._missing(waits))
+            self._pause(seen, max(0.0, deadline - time.monotonic()))
+
+    def _pause(self, seen: tuple[object, ...], left_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._changes() != seen, min(left_s, LOOK_S) if self._waits.pulling else left_s
+            )
 
     def _changes(self) -> tuple[object, ...]:
         assert self._watched is not None and self._events is not None
@@ -193,24 +217,22 @@ class Session:
             yield _Look(by_name.get(name), words)
 
     def _lost(self, looks: Sequence[_Look]) -> tuple[int, str] | None:
+        claims = [volume.claim for volume in self._objects.claims]
         for index, look in enumerate(looks):
-            if look.gone or (look.seen and is_hopeless(look.seen)):
+            if look.gone or (look.seen and is_hopeless(look.seen, claims)):
                 return index, look.gone or why(look.seen or {}, self._warnings()) or "it ended"
         return None
-
-    def _waits(self, looks: Sequence[_Look]) -> dict[int, str]:
-        reasons = {i: why(look.seen, self._warnings()) if look.seen else "" for i, look in enumerate(looks)}
-        return {i: f"pod-{i}" + (f" ({text})" if text else "") for i, text in reasons.items() if i not in self._pods}
 
     def _warnings(self) -> list[Mapping[str, Any]]:
         return list(self._events.objects.values()) if self._events is not None else []
 
-    def _report_progress(self, waits: Sequence[str]) -> None:
+    def _report_progress(self, waits: Mapping[int, str]) -> None:
         line = f"{len(self._pods)} of {self._objects.count} pods are up"
-        line += f"; waiting for {', '.join(waits)}" if waits else ""
+        line += f"; waiting for {listed(waits)}" if waits else ""
         if line != self._reported:
             self._reported = line
-            self._context.arrived([self._pods[index] for index in sorted(self._pods)])
+            awaited = {i: Pod(name=f"pod-{i}", message=reason) for i, reason in waits.items()}
+            self._context.arrived([pod for _, pod in sorted({**self._pods, **awaited}.items())])
             self._context.report(line)
 
     def _admit(self, index: int, address: str) -> None:
@@ -249,9 +271,9 @@ class Session:
         last = f"\nLast lines of its log:\n{_tail(lines)}" if any(line not in words for line in lines) else ""
         return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
 
-    def _missing(self, waits: Sequence[str]) -> str:
+    def _missing(self, waits: Mapping[int, str]) -> str:
         count, limit_s = self._objects.count, self._context.timeout_s
-        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {', '.join(waits)}"
+        text = f"{len(self._pods)} of {count} pods came up in {limit_s:.0f} s; missing: {listed(waits)}"
         error = self._watched.error if self._watched is not None else None
         return f"{text}; {error}" if error is not None else text
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,8 @@ _HOPELESS = {
 }
 """Reasons for waiting that no waiting mends: an image or a Secret that is not there, a command that cannot start."""
 
+_PULLS = ("Pulling", "Pulled", "Failed", "BackOff")
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _WARNINGS_SHOWN = 2
 _FORGOTTEN_S = 600.0
 
@@ -34,14 +37,23 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     return ready and bool(_status(pod).get("podIP")) and not _metadata(pod).get("deletionTimestamp")
 
 
-def is_hopeless(pod: Mapping[str, Any]) -> bool:
-    """Whether waiting will not help: it ended, is being deleted, or lacks something that must be made first."""
+def is_hopeless(pod: Mapping[str, Any], made: Collection[str] = ()) -> bool:
+    """Whether waiting will not help: it ended, is being deleted, or lacks something, but for claims being made."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
         return True
     if any(_waiting(container).get("reason") in _HOPELESS for container in _containers(pod)):
         return True
-    words = str(_condition(pod, "PodScheduled").get("message", ""))
-    return "persistentvolumeclaim" in words and "not found" in words
+    missing = _NO_CLAIM.findall(str(_condition(pod, "PodScheduled").get("message", "")))
+    return not set(missing) <= set(made)
+
+
+def is_pulling(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the node pulls the pod's image: that was begun, and has neither ended nor failed."""
+    if phase_of(pod) is not Phase.PENDING or any(_waiting(container) for container in _containers(pod)):
+        return False
+    pulls = [e for e in events if _uid_of(e) == _metadata(pod).get("uid") and e.get("reason") in _PULLS]
+    pulls.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    return bool(pulls) and pulls[-1]["reason"] == "Pulling"
 
 
 def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str:
@@ -84,11 +96,13 @@ def _ended_s(pod: Mapping[str, Any]) -> float:
     return max(datetime.fromisoformat(str(text)).timestamp() for text in times)
 
 
+def _uid_of(event: Mapping[str, Any]) -> object:
+    return event.get("involvedObject", {}).get("uid")
+
+
 def _warnings(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
     uid = _metadata(pod).get("uid")
-    warnings = [
-        _join(e) for e in events if e.get("involvedObject", {}).get("uid") == uid and e.get("type") == "Warning"
-    ]
+    warnings = [_join(e) for e in events if _uid_of(e) == uid and e.get("type") == "Warning"]
     return list(dict.fromkeys(warnings))[-_WARNINGS_SHOWN:]
 
 

@@ -14,6 +14,7 @@ from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.kubernetes.objects import base_name
+from workbench.pods.kubernetes.volumes import made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.files import config_files
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
@@ -155,6 +156,8 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     if options.pvc:
         several = " (ReadWriteMany where nodes are several)" if plan.nodes > 1 else ""
         notes.append(f"The claim {options.pvc} must be there{several}.")
+    if made := [volume.claim for volume in made_claims(options.volumes)]:
+        notes.append(f"It makes the claim {', '.join(made)}, which stays; where there is one, that one is taken.")
     if plan.carries_script:
         notes.append(f"It carries {travelling(plan.files['inputs.zip'])}.")
     for secret, key in sorted(set(options.sources.values())):

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from workbench.base import entries
 from workbench.pods.kubernetes.podspec import (
-    TMP_MOUNT,
     cache_env,
     container_security,
     placement,
     pod_security,
     resources,
     secret_env,
-    writable_volumes,
+    volume_mounts,
+    volumes,
 )
+from workbench.pods.kubernetes.volumes import Volume, made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.options import HandoverOptions
 
@@ -77,10 +78,11 @@ class KubeflowPlan:
 
 def objects_of(plan: KubeflowPlan) -> list[Object]:
     """Return the objects of a run, the job last."""
-    claim = [] if plan.options.pvc else [_claim(plan)]
+    claims = [_made(plan, volume) for volume in made_claims(plan.options.volumes)]
+    claims += [] if plan.options.pvc else [_claim(plan)]
     job = {"trainjob": _trainjob, "pytorchjob": _pytorchjob, "mpijob": _mpijob}[plan.kind](plan)
     account = [_account(plan)] if plan.kind == "trainjob" and not plan.options.service_account else []
-    return [_config_map(plan), *claim, *account, job]
+    return [_config_map(plan), *claims, *account, job]
 
 
 def _config_map(plan: KubeflowPlan) -> Object:
@@ -94,11 +96,19 @@ def _account(plan: KubeflowPlan) -> Object:
     return {**_head("v1", "ServiceAccount", plan, plan.name), "automountServiceAccountToken": False}
 
 
+def _made(plan: KubeflowPlan, volume: Volume) -> Object:
+    spec = volume.claim_spec(2 if _several(plan) else 1)
+    return {**_head("v1", "PersistentVolumeClaim", plan, volume.claim), "spec": spec}
+
+
+def _several(plan: KubeflowPlan) -> bool:
+    return plan.nodes > 1 or plan.options.elastic is not None or plan.kind == "mpijob"
+
+
 def _claim(plan: KubeflowPlan) -> Object:
-    several = plan.nodes > 1 or plan.options.elastic is not None or plan.kind == "mpijob"
     spec = {
         # Every node writes its ranks' output there.
-        "accessModes": ["ReadWriteMany" if several else "ReadWriteOnce"],
+        "accessModes": ["ReadWriteMany" if _several(plan) else "ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{round(plan.options.storage_gib * 1024)}Mi"}},
     }
     return {**_head("v1", "PersistentVolumeClaim", plan, plan.claim), "spec": spec}
@@ -116,7 +126,7 @@ def _trainjob(plan: KubeflowPlan) -> Object:
     }
     placed = {"serviceAccountName": plan.name, **placement(plan.options)}
     placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
-    node = {"name": "node", "volumeMounts": _mounts(), "securityContext": container_security(plan.options)}
+    node = {"name": "node", "volumeMounts": _mounts(plan), "securityContext": container_security(plan.options)}
     patch = {
         "volumes": _volumes(plan),
         "securityContext": pod_security(plan.options),
@@ -239,7 +249,7 @@ def _container(plan: KubeflowPlan, name: str, command: Sequence[str]) -> Object:
         "env": _env(plan),
         "resources": _requests(plan),
         "securityContext": container_security(plan.options),
-        "volumeMounts": _mounts(),
+        "volumeMounts": _mounts(plan),
     }
 
 
@@ -250,16 +260,15 @@ def _env(plan: KubeflowPlan) -> list[Object]:
 
 
 def _requests(plan: KubeflowPlan) -> Object:
-    wanted = resources(plan.pod, plan.options.gpu_resource)
+    wanted = resources(plan.pod, plan.options)
     return {"requests": wanted, "limits": dict(wanted)}
 
 
-def _mounts() -> list[Object]:
+def _mounts(plan: KubeflowPlan) -> list[Object]:
     return [
         {"name": "spec", "mountPath": SPEC, "readOnly": True},
         {"name": "results", "mountPath": RESULTS},
-        dict(TMP_MOUNT),
-        {"name": "shm", "mountPath": "/dev/shm"},
+        *volume_mounts(plan.options),
     ]
 
 
@@ -267,7 +276,7 @@ def _volumes(plan: KubeflowPlan) -> list[Object]:
     return [
         {"name": "spec", "configMap": {"name": plan.name}},
         {"name": "results", "persistentVolumeClaim": {"claimName": plan.claim}},
-        *writable_volumes(plan.options),
+        *volumes(plan.options),
     ]
 
 
