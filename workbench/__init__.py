@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from workbench.pods.cml.pods import CMLPods
     from workbench.pods.guest.memory_limit import can_limit_memory
     from workbench.pods.hosts.pods import SSHPods
+    from workbench.pods.kubernetes.nodes import nodes
     from workbench.pods.kubernetes.pods import KubernetesPods
     from workbench.pods.kubernetes.volumes import Volume
     from workbench.pods.local.pods import LocalPods
@@ -91,6 +92,7 @@ __all__ = [
     "load_deepspeed_config",
     "log",
     "mini_rows",
+    "nodes",
     "parse_sql",
     "plan",
     "prepare_dataset",
@@ -139,6 +141,7 @@ _HOME = {
     "load_deepspeed_config": "workbench.jobs.deepspeed.files:load",
     "log": "workbench.rundir.events",
     "mini_rows": "workbench.jobs.data.sources.mini",
+    "nodes": "workbench.pods.kubernetes.nodes",
     "parse_sql": "workbench.jobs.data.sql:parse",
     "plan": "workbench.planner.plan",
     "prepare_dataset": "workbench.jobs.data.sources.dataset:prepare",

@@ -52,18 +52,21 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         """Verb and resource of every call but the kubelet's, as RBAC sees them."""
         self.allowed: set[tuple[str, str]] | None = None
         """What the caller's Role allows; None: everything."""
+        self.allowed_everywhere: set[tuple[str, str]] = set()
+        """What a ClusterRole allows in addition, where no namespace is named."""
         self.faults: list[Fault] = []
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
         for resource in ("pods", "secrets", "services", "events", "persistentvolumeclaims", "configmaps"):
             self.resources[f"v1/{resource}"] = {"namespaced": True}
+        self.resources["v1/nodes"] = {"namespaced": False}
 
     async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:
         match = _PATH.fullmatch(raw_request.path)
         if match is None or KUBELET in raw_request.headers:
             return await super().__call__(raw_request)
-        _, kind, name, sub = match.groups()
+        in_namespace, kind, name, sub = match.groups()
         resource = f"{kind}/{sub}" if sub else kind
         watching = raw_request.query.get("watch") in ("true", "True", "1")
         read = "get" if name else "watch" if watching else "list"
@@ -71,9 +74,11 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         needed = [verb, "create"] if sub == "portforward" else [verb]  # as from Kubernetes 1.35 on
         self.calls += [(each, resource) for each in needed]
         for each in needed:
-            if self.allowed is not None and (each, resource) not in self.allowed:
+            allowed = self.allowed if in_namespace else self.allowed_everywhere
+            if self.allowed is not None and allowed is not None and (each, resource) not in allowed:
                 named = f'{kind} "{name}"' if name else kind
-                who = f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" in the namespace "lab"'
+                where = 'in the namespace "lab"' if in_namespace else "at the cluster scope"
+                who = f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" {where}'
                 return refused(403, f"{named} is forbidden: {who}")
         fault = next((f for f in self.faults if (f.verb, f.resource) == (verb, resource) and f.times), None)
         if fault is not None and fault.skip:

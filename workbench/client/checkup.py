@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.wire import ask
+from workbench.base.words import counted
 from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.jobs.choices import Technique
@@ -24,6 +25,8 @@ from workbench.planner.table import Fit, PlanTable
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
+from workbench.pods.kubernetes.nodes import nodes
+from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
@@ -107,6 +110,18 @@ def plan_for(cluster: Submission, job: FineTune, exchange: Exchange | None, **op
         rows, step_s, micro_batch_s = job.per_device_train_batch_size, result.step_s, result.micro_batch_s
         paces[technique] = Pace.of(rows=rows, step_s=step_s, micro_batch_s=micro_batch_s, accumulation=2)
     return plan(job, paces=paces, exchange=exchange, **options)
+
+
+def more_pods(spec: ClusterSpec) -> str:
+    """Return how many more pods of a cluster's kind Kubernetes would schedule now, or why that is not known."""
+    if spec.backend.get("kind") != KubernetesOptions.kind:
+        return ""
+    try:
+        table = nodes(KubernetesOptions.from_dict(spec.backend), pod=spec.pods)
+    except WorkbenchError as error:
+        return f"how many more pods could be scheduled is not known: {error}"
+    more = f"{counted(table.schedulable, 'more pod')} like these could be scheduled now" if table.nodes else ""
+    return "; ".join(part for part in (more, table.note) if part)
 
 
 def _run_timed(cluster: Submission, job: FineTune) -> RunResult:

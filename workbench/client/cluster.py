@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -226,7 +227,8 @@ class Cluster(ShownLive, Submission):
         """Predict what a job will need here under every technique, and how fast several pods will be against one.
 
         Times 16 steps of the job on one pod under each of four techniques, and the all-reduce between the pods. Steps
-        of a technique are given up after a minute.
+        of a technique are given up after a minute. On Kubernetes the table says how many more such pods could be
+        scheduled now.
 
         Args:
             job: The job; its technique is only one of the rows, its model and micro-batch are what is timed.
@@ -238,7 +240,7 @@ class Cluster(ShownLive, Submission):
             RunError: The cluster is not ready, a run uses the pods, or nothing could be measured between them.
             RunFailed: The timed steps failed.
         """
-        from workbench.client.checkup import diagnose, plan_for
+        from workbench.client.checkup import diagnose, more_pods, plan_for
         from workbench.planner.prediction import pod_memory_gib
 
         self._check_ready()
@@ -251,7 +253,7 @@ class Cluster(ShownLive, Submission):
             raise RunError(f"nothing was measured between the pods: {why}")
         limits = [host.memory_limit_gib for host in diagnosis.hosts if host.memory_limit_gib is not None]
         spec_gib = pod_memory_gib(self.spec.pods, len(taken), local=self.spec.backend.get("kind") == "local")
-        return plan_for(
+        table = plan_for(
             self,
             self.spec.chosen(job),
             diagnosis.exchange,
@@ -261,6 +263,7 @@ class Cluster(ShownLive, Submission):
             memory_gib=min([*limits, *([spec_gib] if spec_gib else [])], default=None),
             price_per_pod_hour=price_per_pod_hour,
         )
+        return replace(table, scheduling=more_pods(self.spec))
 
     def close(self) -> None:
         """Stop the run in progress and all pods, and remove the key; returns when nothing is left. Idempotent.

@@ -41,6 +41,7 @@ from workbench.display.records.doctor import diagnosis_doc
 from workbench.display.records.export import export_doc, model_card_doc, pushed_doc
 from workbench.display.records.history import history_doc, history_grid, show_history
 from workbench.display.records.manifest import manifest_doc
+from workbench.display.records.nodes import nodes_doc
 from workbench.display.records.plan import plan_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
 from workbench.display.records.result import result_doc
@@ -53,6 +54,7 @@ from workbench.keeper.launch.command import LaunchCommand
 from workbench.planner.reading import RowPreview
 from workbench.planner.table import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
+from workbench.pods.kubernetes.nodes import NodeTable
 from workbench.results.answers.conversation import Conversation
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.export.folder import Export
@@ -88,6 +90,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     LaunchCommand: lambda it: Doc(blocks=[Fold("launch command", [Code(str(it))])]),
     Manifest: manifest_doc,
     ModelCard: model_card_doc,
+    NodeTable: nodes_doc,
     PlanTable: plan_doc,
     Predictions: predictions_doc,
     Profile: profile_doc,

@@ -20,6 +20,7 @@ from workbench.planner.speed import Speeds
 from workbench.planner.table import GIB, Fit, PlanRow, PlanTable
 from workbench.planner.tracing import Trace, cached_trace, trace_step
 from workbench.pods.doctor.exchange import Exchange
+from workbench.pods.kubernetes.nodes import NodeTable
 
 Limits = tuple[float | None, float | None]
 """GiB of one GPU and of a pod's own memory; None where it is not known."""
@@ -63,6 +64,7 @@ def plan(
     paces: Mapping[str, Pace] | None = None,
     exchange: Exchange | None = None,
     price_per_pod_hour: float | None = None,
+    nodes: NodeTable | None = None,
 ) -> PlanTable:
     """Predict what a job needs under every technique, what of it fits, and how fast it will be.
 
@@ -79,6 +81,9 @@ def plan(
             Default None: no speeds are predicted.
         exchange: What the doctor measured between the pods, as `cluster.doctor().exchange`.
         price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
+        nodes: A Kubernetes cluster's nodes, as `workbench.nodes(backend, pod=…, count=…)`: the table says whether the
+            pods could be scheduled now, and GPUs are of the memory that the nodes tell, unless `gpu_memory_gib` is
+            given. Default None.
 
     Raises:
         ConfigError: The model's shape is not known here, or a number cannot be.
@@ -91,6 +96,8 @@ def plan(
         memory_gib=memory_gib,
         price_per_pod_hour=price_per_pod_hour,
     )
+    if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
+        gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
     settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
@@ -107,6 +114,7 @@ def plan(
         model=job.model, parameters=trace.parameters, trained=trace.trained, pods=pods, gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib, job=job, lengths=lengths or (job.max_source_length, job.max_target_length),
         rows=_marked(rows), paces=paces or {}, exchange=exchange, speed_ups=speed_ups,
+        scheduling=nodes.verdict if nodes is not None else "",
     )  # fmt: skip
 
 

@@ -99,6 +99,8 @@ class PlanTable(Shown):
     speed_ups: Mapping[int, float] = field(default_factory=dict)
     """The most that several pods make of one by `gradient_accumulation_steps`, the job's and its doublings up to 64
     times, `local-sgd` left out; empty where no speed is known."""
+    scheduling: str = ""
+    """Whether a Kubernetes cluster would schedule the pods now, or more of them; empty where that was not looked at."""
 
     @property
     def pays_from(self) -> int | None:

@@ -25,7 +25,8 @@ def plan_doc(table: PlanTable) -> Doc:
     """State the verdict and the table; below it, folded, what the memory is made of and how it was worked out."""
     refused = [Note(f"{row.technique} is refused: {row.why}") for row in table.rows if row.fit is Fit.REFUSED]
     made_of: list[Block] = [Table(_parts_grid(table)), *map(Note, _method(table))]
-    blocks: list[Block] = [Table(_grid(table)), Note(_what(table)), *refused]
+    scheduling = [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
+    blocks: list[Block] = [Table(_grid(table)), Note(_what(table)), *scheduling, *refused]
     return Doc(blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True)
 
 

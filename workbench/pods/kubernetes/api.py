@@ -92,6 +92,12 @@ class KubeApi:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
 
+    def list_everywhere(self, kind: Literal["node", "pod"], **selector: str) -> list[Manifest]:
+        """Return the objects of the whole cluster."""
+        function = self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
+        listed: Any = self._call("list", kind, function, **selector)
+        return list(listed["items"])
+
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch goes on."""
         listed: Any = self._call("list", kind, self._function("list", kind), self.namespace, **selector)

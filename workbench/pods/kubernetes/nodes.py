@@ -1,0 +1,261 @@
+"""`nodes`: a cluster's nodes with their GPUs, what of them is free, and how many pods would be scheduled now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from workbench.base.errors import ConfigError, suggests
+from workbench.base.shown import Shown
+from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.kubernetes.podspec import resources
+from workbench.pods.pod_spec import PodSpec
+
+_ROLE = "docker/kubernetes/nodes/role.yaml is the ClusterRole for it, which an administrator applies"
+_PRODUCTS = (
+    *("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
+    *("k8s.amazonaws.com/accelerator", "node.kubernetes.io/instance-type"),
+)
+_GPU_MEMORY = "nvidia.com/gpu.memory"  # MiB, as the GPU operator labels nodes
+_REPELS = ("NoSchedule", "NoExecute")
+
+Amounts = dict[str, Decimal]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One node, and what a pod would get there."""
+
+    name: str
+    product: str
+    """What GPU it has, by its labels; its instance type where they do not say; empty where neither does."""
+    gpus: int
+    """GPUs that pods can be given."""
+    taken: int | None
+    """GPUs that pods bound there ask for; None where pods may not be listed."""
+    gpu_memory_gib: float | None
+    """Memory of one GPU by its labels; None where they do not say."""
+    free_cpus: float
+    free_memory_gib: float
+    """Processor cores and memory that no pod asks for; all there is where pods may not be listed."""
+    fits: int
+    """Pods of the asked kind that would be scheduled here now."""
+    why: str
+    """Why no pod would be; empty where one would."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeTable(Shown):
+    """The nodes of a cluster, and what a job's pods would get now."""
+
+    nodes: Sequence[Node]
+    pod: PodSpec
+    """The pod that was asked for."""
+    count: int
+    """How many of it."""
+    note: str = ""
+    """What could not be seen, and what to do about it; empty where all was."""
+
+    @property
+    def schedulable(self) -> int:
+        """Pods of the asked kind that would be scheduled now, by the nodes that could be seen."""
+        return sum(node.fits for node in self.nodes)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the pods would be scheduled now; with the reasons where they would not."""
+        if not self.nodes:
+            return self.note or "the cluster has no node"
+        places = [node for node in self.nodes if node.fits]
+        text = f"{min(self.schedulable, self.count)} of {self.count} pods could be scheduled now"
+        if self.schedulable >= self.count:
+            return f"{text}, on {', '.join(node.name for node in places[:3])}{' …' if len(places) > 3 else ''}"
+        reasons = dict.fromkeys(f"{node.name}: {node.why}" for node in self.nodes if node.why)
+        return f"{text}; {'; '.join(list(reasons)[:3])}" if reasons else text
+
+    @property
+    def gpu_memory_gib(self) -> float | None:
+        """The least memory of a GPU on the nodes that would take a pod; None where labels do not say."""
+        known = [node.gpu_memory_gib for node in self.nodes if node.fits and node.gpus]
+        return min((size for size in known if size is not None), default=None) if None not in known else None
+
+
+@suggests("nodes")
+def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int = 1) -> NodeTable:
+    """Look at a Kubernetes cluster's nodes: their GPUs, free and taken, and what a job's pods would get now.
+
+    Quotas, affinity between pods and what a scheduler would preempt are not looked at. An account that may not list
+    nodes gets an empty table whose note says what is missing; one that may not list other namespaces' pods sees all
+    GPUs as free, and the note says so.
+
+    Args:
+        backend: The place, `KubernetesPods(…)`.
+        pod: What each pod asks for. Default: `PodSpec()`, one core.
+        count: How many pods the job takes.
+
+    Raises:
+        ConfigError: It is another place, or its kubeconfig cannot be used.
+        BackendError: The API server does not answer, or does not know who asks.
+    """
+    if not isinstance(backend, KubernetesOptions):
+        raise ConfigError(
+            f"nodes are a matter of Kubernetes; {type(backend).__name__} has none: give KubernetesPods(…)"
+        )
+    from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
+
+    api, asked = KubeApi(backend), pod or PodSpec()
+    try:
+        seen = api.list_everywhere("node")
+    except ApiRefusal as error:
+        if error.status != 403:
+            raise
+        return NodeTable(nodes=(), pod=asked, count=count, note=f"this account may not list nodes; {_ROLE}")
+    pods: list[Mapping[str, Any]] | None = None
+    note = ""
+    try:
+        pods = [*api.list_everywhere("pod", field_selector="status.phase!=Succeeded,status.phase!=Failed")]
+    except ApiRefusal as error:
+        if error.status != 403:
+            raise
+        note = f"this account may not list the pods of other namespaces, so all shows as free; {_ROLE}"
+    table = [node_of(node, _bound_to(node, pods), backend, asked) for node in seen]
+    return NodeTable(nodes=sorted(table, key=lambda node: (-node.gpus, node.name)), pod=asked, count=count, note=note)
+
+
+def _bound_to(node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+    return None if pods is None else [pod for pod in pods if pod["spec"].get("nodeName") == _name(node)]
+
+
+def node_of(
+    node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None, options: KubernetesOptions, asked: PodSpec
+) -> Node:
+    """Read a node and the pods bound to it, None where they are not known."""
+    labels, gpu = _labels(node), options.gpu_resource
+    there = _amounts(node.get("status", {}).get("allocatable") or {})
+    used = _sum([requests_of(pod) for pod in pods or ()])
+    free = {name: amount - used.get(name, Decimal(0)) for name, amount in there.items()}
+    if pods is not None and "pods" in there:
+        free["pods"] = there["pods"] - len(pods)
+    wanted = {**_amounts(resources(asked, options)), "pods": Decimal(1)}
+    why = _refusal(node, options) or _shortage(wanted, free, there)
+    memory = labels.get(_GPU_MEMORY, "")
+    return Node(
+        name=_name(node),
+        product=next((labels[label] for label in _PRODUCTS if label in labels), ""),
+        gpus=int(there.get(gpu, 0)),
+        taken=None if pods is None else int(used.get(gpu, 0)),
+        gpu_memory_gib=int(memory) / 1024 if memory.isdigit() else None,
+        free_cpus=float(free.get("cpu", 0)),
+        free_memory_gib=float(free.get("memory", 0)) / 2**30,
+        fits=0 if why else int(min(free.get(name, Decimal(0)) // amount for name, amount in wanted.items() if amount)),
+        why=why,
+    )
+
+
+def requests_of(pod: Mapping[str, Any]) -> Amounts:
+    """Return what a pod takes of its node: its containers together, or its largest first one where that is more."""
+    spec = pod["spec"]
+    first = spec.get("initContainers") or ()
+    beside = [each for each in first if each.get("restartPolicy") == "Always"]
+    together = _sum([_asked(each) for each in (*spec["containers"], *beside)])
+    most = dict(together)
+    for container in first:
+        for name, amount in _asked(container).items():
+            most[name] = max(most.get(name, Decimal(0)), amount)
+    return _sum([most, _amounts(spec.get("overhead") or {})])
+
+
+def _asked(container: Mapping[str, Any]) -> Amounts:
+    limits = container.get("resources") or {}
+    return _amounts({**(limits.get("limits") or {}), **(limits.get("requests") or {})})
+
+
+def _refusal(node: Mapping[str, Any], options: KubernetesOptions) -> str:
+    spec, conditions = node.get("spec") or {}, node.get("status", {}).get("conditions") or ()
+    ready = next((each for each in conditions if each["type"] == "Ready"), None)
+    if ready is not None and ready["status"] != "True":
+        return "it is not ready"
+    if spec.get("unschedulable"):
+        return "it is cordoned"
+    for taint in spec.get("taints") or ():
+        if taint["effect"] in _REPELS and not any(_tolerates(each, taint) for each in options.tolerations):
+            return f"the taint {taint['key']}={taint.get('value', '')}:{taint['effect']} is not tolerated"
+    labels = _labels(node)
+    for label, value in options.node_selector.items():
+        if labels.get(label) != value:
+            return f"it has not the label {label}={value}"
+    return "" if _has_affinity(options.affinity, labels) else "its labels do not match the affinity"
+
+
+def _tolerates(toleration: Mapping[str, object], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    exists = toleration.get("operator") == "Exists"
+    if not toleration.get("key"):
+        return exists
+    return toleration["key"] == taint["key"] and (exists or (toleration.get("value") or "") == taint.get("value", ""))
+
+
+def _has_affinity(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
+    if not required:
+        return True
+    terms = required.get("nodeSelectorTerms") or ()
+    return any(all(_matches(each, labels) for each in term.get("matchExpressions") or ()) for term in terms)
+
+
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value = labels.get(expression["key"])
+    values: Sequence[str] = expression.get("values") or ()
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return value is not None and int(value) > int(values[0])
+        case _:
+            return value is not None and int(value) < int(values[0])
+
+
+def _shortage(wanted: Amounts, free: Amounts, there: Amounts) -> str:
+    short = [name for name, amount in wanted.items() if free.get(name, Decimal(0)) < amount]
+    return ", ".join(
+        f"{name}: {_text(name, wanted[name])} asked, {_text(name, max(free.get(name, Decimal(0)), Decimal(0)))} free of"
+        f" {_text(name, there.get(name, Decimal(0)))}"
+        for name in short
+    )
+
+
+def _text(name: str, amount: Decimal) -> str:
+    is_size = name in ("memory", "ephemeral-storage") or name.startswith("hugepages-")
+    return f"{float(amount) / 2**30:.1f} GiB" if is_size else f"{float(amount):g}"
+
+
+def _amounts(quantities: Mapping[str, Any]) -> Amounts:
+    from kubernetes.utils.quantity import parse_quantity
+
+    return {name: parse_quantity(amount) for name, amount in quantities.items()}
+
+
+def _sum(parts: Sequence[Amounts]) -> Amounts:
+    total: Amounts = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, Decimal(0)) + amount
+    return total
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["metadata"]["name"])
+
+
+def _labels(node: Mapping[str, Any]) -> Mapping[str, str]:
+    labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+    return labels
