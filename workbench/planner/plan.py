@@ -81,21 +81,17 @@ def plan(
             Default None: no speeds are predicted.
         exchange: What the doctor measured between the pods, as `cluster.doctor().exchange`.
         price_per_pod_hour: Money that an hour of a pod costs. Default None: costs are in pod-hours only.
-        nodes: A Kubernetes cluster's nodes, as `workbench.nodes(backend, pod=…, count=…)`: the table says whether the
-            pods could be scheduled now, and GPUs are of the memory that the nodes tell, unless `gpu_memory_gib` is
-            given. Default None.
+        nodes: Those of Kubernetes, as `workbench.nodes(backend, pod=…, count=…)`: the table says whether the pods could
+            be scheduled now, and None for `gpu_memory_gib` is what their labels say. Default None.
 
     Raises:
         ConfigError: The model's shape is not known here, or a number cannot be.
         WorkbenchError: The model's step cannot be traced.
     """
     _Hardware(
-        pods=pods,
-        gpus=gpus,
-        gpu_memory_gib=gpu_memory_gib,
-        memory_gib=memory_gib,
+        pods=pods, gpus=gpus, gpu_memory_gib=gpu_memory_gib, memory_gib=memory_gib,
         price_per_pod_hour=price_per_pod_hour,
-    )
+    )  # fmt: skip
     if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
