@@ -78,10 +78,15 @@ def test_other_ranks_share_the_link_by_the_law_of_the_ring() -> None:
     assert late.all_reduce_s(3_000_000, 3) == pytest.approx(0.6)
     assert late.all_reduce_s(0, 3) == pytest.approx(0.1)
     assert late.all_reduce_s(8_000_000, 3) == pytest.approx(1.8)
-    # Two layers: gathered twice and scattered once each, a message at a time.
-    assert sending_s("fsdp", exchange=late) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 6 * 0.1)
+    # Two layers, gathered twice and scattered once each, and the rest, once each: a message at a time.
+    assert sending_s("fsdp", exchange=late) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 8 * 0.1)
     busy = replace(late, meeting_s=0.2)
-    assert sending_s("fsdp", exchange=busy) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 6 * 0.2)
+    assert sending_s("fsdp", exchange=busy) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 8 * 0.2)
+    # ZeRO-3 scatters the whole by one message of 2 a micro-batch (500,000 at most), and gathers small parameters once
+    # a step, each by itself: three here, where each of them is small.
+    zero = {"stage": 3, "reduce_bucket_size": 500_000, "stage3_param_persistence_threshold": 500_000}
+    small = {"deepspeed": {"zero_optimization": zero}, "exchange": busy}
+    assert sending_s("zero3", **small) == pytest.approx(0.1 / 2 + 0.9 / 2 + 2 * 0.2 + 0.9 / 2 + 2 * 0.1)
 
 
 def test_a_step_is_computed_slower_where_pods_share_a_processor() -> None:

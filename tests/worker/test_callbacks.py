@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 
 from workbench.base.errors import RunError  # transformers first: without it there is nothing to test
 from workbench.worker.train.callbacks import EventCallback, StepClock, StopCallback
+from workbench.worker.train.meter import StepMeter
 
 
 @pytest.fixture
@@ -35,6 +36,22 @@ def test_the_clock_leaves_out_evaluations_and_the_profiled_step_s_rate(passes: C
     passes(0.3)  # an evaluation
     assert clock.runtime_s == pytest.approx(0.14)
     assert clock.samples_per_s == pytest.approx(20 / 0.04)
+
+
+def test_a_step_s_time_is_the_median_and_of_ranks_that_train_apart_that_of_whole_periods(
+    passes: Callable[[float], None],
+) -> None:
+    for period, steps, step_s in ((1, (9.0, 1.0, 1.0, 1.0, 30.0), 1.0), (2, (9.0, 1.0, 3.0, 1.0, 3.0, 50.0), 2.0)):
+        meter = StepMeter(causal=True, period=period)
+        meter.resume()
+        for took_s in steps:
+            for _ in range(2):  # the last one has the optimizer step in it
+                passes(took_s / 2)
+                meter.computed(took_s / 4)
+            meter.step(10, profiled=False)
+        meter.pause()
+        totals = meter.totals()
+        assert (totals["step_s"], totals["micro_batch_s"]) == (step_s, pytest.approx(0.25 if period == 1 else 0.75))
 
 
 def test_a_run_of_nothing_but_a_profiled_step_still_has_a_rate() -> None:

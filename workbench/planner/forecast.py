@@ -108,11 +108,16 @@ def _sending_s(setting: Setting, trace: Trace, accumulation: int, exchange: Exch
     if setting.shards < ranks:  # within a pod, and a replica on each
         return accumulation * exchange.all_reduce_s(setting.reduce_bytes * trace.trained, ranks // setting.on_pod)
     # Each layer by itself: gathered before its forward pass and, unless it was kept, its backward pass; then scattered,
-    # which gloo does by an all-reduce. ZeRO-3 gathers small parameters once a step.
-    kept = trace.no_larger_than(setting.persist) if technique.zero_stage == 3 else 0
-    twice = 0 if setting.gathers_all else sum(layer.all for layer in trace.layers)
+    # which gloo does by an all-reduce. ZeRO-3 scatters by buckets; small parameters it gathers once a step, each.
+    zero3 = technique.zero_stage == 3
+    persist = setting.persist if zero3 else 0
+    kept, small = trace.no_larger_than(persist)
+    layers = [layer for layer in trace.layers if layer.largest > persist]
+    twice = 0 if setting.gathers_all else sum(layer.all for layer in layers)
     gathered = max(0, trace.parameters - kept) + max(0, twice - kept)
     whole_s, kept_s = (exchange.all_reduce_s(setting.compute_bytes * size, ranks) / 2 for size in (gathered, kept))
     scattered_s = reduced_s if exchange.backend == "gloo" else reduced_s / 2
-    messages = (2 if setting.gathers_all else 3) * len(trace.layers)
-    return accumulation * (whole_s + scattered_s + messages * latency_s) + (kept_s if kept else 0.0)
+    scatters = -(-trace.trained // setting.bucket) if zero3 else len(layers) + 1
+    messages = (1 if setting.gathers_all else 2) * len(layers) + (trace.rest.largest > persist) + scatters
+    at_the_end_s = kept_s + (small - 1) * (exchange.latency_s or 0.0) if small else 0.0
+    return accumulation * (whole_s + scattered_s + messages * latency_s) + at_the_end_s

@@ -111,7 +111,7 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     work = Memory(gradients=_FP32 * at_once, optimizer=makes * at_once)
     if technique.zero_stage < 3:
         return device.plus(replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)), host
-    device = device.plus(Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist))))
+    device = device.plus(Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0])))
     if "optimizer" not in setting.offload:
         return device.plus(work), host
     return device, host.plus(Memory(optimizer=work.optimizer + work.gradients * int(not setting.gpu)))
@@ -169,7 +169,7 @@ def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:
     kept = min(whole, setting.reuse / 2)
     kept = min(kept, whole - whole * moment.gradients / max(1, trace.trained))
     ahead = _largest_layer(trace).all + min(setting.prefetch, whole)
-    return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)))
+    return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)[0]))
 
 
 def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:

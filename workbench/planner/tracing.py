@@ -112,9 +112,10 @@ class Trace:
         """Elements of the largest parameter that 4 bits can hold."""
         return max(group.largest_packed for group in self._groups)
 
-    def no_larger_than(self, elements: int) -> int:
-        """Return the elements of all parameters that have no more than so many each."""
-        return sum(size * times for g in self._groups for size, times in g.small.items() if size <= elements)
+    def no_larger_than(self, elements: int) -> tuple[int, int]:
+        """Return the elements of all parameters that have no more than so many each, and how many these are."""
+        small = [(size, times) for g in self._groups for size, times in g.small.items() if size <= elements]
+        return sum(size * times for size, times in small), sum(times for _, times in small)
 
 
 def cached_trace(request: Request) -> Trace | None:

@@ -107,7 +107,8 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
             communication=work.job.communication,
             gpus=work.gpus,
         )
-    clock = StepMeter(causal=encoder.causal)
+    apart = work.technique is Technique.LOCAL_SGD
+    clock = StepMeter(causal=encoder.causal, period=LocalSgd.from_dict(work.job.local_sgd).sync_steps if apart else 1)
     check = TechniqueCheck(work.job, world_size=work.world_size)
     job = work.job
     texts = shared_rows(rows.train, encoder.rows)
@@ -140,7 +141,7 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     )
     if job.communication == Communication.BF16:
         trainer.send_in_bf16()
-    if work.technique is Technique.LOCAL_SGD:
+    if apart:
         trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
         trainer.add_callback(PackingCheck(trainer, encoder.collator))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -25,22 +26,16 @@ def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Te
     return mask.sum() + (labels != IGNORED).sum(), mask.numel() + labels.numel()
 
 
-@dataclass(slots=True)
-class _Timed:
-    """Seconds of some steps, and of forward and backward passes in them."""
-
-    steps: int = 0
-    steps_s: float = 0.0
-    micro_batches: int = 0
-    computing_s: float = 0.0
-
-
 class StepMeter(StepClock):
     """A clock that also counts what goes through the steps; evaluations and checkpoints are left out of all of it."""
 
-    def __init__(self, *, causal: bool) -> None:
-        """Start with nothing measured; every rank must make one, once the process group is there."""
+    def __init__(self, *, causal: bool, period: int = 1) -> None:
+        """Start with nothing measured; every rank must make one, once the process group is there.
+
+        Steps do not differ but for each `period`-th, in which ranks meet that train apart.
+        """
         super().__init__()
+        self._period = period
         self.profiled_tokens: int | None = None
         """Tokens, padding counted in, of the micro-batch under the FLOPS profiler; None where there was none."""
         self._causal = causal
@@ -50,7 +45,7 @@ class StepMeter(StepClock):
         self._fair_padded = 0
         self._steps = 0
         self._took_s: list[float] = []
-        self._warm = _Timed()
+        self._warm_s, self._computing_s = array("d"), array("d")
         self._unseen = unseen(str(dist.get_backend())) if ranks.connected() else ""
         # Every rank asks, whatever it can count itself: pods may differ, and this is a collective.
         self._peers = _everyone() if ranks.connected() else frozenset()
@@ -72,12 +67,11 @@ class StepMeter(StepClock):
     def step(self, samples: float, *, profiled: bool) -> None:
         before = self.runtime_s
         super().step(samples, profiled=profiled)
-        if self._steps and not profiled:  # the first one warms up
+        if self._steps and self._took_s and not profiled:  # the first one warms up
             # The last one of several may have the optimizer step in it, and what is sent for it.
             took_s = self._took_s[:-1] or self._took_s
-            self._warm.steps, self._warm.steps_s = self._warm.steps + 1, self._warm.steps_s + self.runtime_s - before
-            self._warm.micro_batches += len(took_s)
-            self._warm.computing_s += sum(took_s)
+            self._warm_s.append(self.runtime_s - before)
+            self._computing_s.append(fmean(took_s))
         self._steps, self._took_s = self._steps + 1, []
         if not profiled:
             self._fair_useful, self._fair_padded = self._fair_useful + self._useful, self._fair_padded + self._padded
@@ -96,16 +90,22 @@ class StepMeter(StepClock):
     def totals(self) -> dict[str, float | int | None]:
         """Emit this rank's traffic, and return tokens a second and times of all ranks; all must call it."""
         self._traffic.tell(self._unseen)
-        warm = self._warm
-        own = [float(self._fair_useful), float(self._fair_padded), warm.computing_s, float(warm.micro_batches)]
-        useful, padded, computing_s, micro_batches = ranks.sums(own)
+        computing_s = median(self._computing_s or [0.0])
+        own = [float(self._fair_useful), float(self._fair_padded), computing_s]
+        useful, padded, computing_s = ranks.sums(own)
         return {
-            "step_s": warm.steps_s / warm.steps if warm.steps else None,
-            "micro_batch_s": computing_s / micro_batches if micro_batches else None,
+            "step_s": self._step_s(),
+            "micro_batch_s": computing_s / ranks.world_size() if self._computing_s else None,
             "useful_tokens_per_s": self.per_s(useful),
             "padded_tokens_per_s": self.per_s(padded),
             "profiled_tokens": self.profiled_tokens,
         }
+
+    def _step_s(self) -> float | None:
+        """Return the median of the means of whole periods: what disturbs a few steps does not count."""
+        whole = len(self._warm_s) // self._period * self._period
+        starts = range(0, whole or min(1, len(self._warm_s)), self._period)
+        return median(fmean(self._warm_s[at : at + self._period]) for at in starts) if starts else None
 
     def _sent(self) -> Sent | None:
         return read_sent(self._peers, alone=os.environ.get("LOCAL_WORLD_SIZE", "1") == "1")
