@@ -24,6 +24,7 @@ PUBLIC = (
     "KubernetesPods",
     "Volume",
     "CMLPods",
+    "CMLProject",
     "Benchmark",
 )
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from workbench.planner.plan import plan
     from workbench.planner.reading import preview
     from workbench.pods.cml.pods import CMLPods
+    from workbench.pods.cml.project import CMLProject
     from workbench.pods.guest.memory_limit import can_limit_memory
     from workbench.pods.hosts.pods import SSHPods
     from workbench.pods.kubernetes.nodes import nodes
@@ -60,6 +61,7 @@ __all__ = [
     "BackendError",
     "Benchmark",
     "CMLPods",
+    "CMLProject",
     "Cluster",
     "ConfigError",
     "FineTune",
@@ -109,6 +111,7 @@ _HOME = {
     "BackendError": "workbench.base.errors",
     "Benchmark": "workbench.benchmark.benchmark",
     "CMLPods": "workbench.pods.cml.pods",
+    "CMLProject": "workbench.pods.cml.project",
     "Cluster": "workbench.client.cluster",
     "ConfigError": "workbench.base.errors",
     "FineTune": "workbench.jobs.finetune",

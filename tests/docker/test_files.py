@@ -72,14 +72,34 @@ def target_of(service: Any, source: str) -> str:
     return next((str(volume["target"]) for volume in service["volumes"] if volume["source"] == source), "")
 
 
-def test_the_dockerfile_has_the_two_targets_on_a_base_of_choice() -> None:
+def test_the_dockerfile_has_its_targets_on_a_base_of_choice() -> None:
     assert [pair for pair in instructions() if pair[0] == "FROM"] == [
+        ("FROM", "${CML_BASE_IMAGE} AS cml-runtime"),
         ("FROM", "${BASE_IMAGE} AS worker"),
         ("FROM", "worker AS jupyter"),
     ]
     name, base = instructions()[0]
     assert name == "ARG"
     assert re.fullmatch(r"BASE_IMAGE=nvidia/cuda:\d+\.\d+\.\d+-devel-ubuntu24\.04", base)
+
+
+def test_the_runtime_for_cloudera_ml_has_the_labels_user_and_programs_that_it_needs() -> None:
+    made = stages()["cml-runtime"]
+    words = " ".join(rest for _, rest in made)
+    (label,) = [rest for name, rest in made if name == "LABEL"]
+    labels = dict(pair.split("=", 1) for pair in label.split())
+    names = ("editor", "edition", "description", "kernel", "full-version", "short-version", "maintenance-version")
+    assert labels == {
+        "com.cloudera.ml.runtime.runtime-metadata-version": "$ML_RUNTIME_METADATA_VERSION",
+        **{f"com.cloudera.ml.runtime.{n}": f"$ML_RUNTIME_{n.upper().replace('-', '_')}" for n in names},
+    }
+    own = {match for name, rest in made if name == "ENV" for match in re.findall(r"ML_RUNTIME_\w+(?==)", rest)}
+    assert own == {f"ML_RUNTIME_{n.upper().replace('-', '_')}" for n in names if n not in ("editor", "kernel")}
+    assert [rest for name, rest in made if name == "USER"] == ["root", "8536:8536"]
+    assert '"$(id -u cdsw):$(id -g cdsw)" = 8536:8536 && nvcc --version' in words
+    assert all(f" {program} " in words for program in ("openssh-server", "pdsh", "openmpi-bin"))
+    docs = (REPOSITORY / "docs/places/cloudera-ml.md").read_text()
+    assert "--target cml-runtime" in docs and "Runtime Catalog" in docs
 
 
 @pytest.mark.parametrize("target", ["worker", "jupyter"])

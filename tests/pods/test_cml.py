@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import sys
@@ -11,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from poll import until
 
 from tests.pods.cmlplace import CMLPlace
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.cml import worker as cmlworker
 from workbench.pods.cml.pods import CMLPods
@@ -211,6 +214,46 @@ def test_it_comes_back_from_json() -> None:
     backend = CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={"accelerator_label_id": 3})
     assert repr(backend) == "CMLPods(cpu=4, memory_gib=16, nvidia_gpu=1, options={'accelerator_label_id': 3})"
     assert repr(backend_from_dict(backend.to_dict())) == repr(backend)
+
+
+def test_the_session_is_pod_0_itself(session: CMLPlace, context: LaunchContext, identity: Identity) -> None:
+    said: list[str] = []
+    backend = CMLPods(session=True, **session.options)
+    pods = backend.launch(PodSpec(), 3, replace(context, report=said.append))
+    assert said[0] == "asked Cloudera ML for 2 workers; pod-0 is this session"
+    assert [pod.address for pod in pods] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    identity.pin(pods)
+    for pod in pods:
+        with SSHConnection(pod, identity) as connection:
+            assert connection.run(["printenv", "WORKBENCH_POD"]).stdout.strip() == pod.root
+    assert [pod.phase for pod in backend.refresh()] == [pod.phase for pod in pods]
+    own = find(json.loads((context.directory / "pods" / "pod-0.id").read_text())["pid"])
+    assert own is not None
+
+    heir = CMLPods(session=True, **session.options)  # another keeper, as after the death of the first
+    heir.adopt(pods, PodSpec(), context)
+    own.send(signal.SIGTERM)
+    until(lambda: not own.is_alive())
+    assert [pod.phase.is_terminal for pod in heir.refresh()] == [True, False, False]
+    assert "its worker has ended: status exited" in heir.refresh()[0].message
+    backend.stop()
+    assert stopped(session) == [(101, 102)]
+    assert session.left(context) == []
+
+
+def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
+    session: CMLPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    backend = CMLPods(session=True, **session.options)
+    with pytest.raises(ConfigError, match="the pods of this machine need 2 GPUs together and it offers 1; ask for"):
+        backend.launch(PodSpec(gpus=2), 2, context)
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    own = find(json.loads((context.directory / "pods" / "pod-0.id").read_text())["pid"])
+    assert (pod.address, session.api.calls, own is not None) == ("127.0.0.1", [], True)
+    for _ in range(2):
+        remove_left(backend.to_dict(), context.directory)
+    until(lambda: session.left(context) == [])
 
 
 def test_the_workers_of_a_killed_keeper_are_stopped(session: CMLPlace, context: LaunchContext) -> None:

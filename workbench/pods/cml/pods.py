@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import secrets
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,10 +21,12 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.files import write_text
-from workbench.base.process import POD_MARK
+from workbench.base.process import POD_MARK, Process, end_all, process_start_time
 from workbench.base.record import Count, Positive, Unit
+from workbench.base.words import counted
 from workbench.pods.cml.api import WorkersApi, has_ended, words_of
 from workbench.pods.cml.worker import own_address
+from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.process import tail_of
 from workbench.pods.place import Place, Port
@@ -34,6 +38,7 @@ from workbench.pods.ssh.identity import check_key_line
 logger = logging.getLogger(__name__)
 
 
+_END_S = 10.0  # the pod ends its processes within two, and is killed by then
 _SET_BY_US = frozenset(("n", "cpu", "memory", "nvidia_gpu", "code", "script", "env"))
 
 
@@ -68,6 +73,8 @@ class CMLPods(Place):
     """The project's folder, which session and workers share."""
     root: Annotated[str, AfterValidator(_check_root)] = "/tmp"
     """The folder on the workers, not shared, below which each pod has its own."""
+    session: bool = False
+    """Whether this session is pod 0 itself, with its own GPUs, so that one worker less is launched. Default false."""
     arguments: Annotated[Mapping[str, object], AfterValidator(_check_arguments)] = Field(
         default_factory=dict, alias="options"
     )
@@ -79,6 +86,7 @@ class CMLPods(Place):
     _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
     _files: list[Path] = PrivateAttr(default_factory=list)
     _failed: list[str] = PrivateAttr(default_factory=list)
+    _process: subprocess.Popen[bytes] | None = None
     _stopped: bool = False
     _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
@@ -94,13 +102,16 @@ class CMLPods(Place):
         self._stopped, self._failed = False, []
         folder = context.directory / "pods"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.session:
+            visible_gpus(self._gpus(spec))
         names = [f"pod-{i}" for i in range(count)]
         own = f"{self.root.rstrip('/')}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
         try:
             with Rendezvous(names, host=own_address()) as rendezvous:
                 for name in names:
                     self._launch_one(self._configure(name, own, spec, context, rendezvous), spec)
-                context.report(f"asked Cloudera ML for {count} workers")
+                own_pod = "; pod-0 is this session" if self.session else ""
+                context.report(f"asked Cloudera ML for {counted(count - self.session, 'worker')}{own_pod}")
                 threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
                 came = rendezvous.wait(
                     context.timeout_s,
@@ -136,6 +147,8 @@ class CMLPods(Place):
         """Ask the platform; a worker that it no longer runs has failed."""
         if self._pods:
             listed = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
+            own = self._own()
+            listed |= {str(self._ids["pod-0"]): {"status": "running" if own.is_alive() else "exited"}} if own else {}
             self._pods = [self._seen(pod, listed.get(str(self._ids[pod.name]))) for pod in self._pods]
         return list(self._pods)
 
@@ -149,10 +162,15 @@ class CMLPods(Place):
         """Stop the workers that `launch` started and no others; one that the platform keeps ends by its lease."""
         with self._starting:
             self._stopped = True
-        ids, self._ids, self._pods = list(self._ids.values()), {}, []
+        own = self._own()
+        ids, self._ids, self._pods = self._workers(), {}, []
         for file in self._files:
             file.unlink(missing_ok=True)
         self._files = []
+        if own is not None:
+            end_all(lambda: [own] if own.is_alive() else [], grace_s=_END_S)
+            if self._process is not None:
+                self._process.wait()
         if ids:  # without any, stop_workers would stop every worker of the project
             self._api.call("stop_workers", *ids)
 
@@ -160,6 +178,20 @@ class CMLPods(Place):
         """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory."""
         if self._recall(directory):
             self.stop()
+
+    def _workers(self) -> list[object]:
+        """Return the platform's ids of the workers, which this session is none of."""
+        return [worker for worker in self._ids.values() if not isinstance(worker, Mapping)]
+
+    def _own(self) -> Process | None:
+        """Return the process of the pod that this session is; None where it is none."""
+        match self._ids.get("pod-0"):
+            case {"pid": int(pid), "start_time": int(start_time)}:
+                return Process(pid=pid, start_time=start_time)
+        return None
+
+    def _gpus(self, spec: PodSpec) -> int:
+        return spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu
 
     def _check_shared(self, directory: Path) -> None:
         project = Path(self.project).resolve()
@@ -173,12 +205,11 @@ class CMLPods(Place):
         self, name: str, own: str, spec: PodSpec, context: LaunchContext, rendezvous: Rendezvous
     ) -> WorkerConfig:
         log, root = context.directory.absolute() / "pods" / f"{name}.log", f"{own}/{name}"
-        gpus = spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu
         return WorkerConfig(
             name=name,
             address="",
             port=self.port,
-            slots=max(1, gpus),
+            slots=max(1, self._gpus(spec)),
             root=root,
             log=str(log),
             public_key=context.public_key,
@@ -198,7 +229,7 @@ class CMLPods(Place):
             "n": 1,
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
-            "nvidia_gpu": spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu,
+            "nvidia_gpu": self._gpus(spec),
             "code": _code(argv),
             "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
@@ -208,13 +239,29 @@ class CMLPods(Place):
             self._files.append(file)
             self._logs[config.name] = Path(config.log)
             write_text(file, config.to_line().decode())
-            (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
-            self._ids[config.name] = worker["id"]
+            if self.session and config.name == "pod-0":
+                self._ids[config.name] = self._start_here(argv, Path(config.log))
+            else:
+                (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
+                self._ids[config.name] = worker["id"]
             self._files.append(file.with_suffix(".id"))
-            write_text(self._files[-1], json.dumps(worker["id"]))
+            write_text(self._files[-1], json.dumps(self._ids[config.name]))
+
+    def _start_here(self, argv: Sequence[str], log: Path) -> Mapping[str, int | None]:
+        with log.open("ab") as file:
+            self._process = process = subprocess.Popen(
+                argv,
+                env={**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        return {"pid": process.pid, "start_time": process_start_time(process.pid)}
 
     def _await(self, timeout_s: float) -> None:
-        ids = list(self._ids.values())
+        if not (ids := self._workers()):
+            return
         names = {str(worker): name for name, worker in self._ids.items()}
         try:
             answer = self._api.call("await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s))
@@ -233,7 +280,8 @@ class CMLPods(Place):
 
     def _status_of(self, name: str) -> str:
         line = tail_of(self._logs[name], 1) or "none"
-        return f"worker {self._ids.get(name)}, last log line: {line}"
+        who = "this session" if self.session and name == "pod-0" else f"worker {self._ids.get(name)}"
+        return f"{who}, last log line: {line}"
 
     def _placed(self, came: Sequence[Pod]) -> list[Pod]:
         """Compare what workers say of their address with what the platform says; it need not say anything."""

@@ -17,7 +17,7 @@ def visible_gpus(count: int) -> list[str]:
     gpus = _installed() if chosen is None else [name.strip() for name in chosen.split(",") if name.strip()]
     if len(gpus) < count:
         raise ConfigError(
-            f"the local pods need {count} GPUs together and this machine offers {len(gpus)}; ask for fewer"
+            f"the pods of this machine need {count} GPUs together and it offers {len(gpus)}; ask for fewer"
         )
     return gpus[:count]
 
