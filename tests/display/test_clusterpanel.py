@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import subprocess
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from poll import until
 from writtenrun import T0, WrittenRun
 
+from workbench.base.files import read_json, write_json
 from workbench.client.cluster import Cluster
+from workbench.client.lifecycle import await_ready
 from workbench.display.cluster import panel as panels
 from workbench.display.cluster.panel import ClusterPanel, follow_start
 from workbench.display.cluster.view import look_at
@@ -82,7 +87,31 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
         draw()
         written.keeper("starting", arrived=2)
         until(lambda: draw() or len(shown) > 1)
+        state = read_json(written.cluster.state)
+        awaited = {"name": "pod-2", "message": "pulling example.org/worker:1 for 5.0 s"}
+        write_json(written.cluster.state, {**state, "arrived": [*state["arrived"], awaited]})
+        until(lambda: draw() or len(shown) > 2)
         written.keeper("ready")
     assert "3 pods were asked for; none has come yet" in shown[0]
     assert "Cluster starting" in shown[1] and (shown[1].count("Running"), shown[1].count("Pending")) == (2, 1)
+    assert "Pending  pulling example.org/worker:1 for 5.0 s" in shown[2]
     assert "3 pods are ready, 0." in shown[-1] and "pod-1" not in shown[-1]
+
+
+def test_a_start_is_waited_for_as_long_as_its_keeper_has_news(
+    written: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s, sleep=lambda _s: None)
+    monkeypatch.setattr("workbench.client.lifecycle.time", clock)
+
+    def draw() -> None:
+        clock.now_s += 60.0
+        written.keeper("starting" if clock.now_s < 600 else "ready", arrived=0)
+        news = {"message": f"0 of 3 pods are up; waiting for pod-0 (pulling x:1 for {clock.now_s} s)"}
+        write_json(written.cluster.state, {**read_json(written.cluster.state), **news})
+
+    written.keeper("starting", arrived=0)
+    spec = Cluster(LocalPods(), count=3, path=written.cluster.root, start_timeout_s=120).spec
+    keeper = cast(subprocess.Popen[bytes], SimpleNamespace(poll=lambda: None))
+    await_ready(written.cluster, spec, keeper, draw, lambda: False)
+    assert clock.now_s == 600.0  # start_timeout_s and half a minute is what silence is allowed

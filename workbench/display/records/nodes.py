@@ -10,7 +10,9 @@ from workbench.pods.kubernetes.nodes import NodeTable
 
 def nodes_doc(table: NodeTable) -> Doc:
     """State the verdict, the nodes, and what could not be seen."""
-    columns = ("node", "GPU", "GPUs", "taken", "free cores", "free memory", "pods now", "why none")
+    if not table.nodes:
+        return Doc(blocks=[Note(_sentence(table.verdict))])
+    columns = ("node", "GPU or type", "GPUs", "taken", "free cores", "free memory", "pods now", "why none")
     rows = [
         (
             node.name, node.product, str(node.gpus), UNKNOWN if node.taken is None else str(node.taken),
@@ -18,7 +20,10 @@ def nodes_doc(table: NodeTable) -> Doc:
         )
         for node in table.nodes
     ]  # fmt: skip
-    verdict = table.verdict[:1].upper() + table.verdict[1:]
-    grid = Grid(columns=columns, rows=rows, right=set(columns[2:7]), whole={"node"}, caption=verdict)
-    notes = [Note(table.note[:1].upper() + table.note[1:])] if table.note and table.nodes else []
-    return Doc(blocks=[Table(grid), *notes])
+    whole = {"node", "GPU or type"}
+    grid = Grid(columns=columns, rows=rows, right=set(columns[2:7]), whole=whole, caption=_sentence(table.verdict))
+    return Doc(blocks=[Table(grid), *([Note(_sentence(table.note))] if table.note else [])])
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
