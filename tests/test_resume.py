@@ -15,6 +15,7 @@ from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
+from workbench.results.losses import read_losses
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.state import RunState
 
@@ -102,7 +103,7 @@ def curve(run: Run) -> dict[object, object]:
 def kept(run: Run) -> list[int]:
     """The steps whose checkpoints came back, every part of them."""
     steps = [
-        path for path in run.paths.checkpoints.iterdir() if len(list(path.glob("pod-*/rank-*/manifest.json"))) == 2
+        path for path in run.paths.checkpoints.glob("step-*") if len(list(path.glob("pod-*/rank-*/manifest.json"))) == 2
     ]
     return sorted(int(path.name.removeprefix("step-")) for path in steps)
 
@@ -267,3 +268,40 @@ def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_g
     assert left.message.endswith(f"its checkpoint of step {last} came back")
     assert not left.paths.held.exists()
     assert newest_good(left.path).step == last
+
+
+def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last_checkpoint(
+    cluster: Cluster, whole: Run
+) -> None:
+    run = submit(cluster, save_steps=2, restarts=2)
+    rank, pod = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1", cluster.pods[1]
+    halt_at(run, rank, 2)
+    os.kill(pid_of(rank), signal.SIGKILL)
+    halt_at(run, rank, 6)
+    assert run.message.startswith("training")
+    assert "rank 1 on pod-1 was killed by SIGKILL at step" in run.message
+    os.kill(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"], signal.SIGKILL)
+    result = run.wait(120, progress=False).raise_for_status()
+    killed, lost = result.restarts
+    assert killed.what == "rank 1 on pod-1 was killed by SIGKILL"
+    assert (lost.what, lost.pods, lost.ranks) == ("pod-1 was lost", 2, 2)
+    assert "SIGKILL" in lost.why
+    assert killed.step is not None
+    assert lost.step is not None
+    assert 2 <= killed.step < 6 <= lost.step < STEPS
+    assert result.resumed_step == lost.step
+    assert result.message == f"every rank is done; {killed}; {lost}"
+    assert all((restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts)
+    assert curve(run) == curve(whole)
+    assert [point.step for point in read_losses(run.path).train] == list(range(1, STEPS + 1))
+    assert (result.steps, result.eval_loss) == (STEPS, whole.result.eval_loss)
+    log = run.paths.rank_log(1, "stdout").read_text()
+    assert log.count('"kind": "first_step"') == 3, "one log for all attempts, on a pod that is another one too"
+    assert "\0" not in log
+    assert {pod.phase for pod in cluster.pods} == {"Running"}
+
+
+def halt_at(run: Run, rank: Path, step: int) -> None:
+    """Stop a rank once a checkpoint of this step, or a later one, has come here."""
+    until(lambda: any(kept_step >= step for kept_step in kept(run)), every_s=0.005, why=lambda: run.message)
+    os.kill(pid_of(rank), signal.SIGSTOP)

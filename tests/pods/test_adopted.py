@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from poll import until
 from takeover import counting, exact, kill_keeper, printed
 
+from tests.pods.cmlplace import CMLPlace
 from tests.pods.conftest import PLACES, Place, on_pods
+from tests.pods.kubeplace import KubernetesPlace
+from tests.pods.sshhosts import HostsPlace
 from workbench import Cluster, PodSpec, Run
-from workbench.pods.pod import LaunchContext
+from workbench.pods.pod import LaunchContext, Pod
 from workbench.rundir.paths import ClusterPaths
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -24,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
-    options = {"count": 2, "warm": False, "path": tmp_path / "cluster"}
+    options = {"count": 2, "warm": False, "path": tmp_path / "cluster", "lease_s": 20.0}
     with Cluster(place.backend(), PodSpec(), **options) as cluster:  # type: ignore[arg-type]
         run = counting(cluster, "--lines", "200")
         until(lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)), 120, why=lambda: run.message)
@@ -40,5 +45,43 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path:
         attached = Cluster.attach(cluster.path)
         assert {pod.phase for pod in attached.pods} == {"Running"}
         assert attached.runs[0].result.raise_for_status().left_processes == 0
-    assert on_pods(pods) == []
+        lost = losing(place, attached)
+    assert on_pods([*pods, *lost]) == []
     assert place.left(LaunchContext(cluster_id="", directory=cluster.path, public_key="")) == []
+
+
+def losing(place: Place, cluster: Cluster) -> Sequence[Pod]:
+    """Have a run lose a pod, and hold that it goes on with another, or without; return the pod that was lost."""
+    run, pod = counting(cluster, "--lines", "300", restarts=1), cluster.pods[1]
+    until(lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)), 120, why=lambda: run.message)
+    lose(place, pod, cluster.path)
+    result = run.wait(180, progress=False).raise_for_status()
+    (restart,) = result.restarts
+    ranks = 2 if place.owns_daemons else 1  # there is no other host in the place of one
+    assert (restart.what, restart.pods, restart.ranks, restart.step) == ("pod-1 was lost", ranks, ranks, None)
+    assert (restart.lost_step or 0) >= 20
+    assert restart.why
+    assert result.message == f"every rank is done; {restart}"
+    assert [host.pod for host in result.hosts] == [f"pod-{rank}" for rank in range(ranks)]
+    for rank in range(ranks):
+        log = printed(run, rank)
+        assert log.count(f"rank {rank} line 20\n") == 2
+        assert log.count(f"rank {rank} line 299\n") == 1
+        assert "\0" not in log
+    if ranks == 2:
+        after = counting(cluster, "--lines", "3")
+        after.wait(120, progress=False).raise_for_status()
+        exact(after, 3)
+    return [pod]
+
+
+def lose(place: Place, pod: Pod, folder: Path) -> None:
+    match place:
+        case KubernetesPlace():
+            place.do(place.kubelet.delete(pod.name))
+        case CMLPlace():
+            place.api.stop_workers(json.loads((folder / "pods" / f"{pod.name}.id").read_text()))
+        case HostsPlace():
+            place.hosts[1].stop()
+            for process in on_pods([pod]):
+                process.send(signal.SIGKILL)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
+from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
     Choice,
@@ -226,6 +227,10 @@ class FineTune(Record):
     succeed comes back when its cluster closes; `bring` carries them here while the run goes on."""
     resume: PathText | None = None
     """A run directory whose last good checkpoint this run goes on from."""
+    restarts: Annotated[Count, Unit("restarts")] = 0
+    """How often the run goes on, from its last good checkpoint or else from the beginning, after it lost a pod, or had
+    a rank killed from outside (not for its memory). A lost pod is replaced; a host that is gone is left out, where the
+    global batch can stay what it was. Checkpoints are then carried here as with `bring`. Default 0: it fails."""
     report_to: Annotated[Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")] = ()
     """Trackers that get the metrics too, where they are installed: `wandb`, `mlflow`."""
     profile_step: Count = 5
@@ -271,6 +276,28 @@ class FineTune(Record):
             resume=move(self.resume),
             metrics=[_moved_metric(metric, move) for metric in self.metrics],
         )
+
+    @property
+    def brings_checkpoints(self) -> bool:
+        """Whether its checkpoints are carried here while it runs: a pod that is lost takes its disk along."""
+        return self.checkpoints == "bring" or self.restarts > 0
+
+    def on_ranks(self, ranks: int, before: int) -> Self:
+        """Return the job for another number of ranks, at the same global batch and no larger micro-batch.
+
+        Example:
+            >>> fewer = FineTune(per_device_train_batch_size=8).on_ranks(2, before=3)
+            >>> fewer.per_device_train_batch_size, fewer.gradient_accumulation_steps, fewer.global_batch(2)
+            (6, 2, 24)
+        """
+        rows, micro = self.global_batch(before), self.per_device_train_batch_size
+        if rows % ranks:
+            raise ConfigError(
+                f"the global batch of {rows} rows ({before} ranks) cannot be shared evenly by {ranks}; submit it with "
+                "resume= and another batch"
+            )
+        micro = next(size for size in range(micro, 0, -1) if rows // ranks % size == 0)
+        return self.replace(per_device_train_batch_size=micro, gradient_accumulation_steps=rows // ranks // micro)
 
     def global_batch(self, ranks: int) -> int:
         """Return the rows that one optimizer step learns from, on so many ranks."""

@@ -32,6 +32,8 @@ class Function:
     """One of `Launcher`."""
     stall_timeout_s: float | None = None
     """As of a `Script`."""
+    restarts: int = 0
+    """As of a `Script`."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down."""
 

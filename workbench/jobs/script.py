@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
-from workbench.base.record import Allowed, Choice, Environment, PathText, Positive, Record, Unit
+from workbench.base.record import Allowed, Choice, Count, Environment, PathText, Positive, Record, Unit
 from workbench.jobs.choices import Launcher
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
@@ -48,6 +48,10 @@ class Script(Record):
     stop_grace_s: Annotated[Positive, Unit("seconds")] = 60.0
     """Seconds from `run.stop()`, which has a Trainer end after a step and asks other ranks by a signal, to the kill of
     ranks that have not ended."""
+    restarts: Annotated[Count, Unit("restarts")] = 0
+    """How often it is started again, from its beginning, after it lost a pod, or had a rank killed from outside (not
+    for its memory). A lost pod is replaced, a host that is gone left out. The script finds its own checkpoints, and the
+    number of restarts so far in TORCHELASTIC_RESTART_COUNT, as under torchrun. Default 0: it fails."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down; `${NAME}` in one is filled in
     from the environment of whoever submits the job."""

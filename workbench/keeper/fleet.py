@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from workbench.base.errors import PodError, RunError, WorkbenchError
+from workbench.base.files import write_text
 from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.files import Stock
@@ -17,7 +19,7 @@ from workbench.keeper.link.packages import install_packages
 from workbench.keeper.link.shared import folders_to_probe, shared_words
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
-from workbench.pods.pod import LaunchContext, Pod, PodBackend
+from workbench.pods.pod import LaunchContext, Phase, Pod, PodBackend
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -43,7 +45,8 @@ class Fleet:
         self._backend: PodBackend = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
-        self._looking = threading.Lock()
+        self._looking, self._restoring = threading.Lock(), threading.Lock()
+        self._replacing = False
         self._given_up = False
 
     @property
@@ -75,8 +78,57 @@ class Fleet:
         self._everywhere(AgentLink.open)
         if pip := self._spec.pods.pip:
             self._report(f"installing packages: {', '.join(pip)}")
-            spec = self._spec
-            self._everywhere(partial(install_packages, spec=spec.pods, timeout_s=spec.start_timeout_s))
+            self._everywhere(self._install)
+
+    def _install(self, link: AgentLink) -> None:
+        install_packages(link, spec=self._spec.pods, timeout_s=self._spec.start_timeout_s)
+
+    def restore(self, lost: Collection[str]) -> Mapping[str, str]:
+        """Have lost pods answer again, or others in their place; return why not, by name, of those that stay lost."""
+        with self._restoring:
+            self.look()
+            links = [link for link in self._links if link.pod.name in lost]
+            gone = {link.pod.name for link in links if self._why_gone(link.pod.name) or not _opens(link)}
+            if not gone:
+                return {}
+            before, why = {pod.name: pod for pod in self.pods}, ""
+            try:
+                self._replace(gone)
+            except WorkbenchError as error:
+                logger.warning("replacing %s: %s", sorted(gone), error)
+                why = str(error)
+            left = {name: self._why_gone(name) or why for name in gone}
+            for link in self._links:
+                pod = next(pod for pod in self.pods if pod.name == link.pod.name)
+                if not left.get(pod.name) and (pod.name in gone or pod.host_key != before[pod.name].host_key):
+                    left[pod.name] = self._renew(link, pod)
+            return {name: words for name, words in left.items() if words}
+
+    def _replace(self, gone: Collection[str]) -> None:
+        with self._looking:
+            self._replacing = True
+        try:
+            self._report(f"{', '.join(sorted(gone))} lost; looking for others in their place")
+            context = self._context(self.identity)
+            self._see(self._backend.restore(gone, self._spec.pods, context))
+            _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
+        finally:
+            self._replacing, self.arrived = False, ()
+
+    def _renew(self, link: AgentLink, pod: Pod) -> str:
+        self.identity.pin(self.pods)
+        write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
+        try:
+            link.renew(pod)
+            self._install(link)
+        except (WorkbenchError, OSError) as error:
+            return f"{pod.name} was started again and does not answer: {error}"
+        self._report(f"{pod.name} is there again")
+        return ""
+
+    def _see(self, pods: Sequence[Pod]) -> None:
+        seen, gone = {pod.name: pod for pod in pods}, "it is not there any more"
+        self.pods = [seen.get(pod.name, replace(pod, phase=Phase.FAILED, message=gone)) for pod in self.pods]
 
     def adopt(self) -> None:
         """Take over the pods of a keeper that died; whoever uses one that does not answer yet tries again."""
@@ -88,7 +140,7 @@ class Fleet:
         self.owned = True
         self._connect(identity)
         self._report("looking for the agents")
-        self._everywhere(_try_to_open)
+        self._everywhere(_opens)
 
     def _context(self, identity: Identity) -> LaunchContext:
         return LaunchContext(
@@ -158,8 +210,10 @@ class Fleet:
     def look(self) -> Sequence[Pod]:
         """Ask the platform for the pods as they are now, and report those that have newly ended."""
         with self._looking:
+            if self._replacing:
+                return self.pods
             before = {pod.name for pod in self.pods if pod.phase.is_terminal}
-            self.pods = self._backend.refresh()
+            self._see(self._backend.refresh())
             ended = [pod for pod in self.pods if pod.phase.is_terminal and pod.name not in before]
             if ended:
                 self._report("; ".join(f"{pod.name} is {pod.phase}: {pod.message}" for pod in ended))
@@ -209,11 +263,13 @@ def _speak(link: AgentLink, busy: Collection[AgentLink]) -> None:
             link.ensure()
 
 
-def _try_to_open(link: AgentLink) -> None:
+def _opens(link: AgentLink) -> bool:
     try:
         link.open()
     except (WorkbenchError, OSError) as error:
-        logger.warning("%s does not answer yet: %s", link.pod.name, error)
+        logger.warning("%s does not answer: %s", link.pod.name, error)
+        return False
+    return True
 
 
 def _shut_down(link: AgentLink) -> None:

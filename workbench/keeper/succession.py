@@ -50,6 +50,7 @@ def run_context(
         spec=RunSpec(cluster=spec, job=job, pods=len(links)),
         identity=fleet.identity,
         look=fleet.look,
+        restore=fleet.restore,
         redact=redact,
         spare=fleet.paths.results / f"{run.id}.json",
         left=left,

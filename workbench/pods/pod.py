@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -122,6 +122,10 @@ class PodBackend(Protocol):
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
         """Take over, in rank order, the pods of a keeper that is no more; WorkbenchError where they cannot be found."""
+        ...
+
+    def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
+        """Put others in the place of lost pods, by name; return all, in rank order, failed where none can be had."""
         ...
 
     def refresh(self) -> Sequence[Pod]:

@@ -42,6 +42,8 @@ def read_losses(run_dir: Path) -> Losses:
             _add(train, event, "loss", began_s)
         elif event.kind == EventKind.EVAL:
             _add(evaluation, event, "eval_loss", began_s)
+        elif event.kind == EventKind.RESTARTED and (step := event.whole("step")) is not None:
+            train, evaluation = ([point for point in points if point.step <= step] for points in (train, evaluation))
     return Losses(train=tuple(train), evaluation=tuple(evaluation))
 
 

@@ -36,6 +36,8 @@ class EventKind(StrEnum):
     """Training begins: model, family, parameters, trainable_parameters, world_size, global_batch_size, max_steps, …"""
     RESUMED = "resumed"
     """It went on from a checkpoint: step."""
+    RESTARTED = "restarted"
+    """It lost something and begins once more: what, why, lost_step, step (None for a script), pods, ranks, lost_s."""
     FIRST_STEP = "first_step"
     """A rank did its first optimizer step."""
     STEP = "step"
@@ -66,6 +68,7 @@ class EventKind(StrEnum):
 _TRAINERS_OWN = frozenset(
     (
         *(EventKind.PHASE, EventKind.FIRST_STEP, EventKind.RESUMED, EventKind.STOPPED, EventKind.SAMPLE),
+        EventKind.RESTARTED,
         *(EventKind.CHECKPOINT, EventKind.CHECKPOINT_FAILED),
     )
 )  # they decide how a run stands: a script that prints such a line has only printed it

@@ -15,7 +15,7 @@ from workbench.base.errors import RunError
 from workbench.base.files import load_json, read_json
 from workbench.base.json_values import number
 from workbench.base.redact import Redactor
-from workbench.base.words import printable
+from workbench.base.words import counted, printable
 from workbench.jobs.choices import Peft
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import is_own
@@ -69,6 +69,40 @@ class RunFault(TolerantRecord):
         where = f"rank {self.rank} on {self.pod} ({self.host})" if self.rank is not None else self.pod or "the run"
         text = f"{where}: {self.kind}: {self.message}"
         return printable("\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restart(TolerantRecord):
+    """What a run lost, and how it went on."""
+
+    what: str = ""
+    """What was lost: "pod-2 was lost"."""
+    why: str = ""
+    """What became of it, as its place says."""
+    lost_step: Whole | None = None
+    """The last optimizer step before that; None before the first, and for a script that tells of none."""
+    step: Whole | None = None
+    """The step of the checkpoint that the run went on from; 0 from the beginning, None for a script."""
+    pods: Whole = 0
+    """Pods that it went on with."""
+    ranks: Whole = 0
+    """Ranks on them."""
+    lost_s: Number | None = None
+    """When the loss was noticed, in seconds since 1970."""
+    took_s: Number | None = None
+    """Seconds from then to the next optimizer step; for a script, to its ranks' new start."""
+
+    def __str__(self) -> str:
+        """Write it as a sentence.
+
+        Example:
+            >>> str(Restart(what="pod-2 was lost", lost_step=120, step=100, pods=2, took_s=14.2))
+            'pod-2 was lost at step 120; went on from step 100 with 2 pods after 14 s'
+        """
+        at = "" if self.lost_step is None else f" at step {self.lost_step}"
+        how = f"went on from step {self.step}" if self.step else "began again"
+        after = "" if self.took_s is None else f" after {self.took_s:.0f} s"
+        return f"{self.what}{at}; {how} with {counted(self.pods, 'pod')}{after}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +172,8 @@ class ResultRecord(Measurements):
     """Parameters of the whole model, adapters included."""
     trainable_parameters: Whole | None = None
     """Those of them that were trained."""
+    restarts: tuple[Restart, ...] = ()
+    """What it lost on its way, and how it went on; empty where it lost nothing."""
     resumed_step: Whole | None = None
     """The step of the checkpoint that it went on from: run time and training loss are of the steps after it."""
     global_batch_size: Whole | None = None

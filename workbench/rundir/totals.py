@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Self
 
-from workbench.base.json_values import number, numbers_of
+from workbench.base.json_values import number, numbers_of, whole
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.progress import Progress
+from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
 _MOST_NOTES = 20
@@ -49,6 +51,8 @@ class RunTotals:
         """The other figures of the last evaluation, by name."""
         self.notes: list[str] = []
         """What rank 0 wants said of the run, whatever becomes of it."""
+        self.restarts: list[Restart] = []
+        """What it lost, and how it went on."""
         self.model_step: int | None = None
         """The step of the model that rank 0 has saved; None before."""
         self._eval_step: int | None = None
@@ -86,6 +90,7 @@ class RunTotals:
                     return RunState.RUNNING if self.training else RunState.STARTING, self.doing
             case EventKind.FIRST_STEP:
                 first, self.training = not self.training, True
+                self._went_on(event)
                 if rank == 0 and self._first_step_s is None:
                     self._first_step_s = event.time_s
                 return (RunState.RUNNING, "training") if first else None
@@ -103,6 +108,8 @@ class RunTotals:
                 self.notes.append(event.text("message"))
             case EventKind.STOPPED:
                 self.stopped_step = event.whole("step")
+            case EventKind.RESTARTED:
+                self._restart(event)
             case EventKind.RESUMED:
                 self._resumed_step = event.whole("step")
             case EventKind.DEVICE if rank is not None:
@@ -110,6 +117,28 @@ class RunTotals:
             case EventKind.TRAFFIC if rank is not None:
                 self._traffic[rank] = event
         return None
+
+    def _restart(self, event: Event) -> None:
+        """Begin anew with what is of one attempt."""
+        restart = Restart.read({**event.data, "took_s": max(0.0, event.time_s - (event.number("lost_s") or 0.0))})
+        self.restarts.append(restart)
+        self.training, self.phases, self.doing, self.saved_step = False, {}, "", restart.step or 0
+        self._first_step = self._resumed_step = None
+        self._devices, self._traffic = {}, {}
+
+    def _went_on(self, event: Event) -> None:
+        if self.restarts and self._first_step is None and (lost_s := self.restarts[-1].lost_s) is not None:
+            self.restarts[-1] = replace(self.restarts[-1], took_s=max(0.0, event.time_s - lost_s))
+
+    @property
+    def reached_step(self) -> int | None:
+        """The last optimizer step that it told of."""
+        return None if self.last_step is None else self.last_step.whole("step")
+
+    @property
+    def last_possible_step(self) -> int | None:
+        """The step after which training ends; None before it began."""
+        return whole(self.start.get("max_steps"))
 
     @property
     def samples_per_s(self) -> float | None:
@@ -146,6 +175,7 @@ class RunTotals:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
         facts |= {
             "resumed_step": self._resumed_step,
+            "restarts": self.restarts,
             "first_eval_loss": self._first_eval_loss,
             # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
             **(

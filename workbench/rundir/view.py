@@ -216,7 +216,12 @@ class RunView:
         self._first_s = event.time_s if self._first_s is None else self._first_s
         self.totals.take(event)
         self._book.take(event)
-        if event.kind == EventKind.STEP:
+        if event.kind == EventKind.RESTARTED:
+            self._hosts = ()
+            if (went_on := event.whole("step")) is not None:
+                for curve in self.curves.values():
+                    curve.cut(went_on)
+        elif event.kind == EventKind.STEP:
             step = event.whole("step")
             for name in _OF_STEP:
                 self.curves[name].add(step, event.number(name), event.time_s)

@@ -51,7 +51,7 @@ class CheckpointCollector:
 
     @property
     def _brings(self) -> bool:
-        return getattr(self._context.spec.job, "checkpoints", "") == "bring"
+        return getattr(self._context.spec.job, "brings_checkpoints", False)
 
     def finish(self, lost: Collection[str]) -> Returned:
         """Fetch what is still missing, or write down what stays on the pods, once no rank is left; blocks."""

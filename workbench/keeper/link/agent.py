@@ -112,6 +112,13 @@ class AgentLink(PodFiles):
         except RemoteError:
             self.open()
 
+    def renew(self, pod: Pod) -> None:
+        """Reach another pod of the same name from now on."""
+        with self._lock:
+            self.close()
+            self.pod, self.shared = pod, ()
+            self.open()
+
     def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
         with self._lock:
             if self._stream is None:

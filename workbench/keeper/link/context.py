@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,6 +38,10 @@ class RunContext:
     spec: RunSpec
     identity: Identity
     look: Callable[[], Sequence[Pod]]
+    restore: Callable[[Collection[str]], Mapping[str, str]] = lambda lost: dict.fromkeys(lost, "")
+    """Has lost pods answer again, or others in their place; returns why not, by name, of those that stay lost."""
+    restart: int = 0
+    """How often it has gone on after a loss."""
     links: Sequence[AgentLink] = ()
     """Open links to the pods of this run, in rank order."""
     places: Sequence[RankPlace] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +11,6 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.words import counted, short_list, size
 from workbench.keeper.checkpoints.collector import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext, Wishes
@@ -21,12 +19,15 @@ from workbench.keeper.run.attempt import Attempt
 from workbench.keeper.run.blame import in_users_files
 from workbench.keeper.run.outputs import Brought
 from workbench.keeper.run.prediction import PredictionInquiry
+from workbench.keeper.run.restart import gone_on, loss_of, pods_lost, restored
 from workbench.keeper.run.returns import bring_back, clear, output_facts
-from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
+from workbench.keeper.run.stage import check_hostfile, fetch_logs
+from workbench.keeper.run.verdict import verdict
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault, result_file
 from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _SILENT_S = 12.0  # a pod that has been silent for so long is not waited for where a run did not succeed
@@ -110,24 +111,60 @@ class Runner:
         if self._context.left:
             self._recover()
         self._journal.begin(self._started_s)
-        collector = CheckpointCollector(self._context, lambda: self._attempt.ledger.totals.saved_step)
-        collector.start()
         inquiry = PredictionInquiry(self._context.links[0], self._context.run_id, self._context.paths)
         inquiry.start()
+        collector, fault = self._try()
+        while fault is not None and (what := self._loss(fault)):
+            try:
+                goes_on = self._go_on(what, fault, collector)
+            except WorkbenchError as error:
+                fault = replace(fault, message=f"{fault.message}; it could not go on: {error}")
+                break
+            if not goes_on:
+                fault = None
+                break
+            collector, fault = self._try()
+        fault = in_users_files(self._context.run_id, self._context.spec.job, fault)
+        with TransferProgress(self.links, self._journal.hint, "bringing results back") as progress:
+            self._returned = collector.finish(self._attempt.ledger.lost)
+            fault = self._bring_back(fault, progress)
+        state, message = verdict(self._context, self._attempt, fault, self._returned, self._brought)
+        inquiry.wait(_PREDICTED_S)
+        self._write_result(state, message, fault)
+        self._ended = True
+        return state
+
+    def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
+        collector = CheckpointCollector(self._context, lambda: self._attempt.ledger.totals.saved_step)
+        collector.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
             logger.warning("another process took port %d; once more with another", self._attempt.master_port)
             self._attempt = self._new_attempt()
             fault = self._attempt.run()
-        fault = in_users_files(self._context.run_id, self._context.spec.job, fault)
-        with TransferProgress(self.links, self._journal.hint, "bringing results back") as progress:
-            self._returned = collector.finish(self._attempt.ledger.lost)
-            fault = self._bring_back(fault, progress)
-        state, message = self._verdict(fault)
-        inquiry.wait(_PREDICTED_S)
-        self._write_result(state, message, fault)
-        self._ended = True
-        return state
+        return collector, fault
+
+    def _loss(self, fault: RunFault) -> str:
+        """Return what the last attempt lost, where the run is to go on after it."""
+        unwanted = self._wishes.cancel.is_set() or self._wishes.stop.is_set()
+        spent = self._context.restart >= self._context.spec.job.restarts
+        return "" if unwanted or spent else loss_of(self._attempt.ledger, fault)
+
+    def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
+        """Make the run ready once more after a loss; False where it was cancelled meanwhile."""
+        context, ledger, lost_s = self._context, self._attempt.ledger, now_s()
+        lost, which = pods_lost(ledger, fault), f"restart {context.restart + 1} of {context.spec.job.restarts}"
+        logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
+        self._journal.state(RunState.STARTING, f"{what}; {which}")
+        collector.finish(lost)
+        if (links := restored(context, lost, self._wishes)) is None:
+            return False
+        self._context, event = gone_on(context, links, ledger, (what, lost_s, fault))
+        self._journal.event(event)
+        self._attempt = self._new_attempt()
+        self._attempt.ledger.totals = ledger.totals
+        ledger.totals.take(event)
+        return True
 
     def _recover(self) -> None:
         recovered = self._journal.recover()
@@ -135,8 +172,10 @@ class Runner:
         of_pod = {link.pod.name: link.pod.address for link in self.links}
         addresses = {place.rank: of_pod[place.pod] for place in self._context.places}
         self._peaks.recall(recovered.events, addresses)
-        for event in recovered.events:
-            self._attempt.ledger.totals.take(event)
+        totals = RunTotals.of(recovered.events)
+        self._context = replace(self._context, restart=len(totals.restarts))
+        self._attempt = self._new_attempt(rejoin=True)
+        self._attempt.ledger.totals = totals
         for wish, name in ((self._wishes.cancel, "cancel"), (self._wishes.stop, "stop")):
             if recovered.wish == name:
                 wish.set()
@@ -229,59 +268,6 @@ class Runner:
                 self._emptied.add(link.pod.name)
             except WorkbenchError as error:
                 logger.warning("clearing %s: %s", link.pod.name, error)
-
-    def _verdict(self, fault: RunFault | None) -> tuple[RunState, str]:
-        ledger = self._attempt.ledger
-        resumed = resumed_from(self._context.paths)
-        notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []
-        notes += [*ledger.warnings, *self._returned.notes]
-        if strange := self._brought.strange:
-            notes += [f"not brought back, as only model/, files/ and the run's own files are: {short_list(strange)}"]
-        notes += self._outputs()
-        succeeded = fault is None and ledger.all_done and ledger.totals.stopped_step is None
-        if self._returned.steps and not succeeded:
-            where = "; it is on the pods, and comes back when the cluster closes" if self.holds else ""
-            notes += [f"resume=run.path goes on from its checkpoint of step {self._returned.steps[0]}{where}"]
-        notes += ["the disk was full: logs here are incomplete"] if ledger.cut else []
-        if self._attempt.left_processes is None:
-            notes += ["a pod does not answer; what is left there ends with its agent's lease"]
-        if fault is not None and ledger.totals.model_step is not None and self._context.paths.model.exists():
-            notes += [f"the model was trained before: that of step {ledger.totals.model_step} is in model/"]
-        if fault is not None:
-            return RunState.FAILED, "; ".join([str(replace(fault, traceback="", others="")), *self._killed, *notes])
-        if not ledger.all_done:
-            state, how = RunState.CANCELLED, f"stopped when asked{self._how_it_stopped()}"
-        elif ledger.totals.stopped_step is not None:
-            step, saved = ledger.totals.stopped_step, self._returned.steps
-            after = f"a checkpoint at step {step}" if saved and saved[0] == step else f"step {step}"
-            state, how = RunState.CANCELLED, f"stopped after {after}"
-        else:
-            state, how = RunState.SUCCEEDED, "every rank is done"
-        return state, "; ".join([how, *notes])
-
-    @property
-    def _killed(self) -> list[str]:
-        forced = self._attempt.ledger.forced
-        return [f"ranks {forced} did not end when asked and were killed"] if forced else []
-
-    def _how_it_stopped(self) -> str:
-        ledger, asked_s = self._attempt.ledger, self._attempt.asked_s
-        ended = [rank.ended_s for rank in ledger.ranks.values() if rank.ended_s is not None]
-        if self._killed or not asked_s or not ended:
-            return "".join(f": {killed}" for killed in self._killed)
-        asked = {rank.asked for rank in ledger.ranks.values() if rank.asked}
-        took_s = math.ceil(max(1.0, max(ended) - asked_s))
-        if asked == {"Trainer"}:
-            return f": its Trainer ended after a step, and its ranks by themselves within {took_s} s"
-        return (
-            f": its ranks ended by themselves within {took_s} s{' of ' if asked else ''}{' and '.join(sorted(asked))}"
-        )
-
-    def _outputs(self) -> list[str]:
-        match output_facts(self._context.paths):
-            case {"output_files": int() as files, "output_bytes": int() as bytes_}:
-                return [f"outputs/ has {counted(files, 'file')} ({size(bytes_)}) that it wrote", *self._brought.notes]
-        return [*self._brought.notes]
 
     def _command(self) -> str:
         if self._attempt.command is not None:

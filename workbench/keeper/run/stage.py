@@ -44,6 +44,7 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
             theirs = job.env.get("PYTHONPATH", spec.env.get("PYTHONPATH", ""))
             # The package comes last: `import workbench` finds it, and nothing of the job's is hidden.
             site = {"PYTHONPATH": f"{link.package}/{entries.SCRIPT_SITE}:{theirs}{':' * bool(theirs)}{link.package}"}
+            site |= {"TORCHELASTIC_RESTART_COUNT": str(context.restart)} if job.restarts else {}
         case _:
             program, entry = ["-P", "-c", f"from {module} import {function}; {function}()"], entries.TRAINER
             package = {"PYTHONPATH": link.package}

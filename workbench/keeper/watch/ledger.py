@@ -72,7 +72,9 @@ class RunLedger:
         """What its ranks want said of the run, whatever becomes of it."""
         saves = self.totals.failed_saves
         saved = [f"no checkpoint of step {event.whole('step')}: {event.text('message')}" for event in saves]
-        return saved + self.totals.notes + [f"logs are incomplete: {message}" for message in self.full.values()]
+        return [*map(str, self.totals.restarts), *saved, *self.totals.notes] + [
+            f"logs are incomplete: {message}" for message in self.full.values()
+        ]
 
     @property
     def over(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.errors import BackendError, ConfigError
+from workbench.base.process import Process
 from workbench.pods.cml.worker import ADDRESS, own_address
 
 _ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "finished", "exited", "killed"}
@@ -51,3 +52,16 @@ def words_of(worker: Mapping[str, object]) -> str:
     """
     shown = {key: value for key, value in worker.items() if key not in ("id", "app_url", "env", "code") and value}
     return ", ".join(f"{key} {value}" for key, value in shown.items()) or "it gives no reason"
+
+
+def worker_ids(ids: Mapping[str, object]) -> list[object]:
+    """Return the platform's ids of the workers, which this session is none of."""
+    return [worker for worker in ids.values() if not isinstance(worker, Mapping)]
+
+
+def own_process(ids: Mapping[str, object]) -> Process | None:
+    """Return the process of the pod that this session is; None where it is none."""
+    match ids.get("pod-0"):
+        case {"pid": int(pid), "start_time": int(start_time)}:
+            return Process(pid=pid, start_time=start_time)
+    return None

@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, ClassVar
@@ -21,10 +21,10 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.files import write_text
-from workbench.base.process import POD_MARK, Process, end_all, process_start_time
+from workbench.base.process import POD_MARK, end_all, process_start_time
 from workbench.base.record import Count, Positive, Unit
 from workbench.base.words import counted
-from workbench.pods.cml.api import WorkersApi, has_ended, words_of
+from workbench.pods.cml.api import WorkersApi, has_ended, own_process, words_of, worker_ids
 from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.gpus import visible_gpus
 from workbench.pods.guest.guardian import WorkerConfig
@@ -107,26 +107,39 @@ class CMLPods(Place):
         names = [f"pod-{i}" for i in range(count)]
         own = f"{self.root.rstrip('/')}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
         try:
-            with Rendezvous(names, host=own_address()) as rendezvous:
-                for name in names:
-                    self._launch_one(self._configure(name, own, spec, context, rendezvous), spec)
-                own_pod = "; pod-0 is this session" if self.session else ""
-                context.report(f"asked Cloudera ML for {counted(count - self.session, 'worker')}{own_pod}")
-                threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
-                came = rendezvous.wait(
-                    context.timeout_s,
-                    watch=self._watch,
-                    status_of=self._status_of,
-                    report=context.report,
-                    arrived=context.arrived,
-                )
-            self._watch()
-            self._pods = self._placed(came)
+            self._pods = self._launch_workers(names, own, spec, context)
             return list(self._pods)
         except BaseException:
             with contextlib.suppress(BackendError):  # the first error is the one to tell
                 self.stop()
             raise
+
+    def _launch_workers(self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext) -> list[Pod]:
+        with Rendezvous(names, host=own_address()) as rendezvous:
+            for name in names:
+                self._launch_one(self._configure(name, own, spec, context, rendezvous), spec)
+            asked = [name for name in names if not (self.session and name == "pod-0")]
+            own_pod = "; pod-0 is this session" if asked != list(names) else ""
+            context.report(f"asked Cloudera ML for {counted(len(asked), 'worker')}{own_pod}")
+            threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
+            came = rendezvous.wait(
+                context.timeout_s,
+                watch=self._watch,
+                status_of=self._status_of,
+                report=context.report,
+                arrived=context.arrived,
+            )
+        self._watch()
+        return self._placed(came)
+
+    def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Launch workers in the place of lost ones, which are stopped if they still run; see `PodBackend.restore`."""
+        names, self._failed = sorted(lost), []
+        with contextlib.suppress(BackendError):
+            self._end({name: self._ids[name] for name in names})
+        came = self._launch_workers(names, str(PurePosixPath(self._pods[0].root).parent), spec, context)
+        self._pods = [next((new for new in came if new.name == pod.name), pod) for pod in self._pods]
+        return self.refresh()
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the workers over, by the ids that their keeper noted in the cluster's directory."""
@@ -147,7 +160,7 @@ class CMLPods(Place):
         """Ask the platform; a worker that it no longer runs has failed."""
         if self._pods:
             listed = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
-            own = self._own()
+            own = own_process(self._ids)
             listed |= {str(self._ids["pod-0"]): {"status": "running" if own.is_alive() else "exited"}} if own else {}
             self._pods = [self._seen(pod, listed.get(str(self._ids[pod.name]))) for pod in self._pods]
         return list(self._pods)
@@ -162,33 +175,24 @@ class CMLPods(Place):
         """Stop the workers that `launch` started and no others; one that the platform keeps ends by its lease."""
         with self._starting:
             self._stopped = True
-        own = self._own()
-        ids, self._ids, self._pods = self._workers(), {}, []
+        ids, self._ids, self._pods = self._ids, {}, []
         for file in self._files:
             file.unlink(missing_ok=True)
         self._files = []
-        if own is not None:
+        self._end(ids)
+
+    def _end(self, ids: Mapping[str, object]) -> None:
+        if (own := own_process(ids)) is not None:
             end_all(lambda: [own] if own.is_alive() else [], grace_s=_END_S)
             if self._process is not None:
                 self._process.wait()
-        if ids:  # without any, stop_workers would stop every worker of the project
-            self._api.call("stop_workers", *ids)
+        if workers := worker_ids(ids):  # without any, stop_workers would stop every worker of the project
+            self._api.call("stop_workers", *workers)
 
     def remove_left(self, directory: Path) -> None:
         """Stop the workers of a keeper that was killed, by the ids that it noted in the cluster's directory."""
         if self._recall(directory):
             self.stop()
-
-    def _workers(self) -> list[object]:
-        """Return the platform's ids of the workers, which this session is none of."""
-        return [worker for worker in self._ids.values() if not isinstance(worker, Mapping)]
-
-    def _own(self) -> Process | None:
-        """Return the process of the pod that this session is; None where it is none."""
-        match self._ids.get("pod-0"):
-            case {"pid": int(pid), "start_time": int(start_time)}:
-                return Process(pid=pid, start_time=start_time)
-        return None
 
     def _gpus(self, spec: PodSpec) -> int:
         return spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu
@@ -260,7 +264,7 @@ class CMLPods(Place):
         return {"pid": process.pid, "start_time": process_start_time(process.pid)}
 
     def _await(self, timeout_s: float) -> None:
-        if not (ids := self._workers()):
+        if not (ids := worker_ids(self._ids)):
             return
         names = {str(worker): name for name, worker in self._ids.items()}
         try:

@@ -13,7 +13,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -188,6 +188,11 @@ class SSHPods(Place):
         self._folder, self._identity = str(json.loads(note.read_text())["folder"]), Identity(note.parent)
         self._pods = list(pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
+
+    def restore(self, lost: Collection[str], _spec: PodSpec, _context: LaunchContext, /) -> list[Pod]:
+        """Return the pods; a lost one has failed, for there is no other host, until a look finds that it answers."""
+        why = "its host does not answer, and there is no other in its place"
+        return [replace(pod, phase=Phase.FAILED, message=why) if pod.name in lost else pod for pod in self.refresh()]
 
     def refresh(self) -> list[Pod]:
         """Return the pods; a host whose connection broke is Unknown until it answers again."""

@@ -8,7 +8,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +80,22 @@ class KubernetesPods(KubernetesOptions):
         session = self._prepare(spec, len(pods), context, str(base))
         self._session, self._launched, self._stopped = session, True, False
         return session.adopt(pods)
+
+    def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Make lost pods again; all where the first is among them, which owns the others. See `PodBackend.restore`."""
+        session, pods = self._session, self.refresh()
+        if session is None or not pods:
+            raise BackendError("no Kubernetes pods were launched, or they were stopped")
+        if pods[0].name not in lost:
+            return session.restore([index for index, pod in enumerate(pods) if pod.name in lost])
+        session.close()
+        again = self._prepare(spec, len(pods), context)
+        with self._turn:
+            self._session = again
+            stopped = self._stopped
+        if stopped:
+            raise BackendError("the Kubernetes pods were stopped before they were made again")
+        return again.open()
 
     def refresh(self) -> list[Pod]:
         """Return the pods as the watch last saw them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,14 +14,13 @@ from typing import Any
 
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.versions import VERSION
-from workbench.pods.guest.pod_main import REPORT
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
 from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest, Owner
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.remove import delete, made_for
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
 from workbench.pods.kubernetes.volumes import Volume
-from workbench.pods.kubernetes.waits import LOOK_S, Waits, listed
+from workbench.pods.kubernetes.waits import LOOK_S, Waits, listed, report_of
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.rendezvous.received import decode_report
@@ -48,6 +47,7 @@ class Session:
     def __init__(self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool):
         self._api, self._objects, self._context, self._forward = api, objects, context, forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
+        self._public_keys = [key.public for key in self._host_keys]
         self._made: list[tuple[str, str]] = []  # the pods, by name and unique id; all else goes with the first
         self._making = threading.Lock()
         self._closed = threading.Event()
@@ -64,12 +64,34 @@ class Session:
         """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
         selector = self._objects.selector
         self._watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
+        return self._await_made(self._make_all)
+
+    def _await_made(self, make: Callable[[], None]) -> list[Pod]:
         self._events = WatchedObjects(self._api, "event", self._changed, field_selector="involvedObject.kind=Pod")
         try:
-            self._make_all()
+            make()
             return self._await_all()
         finally:
             self._events.close()
+
+    def restore(self, lost: Collection[int]) -> list[Pod]:
+        """Make pods again that were lost, not the first, under their names and with their host keys."""
+        watched, names = self._watched, {self._objects.names[index] for index in lost}
+        assert watched is not None
+        made, self._made = self._made, [pod for pod in self._made if pod[0] not in names]
+        for name, uid in made:
+            if name in names:  # at once: of a node that is lost, nobody would confirm the end
+                self._api.delete("pod", name, uid, grace_s=0)
+        with self._changed:
+            self._changed.wait_for(lambda: not names & watched.names, _GONE_S)
+            watched.forget(names)
+        before, self._pods = self._pods, {index: pod for index, pod in self._pods.items() if index not in lost}
+        owner = Owner(name=self._objects.names[0], uid=dict(made)[self._objects.names[0]])
+        again = [self._objects.pod(index, owner) for index in lost]
+        try:
+            return self._await_made(partial(self._make_pods, again))
+        finally:
+            self._pods = {**before, **self._pods}
 
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods that another session made, and all that belongs to them."""
@@ -79,6 +101,7 @@ class Session:
         with self._changed:
             self._changed.wait_for(lambda: watched.changes, _REPORT_S)
         self._pods = dict(enumerate(pods))
+        self._public_keys = [pod.host_key for pod in pods]  # the Secret that they were made with is still there
         if self._forward:
             self._pods = {index: self._forwarded(index, pod) for index, pod in self._pods.items()}
         return self.look()
@@ -139,8 +162,11 @@ class Session:
         self._make("service", objects.service(owner))
         for volume in objects.claims:
             self._make_claim(volume, owner)
-        for index in range(1, objects.count):
-            self._make_pod(objects.pod(index, owner))
+        self._make_pods([objects.pod(index, owner) for index in range(1, objects.count)])
+
+    def _make_pods(self, manifests: Sequence[Manifest]) -> None:
+        for manifest in manifests:
+            self._make_pod(manifest)
 
     def _make_pod(self, manifest: Manifest) -> Manifest:
         metadata: Any = manifest["metadata"]
@@ -237,34 +263,13 @@ class Session:
 
     def _admit(self, index: int, address: str) -> None:
         name = self._objects.names[index]
-        report = self._report_of(index)
-        pod = decode_report(report)
-        expected = (f"pod-{index}", address, self._host_keys[index].public)
+        pod = decode_report(report_of(self._api, index, name, self._check_open))
+        expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(f"pod-{index} ({name}) reports itself as {pod.name} at {pod.address}, not {address}")
         if self._forward:
             pod = self._forwarded(index, pod)
         self._pods[index] = replace(pod, versions={**pod.versions, "workbench": VERSION})
-
-    def _report_of(self, index: int) -> str:
-        """Find who a pod says it is; its log may take a moment to be there."""
-        deadline = time.monotonic() + _REPORT_S
-        while True:
-            text, trouble = "", None
-            try:
-                text = self._api.log(self._objects.names[index], _LOG_LINES)
-            except ApiRefusal as error:
-                trouble = error
-            reports = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
-            if reports:
-                return reports[-1]
-            self._check_open()
-            if trouble is not None and (trouble.status in (401, 403) or time.monotonic() > deadline):
-                raise trouble
-            if time.monotonic() > deadline:
-                lines = _tail(text.splitlines())
-                raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{lines}")
-            self._closed.wait(0.1)
 
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
@@ -291,15 +296,12 @@ class Session:
             name = f"pod-{index}"
             self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
 
-    def _await_gone(self, watched: WatchedObjects, names: Collection[str]) -> None:
+    def _await_gone(self, watched: WatchedObjects, names: set[str]) -> None:
         """Wait until the kubelets have ended the pods; one whose node is lost is not waited for long."""
         deadline = time.monotonic() + _GONE_S
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: not any(item["metadata"]["name"] in names for item in watched.objects.values()),
-                    max(0.0, deadline - time.monotonic()),
-                )
+                self._changed.wait_for(lambda: not names & watched.names, max(0.0, deadline - time.monotonic()))
             left, _ = self._api.list("pod", label_selector=self._objects.selector)  # a watch that broke sees nothing
             if not left or time.monotonic() > deadline:
                 break

@@ -1,16 +1,22 @@
-"""Why the pods of a start are not up yet, and for how long their images are being pulled by this machine's clock."""
+"""Why the pods of a start are not up yet, for how long their images are being pulled, and who one says it is."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from workbench.base.errors import PodError
 from workbench.base.words import duration
+from workbench.pods.guest.pod_main import REPORT
+from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
 from workbench.pods.kubernetes.status import is_pulling, why
 
 LOOK_S = 5.0
 """How often the time of a pull is told anew."""
+_REPORT_S = 5.0
+_LOG_LINES = 200
+_LAST_LINES = 20
 
 
 class Waits:
@@ -40,3 +46,24 @@ class Waits:
 def listed(waits: Mapping[int, str]) -> str:
     """Return pods with their reasons as one text."""
     return ", ".join(f"pod-{index}" + (f" ({reason})" if reason else "") for index, reason in waits.items())
+
+
+def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None]) -> str:
+    """Find who a pod that is up says it is; its log may take a moment to be there."""
+    deadline = time.monotonic() + _REPORT_S
+    while True:
+        text, trouble = "", None
+        try:
+            text = api.log(name, _LOG_LINES)
+        except ApiRefusal as error:
+            trouble = error
+        reports = [line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)]
+        if reports:
+            return reports[-1]
+        check_open()
+        if trouble is not None and (trouble.status in (401, 403) or time.monotonic() > deadline):
+            raise trouble
+        if time.monotonic() > deadline:
+            lines = "\n".join(text.splitlines()[-_LAST_LINES:]) or "(nothing)"
+            raise PodError(f"pod-{index} is up, but its log does not say who it is:\n{lines}")
+        time.sleep(0.1)

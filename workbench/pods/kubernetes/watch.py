@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
@@ -36,6 +36,15 @@ class WatchedObjects:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"watch of {kind}s", daemon=True)
         self._thread.start()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of what is there. Read it with the lock held."""
+        return {str(item["metadata"]["name"]) for item in self.objects.values()}
+
+    def forget(self, names: Collection[str]) -> None:
+        """Leave out of `gone` what had one of these names, for others take them; the lock is held."""
+        self.gone = {uid: gone for uid, gone in self.gone.items() if gone[0]["metadata"]["name"] not in names}
 
     def close(self) -> None:
         self._closed.set()

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -107,6 +107,18 @@ class LocalPods(Place):
         if all(ended) or not all(lives.values()):
             context.report("pods have ended; starting them again in their folders")
             self._launch_again([pod for pod in pods if all(ended) or not lives[pod.name]], spec, context)
+        return self.refresh()
+
+    def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Start lost pods again in their folders, at their addresses; see `PodBackend.restore`."""
+        for worker in self._workers:
+            if worker.config.name in lost:
+                worker.process.kill()
+                worker.process.wait(_STOP_S)
+        pods = [pod for pod in self.refresh() if pod.name in lost]
+        if len(pods) == len(self._workers) and self._fork_server is not None:
+            self._fork_server.end()
+        self._launch_again(pods, spec, context)
         return self.refresh()
 
     def _launch_again(self, lost: Sequence[Pod], spec: PodSpec, context: LaunchContext) -> None:

@@ -72,6 +72,13 @@ def keep_newest(folder: Path, most: int = 2) -> list[int]:
     return steps[:most]
 
 
+def remove_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints of later steps, which are damaged: their steps come again."""
+    for path in folder.glob("step-*"):
+        if number_in(path.name, "step") > step:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def number_in(name: str, what: str) -> int:
     """Return the number in the name of a step's or a rank's folder; -1 for any other name.
 

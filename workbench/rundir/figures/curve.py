@@ -21,6 +21,12 @@ class Curve:
             self._y.append(value)
             self._time_s.append(time_s)
 
+    def cut(self, x: float) -> None:
+        """Take away what was added last, as far as it lies beyond x: a run went back there."""
+        while self._x and self._x[-1] > x:
+            for values in (self._x, self._y, self._time_s):
+                values.pop()
+
     @property
     def last(self) -> float | None:
         return self._y[-1] if self._y else None

@@ -43,15 +43,20 @@ class ScalarWriter:
         """Write the scalars of an event at its step; one without a step or numbers is passed over."""
         scalars = scalars_of(event)
         step = event.whole("step")
-        if not scalars or step is None:
+        if not (scalars or event.kind == EventKind.RESTARTED) or step is None:
             return
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
+        from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if self._writer is None:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
             self._writer = EventFileWriter(str(self._folder), flush_secs=2)
+        if event.kind == EventKind.RESTARTED:  # TensorBoard leaves out what is there of later steps
+            begin = SessionLog(status=SessionLog.SessionStatus.START)
+            self._writer.add_event(TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin))
+            return
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._writer.add_event(TensorBoardEvent(wall_time=event.time_s, step=step, summary=Summary(value=values)))
 

@@ -79,6 +79,7 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
         path=str(folder / f"{name}-call.py"),
         launcher=job.launcher,
         stall_timeout_s=job.stall_timeout_s,
+        restarts=job.restarts,
         env=job.env,
         outputs=[f"{RETURNED}/rank-*"],
     )

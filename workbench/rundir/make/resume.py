@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_json
+from workbench.base.files import read_json, write_json
 from workbench.base.json_values import part
 from workbench.base.package import file_digest
 from workbench.jobs.choices import Sampling
 from workbench.jobs.data.sources.hub import Hub
+from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
-from workbench.rundir.checkpoints.choose import Checkpoint, newest_good
+from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint, newest_good, remove_after
 from workbench.rundir.paths import RunPaths
 
 AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
@@ -54,12 +55,42 @@ def resume_checkpoint(
     _check_rows(paths, made, root, resolved)
     if resolved["deepspeed"] != made.get("deepspeed"):
         raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
-    if checkpoint.world_size != world_size:
-        raise ConfigError(
-            f"the checkpoint in {root} is of {checkpoint.world_size} ranks, and this run has {world_size}; "
-            "resume with as many pods and slots"
-        )
+    _check_ranks(checkpoint, world_size, root)
     return checkpoint
+
+
+def write_resumption(paths: RunPaths, *, gpus: int, before: int, ranks: int, last_step: int | None) -> int:
+    """Let the inputs of a run, of `before` ranks, be those of going on with its newest good checkpoint on `ranks`.
+
+    Return the step of that, 0 for the beginning. A ConfigError says why it cannot go on so.
+    """
+    made = read_json(paths.job)
+    job = FineTune.from_dict(made["job"])
+    try:
+        own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
+    except ConfigError:
+        own = None
+    checkpoint = own or (CHECKPOINT.validate_python(made["resume"]) if "resume" in made else None)
+    job = job if ranks == before else job.on_ranks(ranks, before)
+    if checkpoint is not None:
+        _check_ranks(checkpoint, ranks, paths.root)
+        remove_after(paths.checkpoints, checkpoint.step)
+        resume = CHECKPOINT.dump_python(checkpoint, mode="json")
+        made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
+        job = job.replace(resume=str(paths.root)) if own else job
+    deepspeed = resolve(job, gpus=gpus, world_size=ranks)
+    write_json(paths.job, {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed})
+    if deepspeed is not None:
+        write_json(paths.deepspeed, deepspeed)
+    return 0 if checkpoint is None else checkpoint.step
+
+
+def _check_ranks(checkpoint: Checkpoint, ranks: int, root: Path) -> None:
+    if checkpoint.world_size != ranks:
+        raise ConfigError(
+            f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} ranks, and this run has "
+            f"{ranks}; resume with as many pods and slots"
+        )
 
 
 def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:

@@ -1,0 +1,175 @@
+"""What counts as a loss after which a run goes on, with what it goes on, and how its history reads then."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from takeover import curve
+
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json
+from workbench.jobs.finetune import FineTune
+from workbench.keeper.link.context import Wishes
+from workbench.keeper.run.restart import loss_of, restored
+from workbench.keeper.watch.ledger import RunLedger
+from workbench.results.losses import read_losses
+from workbench.rundir.checkpoints.manifest import write_manifest
+from workbench.rundir.events import Event, format_event, parse_event, read_events
+from workbench.rundir.journal import Journal
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.make.resume import write_resumption
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunFault
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
+from workbench.rundir.view import RunView
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (RunFault(kind="pod", pod="pod-2", message="it was evicted"), "pod-2 was lost"),
+        (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGTERM"), "rank 1 on pod-1 was killed by"),
+        (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL; its memory limit was reached"), ""),
+        (RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGSEGV"), ""),
+        (RunFault(kind="ValueError", rank=0, pod="pod-0", message="killed by SIGKILL"), ""),
+        (RunFault(kind="network", message="no sign from any pod"), ""),
+        (RunFault(kind="stall", rank=0, message="no step for 60 s"), ""),
+    ],
+)
+def test_only_what_came_from_outside_is_a_loss(fault: RunFault, what: str) -> None:
+    assert loss_of(RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3), fault).startswith(what or "")
+    assert bool(loss_of(RunLedger(pods=[], world_size=3), fault)) is bool(what)
+
+
+def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> None:
+    ledger = RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3, lost={"pod-2": "gone", "pod-1": "gone"})
+    assert loss_of(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0")) == "pod-1 and pod-2 were lost"
+
+
+def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> Any:
+    def restore(_lost: object) -> Mapping[str, str]:
+        if hold is not None:
+            hold.wait(10)
+        return left
+
+    links = [SimpleNamespace(pod=SimpleNamespace(name=f"pod-{i}")) for i in range(2)]
+    return SimpleNamespace(restore=restore, links=links)
+
+
+def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:
+    links = restored(context_of({"pod-1": "its host does not answer"}), ["pod-1"], Wishes())
+    assert [link.pod.name for link in links or ()] == ["pod-0"]
+    with pytest.raises(RunError, match="its host does not answer; so does this"):
+        left = {"pod-1": "its host does not answer", "pod-0": "so does this"}
+        restored(context_of(left), ["pod-0", "pod-1"], Wishes())
+
+
+def test_nobody_waits_for_a_pod_of_a_run_that_is_cancelled() -> None:
+    hold, wishes = threading.Event(), Wishes()
+    threading.Timer(0.1, wishes.cancel.set).start()
+    assert restored(context_of({}, hold), ["pod-1"], wishes) is None
+    hold.set()
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    """A prepared run of three ranks."""
+    job = FineTune(dataset={"kind": "wikisql-mini", "train_rows": 24, "eval_rows": 4}, technique="zero1", restarts=1)
+    return prepare_run(RunSpec(cluster=ClusterSpec(count=3), job=job), root=tmp_path / "run").paths
+
+
+def checkpoint(paths: RunPaths, step: int, ranks: int) -> None:
+    for rank in range(ranks):
+        part = paths.checkpoints / f"step-{step}" / f"pod-{rank}" / f"rank-{rank}"
+        part.mkdir(parents=True)
+        (part / "state.json").write_text("{}")
+        write_manifest(part, step=step, rank=rank, world_size=ranks)
+
+
+def resumption(paths: RunPaths, ranks: int, last_step: int | None = None) -> tuple[int, dict[str, Any]]:
+    step = write_resumption(paths, gpus=0, before=3, ranks=ranks, last_step=last_step)
+    return step, read_json(paths.job)
+
+
+def test_a_run_goes_on_from_its_own_newest_good_checkpoint(paths: RunPaths) -> None:
+    for step in (2, 4, 6):
+        checkpoint(paths, step, 3)
+    (paths.checkpoints / "step-6" / "pod-1" / "rank-1" / "state.json").write_text("damaged")
+    step, made = resumption(paths, 3)
+    assert (step, made["resume"]["step"], made["job"]["resume"]) == (4, 4, str(paths.root))
+    assert sorted(path.name for path in paths.checkpoints.iterdir()) == ["step-2", "step-4"]
+    assert resumption(paths, 3, last_step=4)[0] == 2, "after the last step nothing is left to do"
+
+
+def test_before_the_first_checkpoint_fewer_ranks_begin_again_with_the_same_batch(paths: RunPaths) -> None:
+    before = read_json(paths.job)
+    step, made = resumption(paths, 2)
+    assert step == 0
+    assert "resume" not in made
+    micro, accumulation = made["job"]["per_device_train_batch_size"], made["job"]["gradient_accumulation_steps"]
+    assert (micro * accumulation * 2, before["job"]["per_device_train_batch_size"] * 3) == (24, 24)
+    assert read_json(paths.deepspeed) == made["deepspeed"]
+
+
+def test_a_checkpoint_of_more_ranks_says_why_it_stops(paths: RunPaths) -> None:
+    checkpoint(paths, 4, 3)
+    with pytest.raises(ConfigError, match=r"checkpoint of step 4 in .* is of 3 ranks, and this run has 2"):
+        resumption(paths, 2)
+
+
+def test_a_batch_that_cannot_be_shared_evenly_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"global batch of 4 rows \(4 ranks\) cannot be shared evenly by 3"):
+        FineTune(per_device_train_batch_size=1).on_ranks(3, before=4)
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> RunPaths:
+    """A run directory whose run went back from step 5 to step 3."""
+    paths = RunPaths(tmp_path)
+    journal = Journal(paths)
+    for step in (1, 2, 3, 4, 5):
+        journal.event(event("step", 100.0 + step, step=step, max_steps=6, loss=1.0 / step))
+    loss = {"what": "pod-1 was lost", "why": "evicted", "lost_step": 5, "step": 3, "pods": 2, "ranks": 2}
+    journal.event(Event(time_s=116.0, rank=None, kind="restarted", data={**loss, "lost_s": 106.0}))
+    journal.event(event("resumed", 117.0, step=3))
+    journal.event(event("first_step", 120.0))
+    for step in (4, 5, 6):
+        journal.event(event("step", 116.0 + step, step=step, max_steps=6, loss=2.0 / step))
+    journal._close_scalars()
+    return paths
+
+
+def event(kind: str, time_s: float, **data: object) -> Event:
+    return Event(time_s=time_s, rank=0, kind=kind, data=data)
+
+
+def test_the_attempts_of_a_run_are_one_history(restarted: RunPaths) -> None:
+    (restarted.root / "run.json").write_text('{"id": "r", "submitted_s": 100}')
+    steps = [(4, 0.5), (5, 0.4), (6, 2 / 6)]
+    assert [(point.step, point.loss) for point in read_losses(restarted.root).train][3:] == steps
+    assert list(RunView(restarted.root).curves["loss"])[3:] == steps
+    totals = RunTotals.of(read_events(restarted.events))
+    (restart,) = totals.restarts
+    assert str(restart) == "pod-1 was lost at step 5; went on from step 3 with 2 pods after 14 s"
+    assert totals.facts(100.0)["restarts"] == [restart]
+    assert totals.progress(RunState.RUNNING, "").eta_s == 0.0
+    assert curve(SimpleNamespace(paths=restarted)) == [1, 2, 3, 4, 4, 5, 5, 6]  # type: ignore[arg-type]
+
+
+def test_tensorboard_shows_each_step_once(restarted: RunPaths) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(restarted.tensorboard)).Reload().Scalars("train/loss")
+    assert [scalar.step for scalar in shown] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_script_cannot_say_that_it_was_restarted() -> None:
+    line = format_event("restarted", rank=0, what="nothing")
+    assert parse_event(line, of_script=True) is None

@@ -1,0 +1,98 @@
+"""How a run goes on that lost pods, or had a rank killed from outside: what counts as that, and with what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
+from functools import partial
+
+from workbench.base.clock import now_s
+from workbench.base.errors import RunError
+from workbench.jobs.finetune import FineTune
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext, Wishes
+from workbench.keeper.watch.ledger import RunLedger
+from workbench.rundir.events import Event, EventKind
+from workbench.rundir.make.resume import write_resumption
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunFault
+
+_KILLED = ("killed by SIGKILL", "killed by SIGTERM")
+"""The whole message: one that adds that memory ran out is of a job that would die of it again."""
+_LOOK_S = 0.2
+
+
+def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
+    """Return the names of the pods that an attempt lost."""
+    return {*ledger.lost, fault.pod} if fault.kind == "pod" else set(ledger.lost)
+
+
+def loss_of(ledger: RunLedger, fault: RunFault) -> str:
+    """Return what an attempt lost, in words; empty where its end is the job's own.
+
+    Example:
+        >>> fault = RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL")
+        >>> loss_of(RunLedger(pods=[], world_size=2), fault)
+        'rank 1 on pod-1 was killed by SIGKILL'
+    """
+    if lost := sorted(pods_lost(ledger, fault)):
+        return f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost"
+    if fault.kind == "signal" and fault.message in _KILLED:
+        return f"rank {fault.rank} on {fault.pod} was {fault.message}"
+    return ""
+
+
+def restored(context: RunContext, lost: Collection[str], wishes: Wishes) -> Sequence[AgentLink] | None:
+    """Have lost pods replaced; return the lines to all that there are now, None where the run was cancelled first."""
+    pool = ThreadPoolExecutor(max_workers=1)
+    try:
+        task = pool.submit(context.restore, lost) if lost else None
+        while task is not None and not wishes.cancel.is_set():
+            try:
+                left = task.result(timeout=_LOOK_S)
+                if len(left) == len(context.links):
+                    raise RunError("; ".join(left.values()))
+                return [link for link in context.links if link.pod.name not in left]
+            except NotYet:
+                continue
+        return None if wishes.cancel.is_set() else context.links
+    finally:
+        pool.shutdown(wait=False)
+
+
+def gone_on(
+    context: RunContext, links: Sequence[AgentLink], ledger: RunLedger, loss: tuple[str, float, RunFault]
+) -> tuple[RunContext, Event]:
+    """Let a run begin once more on these pods, from its newest good checkpoint; return the event that says so."""
+    ranks, totals = len(context.places), ledger.totals
+    new = replace(context.on(links), restart=context.restart + 1, left=False)
+    step: int | None = None
+    match context.spec.job:
+        case FineTune():
+            gpus, last = context.spec.cluster.pods.gpus, totals.last_possible_step
+            step = write_resumption(context.paths, gpus=gpus, before=ranks, ranks=len(new.places), last_step=last)
+    new.everywhere(partial(_make_ready, new))
+    what, lost_s, fault = loss
+    data: dict[str, object] = {"what": what, "why": fault.message, "lost_step": totals.reached_step, "step": step}
+    data |= {"pods": len(links), "ranks": len(new.places), "lost_s": round(lost_s, 3)}
+    return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
+
+
+def _make_ready(context: RunContext, link: AgentLink) -> None:
+    """Leave no checkpoint of the attempt before on a pod, and its ranks' logs as they are here: they go on."""
+    pod, paths = context.on_pod(link), context.paths
+    link.ensure()
+    if isinstance(context.spec.job, FineTune):
+        link.run(["rm", "-rf", "--", *map(str, (pod.checkpoints, pod.resume, pod.stop))])
+    for rank in (place.rank for place in context.places if place.pod == link.pod.name):
+        link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(pod.rank(rank))])
+        _send_logs(link, paths, rank, str(pod.rank(rank)))
+
+
+def _send_logs(link: AgentLink, paths: RunPaths, rank: int, folder: str) -> None:
+    for stream in ("stdout", "stderr", "order"):
+        here = paths.rank_log(rank, stream)
+        if here.exists() and here.stat().st_size:
+            link.put_file(here, f"{folder}/{stream}.log")
