@@ -277,9 +277,8 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     rank, pod = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1", cluster.pods[1]
     halt_at(run, rank, 2)
     os.kill(pid_of(rank), signal.SIGKILL)
-    halt_at(run, rank, 6)
-    assert run.message.startswith("training")
-    assert "rank 1 on pod-1 was killed by SIGKILL at step" in run.message
+    until(lambda: "rank 1 on pod-1 was killed by SIGKILL at step" in run.message, why=lambda: run.message)
+    halt_at(run, rank, kept(run)[-1] + 2)
     os.kill(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"], signal.SIGKILL)
     result = run.wait(120, progress=False).raise_for_status()
     killed, lost = result.restarts
@@ -288,7 +287,7 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     assert "SIGKILL" in lost.why
     assert killed.step is not None
     assert lost.step is not None
-    assert 2 <= killed.step < 6 <= lost.step < STEPS
+    assert 2 <= killed.step < lost.step < STEPS
     assert result.resumed_step == lost.step
     assert result.message == f"every rank is done; {killed}; {lost}"
     assert all((restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts)

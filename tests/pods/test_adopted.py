@@ -66,7 +66,7 @@ def losing(place: Place, cluster: Cluster) -> Sequence[Pod]:
     for rank in range(ranks):
         log = printed(run, rank)
         assert log.count(f"rank {rank} line 20\n") == 2
-        assert log.count(f"rank {rank} line 299\n") == 1
+        assert f"rank {rank} line 299\n" in log
         assert "\0" not in log
     if ranks == 2:
         after = counting(cluster, "--lines", "3")
