@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import signal
@@ -39,8 +40,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster) -> Run:
-    """A run that nothing befell."""
-    run = submit(cluster)
+    """A run that nothing befell, some steps of which were traced."""
+    run = submit(cluster, trace_steps=2)
     run.wait(120, progress=False).raise_for_status()
     return run
 
@@ -298,6 +299,28 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     assert log.count('"kind": "first_step"') == 3, "one log for all attempts, on a pod that is another one too"
     assert "\0" not in log
     assert {pod.phase for pod in cluster.pods} == {"Running"}
+
+
+def test_epochs_workers_and_a_trace_are_told(whole: Run) -> None:
+    result = whole.result
+    assert sum(epoch.steps for epoch in result.epoch_times) == STEPS
+    assert [(worker.rank, worker.pod) for worker in result.workers] == [(0, "pod-0"), (1, "pod-1")]
+    for worker in result.workers:
+        assert worker.threads == 1
+        assert worker.seconds is not None and worker.seconds > 0
+        assert worker.peak_rss_gib is not None and worker.peak_rss_gib > 0.1
+        assert worker.cores
+    assert result.gpus == ()
+    text = str(whole)
+    assert "Epochs, without evaluations and checkpoints" in text and "Workers" in text
+    assert result.trace is not None
+    assert "Steps 2–3 of rank 0" in result.trace.caption
+    assert any("aten::" in str(row[0]) for row in result.trace.rows)
+    with gzip.open(whole.paths.trace) as trace:
+        names = {event.get("name") for event in json.load(trace)["traceEvents"]}
+    assert "aten::mm" in names or "aten::addmm" in names
+    card = result.to_html(whole.path / "card.html").read_text()
+    assert "Trace" in card and "ui.perfetto.dev" in card
 
 
 def halt_at(run: Run, rank: Path, step: int) -> None:

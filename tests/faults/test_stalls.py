@@ -13,6 +13,7 @@ from poll import until
 from workbench import FineTune, Run, Script
 from workbench.base.files import read_json
 from workbench.rundir.events import read_events
+from workbench.rundir.figures.flight import communication
 from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: 
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
     assert error.message.startswith("the last step was ") and "rank 1 on pod-1 is stopped by a signal" in error.message
+    (waits,) = communication(run.paths)
+    assert waits.startswith("collective ") and "gloo:" in waits and waits.endswith("rank 0 waits in it")
+    assert waits in error.message
 
 
 def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from workbench.base.process import look_up
 from workbench.worker.agent.clients.adopted import place_from
+from workbench.worker.agent.ranks.cores import shares
 
 CODE = """
 import os, sys, time
@@ -129,3 +130,24 @@ def test_flags_come_before_torch_before_openmpi():
     assert place_from({"rank": 0}, env)["rank"] == 0
     assert place_from({"rank": None}, env)["rank"] == 1
     assert place_from({}, env)["master_port"] == 29500 and place_from({}, env)["master_addr"] is None
+
+
+BOUND = """
+import os, time
+first = os.sched_getaffinity(0)
+while os.environ["WAITS"] and os.sched_getaffinity(0) == first and len(first) > 1:
+    time.sleep(0.01)
+print("cores", *sorted(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core cannot be shared")
+def test_ranks_on_cpus_share_the_cores_of_their_pod_unless_their_user_binds_them(agent):
+    cores = sorted(os.sched_getaffinity(0))
+    given = shares(cores, 2, 1)
+    theirs = {"WAITS": "", "OMP_PLACES": "cores"}
+    for run, env, expected in (("ours", {"WAITS": "1"}, given), ("theirs", theirs, [cores] * 2)):
+        agent.start(run, BOUND, ranks=2, binding="always", env=env)
+        agent.until_exited(run)
+        printed = [(agent.root / f"runs/{run}/rank-{rank}/stdout.log").read_text().split()[1:] for rank in (0, 1)]
+        assert printed == [[str(core) for core in each] for each in expected]

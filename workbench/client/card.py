@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -11,10 +11,12 @@ from typing import TypeVar
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_json, write_bytes
 from workbench.base.shown import as_page
+from workbench.base.table import Grid
 from workbench.client.result import RunResult
 from workbench.results.answers.predictions import Predictions
 from workbench.results.profile.parse import Profile
 from workbench.results.recipe import Recipe, recipe_of
+from workbench.rundir.figures.flight import communication
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 from workbench.rundir.view import RunView
@@ -29,7 +31,10 @@ class Card:
     result: RunResult
     view: RunView | None
     profile: Profile | None
+    trace: Grid | None
     predictions: Predictions | None
+    communication: Sequence[str]
+    """What torch's flight recorder and NCCL say of its collectives, a line each."""
     recipe: Recipe
     spec: str
     missing: tuple[str, ...]
@@ -55,7 +60,9 @@ def card_of(result: RunResult, name: str = "card.html") -> Card:
         result=result,
         view=readable("curves and logs", lambda: RunView(result.path)),
         profile=readable("FLOPS profile", lambda: result.profile),
+        trace=result.trace,
         predictions=readable("answers", lambda: result.predictions),
+        communication=communication(RunPaths(result.path)),
         recipe=recipe_of(result),
         spec=json.dumps(stored(spec), indent=1) if spec else "",
         missing=tuple(missing),

@@ -8,11 +8,13 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunFailed
 from workbench.base.shown import Shown
+from workbench.base.table import Grid
 from workbench.base.words import counted, plain, printable
 from workbench.jobs.choices import Peft
 from workbench.results import speed
 from workbench.results.answers.predictions import Predictions, read_predictions
 from workbench.results.profile.parse import Profile, read_profile
+from workbench.results.profile.trace import read_trace
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.state import RunState
@@ -54,6 +56,11 @@ class RunResult(Shown, ResultRecord):
         """The FLOPS profile, parsed; None where the profiler did not run."""
         path = RunPaths(self.path).profile
         return read_profile(path, self.train_samples_per_s) if path.exists() else None
+
+    @property
+    def trace(self) -> Grid | None:
+        """The costliest operators of the steps that `trace_steps` had traced; None where none were."""
+        return read_trace(RunPaths(self.path))
 
     @property
     def predictions(self) -> Predictions | None:

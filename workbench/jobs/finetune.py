@@ -235,6 +235,9 @@ class FineTune(Record):
     """Trackers that get the metrics too, where they are installed: `wandb`, `mlflow`."""
     profile_step: Count = 5
     """The optimizer step on which the FLOPS profiler looks; 0 for never."""
+    trace_steps: Annotated[Count, Unit("steps")] = 0
+    """Optimizer steps of rank 0 that torch's profiler traces, from the second on, into `trace.json.gz` of the run
+    directory; `result.trace` has the costliest operators. Rates leave these steps out. Default 0: none."""
     predict_rows: Count = 64
     """Evaluation rows that the trained model answers at the end, for the exact match; 0 for none."""
     seed: Count = 0

@@ -98,6 +98,10 @@ class RunPaths:
         """Return the log of a rank; `stream` is stdout or stderr, or `order`: how far which of them came by turns."""
         return self.logs / f"rank-{rank}.{stream}.log"
 
+    def flight(self, rank: int) -> Path:
+        """Return where a rank's last collectives are, of a run that stood still."""
+        return self.logs / f"flight-{rank}.json"
+
     stacks = _Below("logs/stacks.txt")
     """Where every rank was when the run last stood still; absent where it never did."""
     launcher_log = _Below("logs/launcher.log")
@@ -109,6 +113,10 @@ class RunPaths:
     """What the notebook could not answer of it; gone once it is answered."""
     profile = _Below("profile.txt")
     """The FLOPS profiler's own report."""
+    trace = _Below("trace.json.gz")
+    """What torch's profiler saw of some steps, in Chrome's format; absent where none was asked for."""
+    trace_operators = _Below("trace-operators.json")
+    """The costliest operators in it."""
     predictions = _Below("predictions.jsonl")
     """One JSON object a line: source, expected, predicted, exact_match."""
     outputs = _Below("outputs")
@@ -149,8 +157,11 @@ def is_output(name: str) -> bool:
     return first == "outputs" and bool(parts) and plain
 
 
+FLIGHT = "flight.json"
+"""In a rank's folder on its pod: its last collectives, from torch's flight recorder, written when it stood still."""
 _LONGEST_NAME = 240  # bytes of one part; a file on its way has some more
-_LEFT = ("predictions.jsonl", "profile.txt")
+TRACE, TRACE_OPERATORS = "trace.json.gz", "trace-operators.json"
+_LEFT = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)
 
 
 @dataclass(frozen=True, slots=True)

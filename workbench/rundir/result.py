@@ -17,6 +17,7 @@ from workbench.base.json_values import number
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
 from workbench.jobs.choices import Peft
+from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.queue import is_own
 from workbench.rundir.state import RunState
@@ -172,6 +173,12 @@ class ResultRecord(Measurements):
     """Parameters of the whole model, adapters included."""
     trainable_parameters: Whole | None = None
     """Those of them that were trained."""
+    epoch_times: tuple[EpochTime, ...] = ()
+    """What each pass over the training rows took."""
+    workers: tuple[WorkerUse, ...] = ()
+    """Time and memory of each rank; after a restart, of its ranks since."""
+    gpus: tuple[GpuUse, ...] = ()
+    """Memory and load of each GPU, by its driver."""
     restarts: tuple[Restart, ...] = ()
     """What it lost on its way, and how it went on; empty where it lost nothing."""
     resumed_step: Whole | None = None

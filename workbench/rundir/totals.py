@@ -11,6 +11,7 @@ from workbench.base.json_values import number, numbers_of, whole
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.progress import Progress
+from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
@@ -51,6 +52,8 @@ class RunTotals:
         """The other figures of the last evaluation, by name."""
         self.notes: list[str] = []
         """What rank 0 wants said of the run, whatever becomes of it."""
+        self.book = WorkerBook()
+        """Its epochs, and what each worker and GPU took."""
         self.restarts: list[Restart] = []
         """What it lost, and how it went on."""
         self.model_step: int | None = None
@@ -74,6 +77,7 @@ class RunTotals:
     def take(self, event: Event) -> tuple[RunState, str] | None:
         """Take in the next event; return the state and the words for it where the run comes to something new."""
         self.last_s = event.time_s
+        self.book.take(event)
         rank = event.rank
         match event.kind:
             case EventKind.STEP:
@@ -176,6 +180,9 @@ class RunTotals:
         facts |= {
             "resumed_step": self._resumed_step,
             "restarts": self.restarts,
+            "epoch_times": self.book.epochs,
+            "workers": self.book.workers,
+            "gpus": self.book.gpus,
             "first_eval_loss": self._first_eval_loss,
             # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
             **(

@@ -20,14 +20,18 @@ def run_links(paths: RunPaths) -> list[Link]:
     if not below or not paths.result.exists():
         return []
     card = ("run card", f"{base}workbench/api/card?{urlencode({'of': below})}")
+    links = [card]
+    if paths.trace.is_file():
+        where = f"{base}files/{quote(f'{below}/{paths.trace.name}')}"
+        links.append((f"{paths.trace.name} ({size(paths.trace.stat().st_size)})", where))
     files = [path for path in paths.model.rglob("*") if path.is_file()]
     if not files:
-        return [card]
+        return links
     name, where = "model.zip", f"{base}workbench/api/model?{urlencode({'of': below})}"
     if len(files) == 1:
         name = files[0].name
         where = f"{base}files/{quote(f'{below}/{files[0].relative_to(paths.root)}')}"
-    return [card, (f"{name} ({size(sum(path.stat().st_size for path in files))})", where)]
+    return [*links, (f"{name} ({size(sum(path.stat().st_size for path in files))})", where)]
 
 
 def report_links(folder: Path) -> list[Link]:

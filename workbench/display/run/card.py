@@ -52,8 +52,10 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
     sections: dict[str, list[Block]] = {
         "What happened": [*run_view_doc(card.view, alone=True).blocks] if card.view else [],
         "Facts": [*([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks), *versions],
+        "Communication": [Items(card.communication)] if card.communication else [],
         "Answers": _answers(card),
         "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
+        "Trace": [Table(card.trace)] if card.trace else [],
         "How it was started": _started(card),
         "Repeat it": _recipe(card.recipe, card.name, anchor) if carry else [],
     }

@@ -273,7 +273,8 @@ def _files_left(view: RunView) -> str:
     paths = view.paths
     named = (
         ("model", paths.model), ("outputs", paths.outputs), ("predictions", paths.predictions),
-        ("profile", paths.profile), ("logs", paths.logs), ("TensorBoard files", paths.tensorboard),
+        ("profile", paths.profile), ("trace", paths.trace), ("logs", paths.logs),
+        ("TensorBoard files", paths.tensorboard),
     )  # fmt: skip
     there = [name for name, path in named if _is_there(path)]
     return f"Files: {', '.join(there)} in {paths.root}" if there else f"Files: in {paths.root}"

@@ -12,12 +12,13 @@ from workbench.base.table import text_table
 from workbench.base.words import plain
 from workbench.client.run import Run
 from workbench.display.failure.fault import fault_text
-from workbench.display.kit.doc import Doc, Note, Raw
+from workbench.display.kit.doc import Doc, Note, Raw, Table, blocks_html
 from workbench.display.kit.logs import fold, folded_text, ranks_word
 from workbench.display.kit.plots import CURVE_TITLES, curves_svg, memory_svg
 from workbench.display.kit.style import framed
 from workbench.display.kit.templates import macro
 from workbench.display.run.facts import RunFacts, facts_of
+from workbench.display.run.workers import worker_grids
 from workbench.rundir.view import RunView
 
 _BAR = 30
@@ -60,6 +61,7 @@ class RunPage:
         """Take in the view; `folds` is what the user unfolded, by title; `alone`: the page outlives its cluster."""
         self.facts = facts_of(view, alone=alone)
         self._view, self._plot = view, plot
+        self._grids = worker_grids(view.totals.book)
         self._folds = {} if folds is None else folds
         self._is_whole = folds is None or view.state.is_terminal
         self._folded = fold({rank: view.log(rank).lines[-_FOLDED_LINES:] for rank in view.ranks})
@@ -76,6 +78,7 @@ class RunPage:
         if facts.card:
             parts.append(fault_text(facts.card))
         parts += facts.receipt
+        parts += [text_table(grid) for grid in self._grids]
         if lines := self._folded[-_TEXT_LINES:]:
             parts += ["Last lines of the logs, by rank:", folded_text(lines, self._view.world_size)]
         return "\n".join(parts)
@@ -91,6 +94,7 @@ class RunPage:
             [(ranks_word(line.ranks, view.world_size), line.text) for line in self._folded[-_PAGE_LINES:]],
             self._logs() if view.world_size > 1 else [],
             self._folds,
+            blocks_html([Table(grid) for grid in self._grids]),
         )
 
     def _curves(self) -> list[tuple[str, str]]:

@@ -29,6 +29,8 @@ from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
 
 _UNPACKED_S = 600.0
+_BINDING = {"local": "", "ssh": "always"}
+"""By kind of place, when its agents bind ranks on CPUs to cores."""
 
 
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
@@ -64,6 +66,8 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
         "entry": entry,
         # Also of torch's and MKL's own pools: 3 pods of one core each must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),
+        # Pods of one machine may have the same cores; a host is one pod's alone.
+        "binding": "" if spec.gpus else _BINDING.get(str(context.spec.cluster.backend.get("kind")), "cpuset"),
     }
 
 

@@ -6,16 +6,24 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import read_json
+from workbench.jobs.finetune import FineTune
 from workbench.keeper.launch.process import LauncherProcess
+from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.stall import Stall, StallWatch, culprits, innermost
+from workbench.rundir.figures.flight import flight_words, flights
 from workbench.rundir.outcome import RankStatus
+from workbench.rundir.paths import FLIGHT
 from workbench.rundir.result import RunFault
 
 logger = logging.getLogger(__name__)
 _FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+) in (\S+)')
+_WRITTEN_S = 1.0
 _NAMED = 3  # ranks that a remark names; the file has all
 
 
@@ -30,6 +38,7 @@ class StallGuard:
         self._ask_stacks = ask_stacks
         self._limit_s = context.spec.job.stall_timeout_s
         self._stacks: Mapping[int, str] = {}
+        self._flight: list[str] = []
         self._launcher_halted_at: float | None = None
 
     def look(self, ledger: RunLedger, launcher: LauncherProcess | None) -> RunFault | None:
@@ -38,12 +47,14 @@ class StallGuard:
             ledger.ranks, training=ledger.in_steps, least_s=self._limit_s
         )
         if stall is None:
-            self.remark, self._stacks = "", {}
+            self.remark, self._stacks, self._flight = "", {}, []
             return None
         if not self._stacks and ledger.started:
             self._stacks = self._keep_stacks(ledger.ranks)
+            self._flight = self._keep_flight()
         blamed = stall.suspects if stall.halted else culprits(stall.suspects, self._stacks)
         parts = [stall.what, *map(self._words, blamed[:_NAMED])]
+        parts += self._flight[:_NAMED]
         parts += [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"] if self._stacks else []
         self.remark = "; ".join(filter(None, parts))
         if self._limit_s is None or stall.seconds < self._limit_s:
@@ -79,6 +90,22 @@ class StallGuard:
         except OSError as error:
             logger.warning("cannot keep the stacks: %s", error)
         return stacks
+
+    def _keep_flight(self) -> list[str]:
+        """Bring each rank's last collectives here, which it writes down a moment after its stacks."""
+        context = self._context
+        if not isinstance(context.spec.job, FineTune):
+            return []
+        time.sleep(_WRITTEN_S)
+
+        def fetch(link: AgentLink) -> None:
+            for rank in (place.rank for place in context.places if place.pod == link.pod.name):
+                with suppress(WorkbenchError, OSError):  # one that is stopped writes nothing
+                    link.get(str(context.on_pod(link).rank(rank) / FLIGHT), context.paths.flight(rank))
+
+        context.everywhere(fetch)
+        dumps = {rank: read_json(path) for rank, path in flights(context.paths)}
+        return flight_words(dumps)
 
     def _fault(self, rank: RankStatus | None) -> RunFault:
         message = f"{self.remark}; ended as stall_timeout_s={self._limit_s:g} asks"

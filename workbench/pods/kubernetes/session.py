@@ -62,8 +62,7 @@ class Session:
 
     def open(self) -> list[Pod]:
         """Make all objects and wait until every pod listens; see `PodBackend.launch`."""
-        selector = self._objects.selector
-        self._watched = WatchedObjects(self._api, "pod", self._changed, label_selector=selector)
+        self._watched = WatchedObjects(self._api, "pod", self._changed, label_selector=self._objects.selector)
         return self._await_made(self._make_all)
 
     def _await_made(self, make: Callable[[], None]) -> list[Pod]:
@@ -87,9 +86,8 @@ class Session:
             watched.forget(names)
         before, self._pods = self._pods, {index: pod for index, pod in self._pods.items() if index not in lost}
         owner = Owner(name=self._objects.names[0], uid=dict(made)[self._objects.names[0]])
-        again = [self._objects.pod(index, owner) for index in lost]
         try:
-            return self._await_made(partial(self._make_pods, again))
+            return self._await_made(partial(self._make_pods, [self._objects.pod(index, owner) for index in lost]))
         finally:
             self._pods = {**before, **self._pods}
 

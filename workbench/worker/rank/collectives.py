@@ -31,6 +31,11 @@ def world_size() -> int:
     return dist.get_world_size() if connected() else 1
 
 
+def backend() -> str:
+    """Return the library of the collectives, "gloo" or "nccl"; empty for a process that is alone."""
+    return str(dist.get_backend()) if connected() else ""
+
+
 def barrier() -> None:
     """Wait until every rank is here."""
     if connected():

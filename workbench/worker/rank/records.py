@@ -58,3 +58,14 @@ def device() -> str:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.machine()
+
+
+def cores() -> str:
+    """Write the cores that this process may run on as ranges, `0-3,8`."""
+    ranges: list[list[int]] = []
+    for core in sorted(os.sched_getaffinity(0)):
+        if ranges and core == ranges[-1][1] + 1:
+            ranges[-1][1] = core
+        else:
+            ranges.append([core, core])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -69,26 +69,44 @@ class StepClock:
 class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
     """Turn the Trainer's progress into events."""
 
-    def __init__(self, clock: StepClock, *, samples: float, profile_step: int, scales_loss: bool = False) -> None:
+    def __init__(
+        self,
+        clock: StepClock,
+        *,
+        samples: float,
+        profile_step: int,
+        scales_loss: bool = False,
+        traced: range = range(0),
+    ) -> None:
+        self.traced = traced
         self.scales_loss = scales_loss
         self.clock = clock
         self.samples = samples
         """Rows of a step; of packed ones the texts in them, on average."""
         self.profile_step = profile_step
         self._learning_rate: float | None = None
+        self._epoch = 0, 0.0
 
     def on_step_begin(self, _args: Any, _state: Any, _control: Any, lr_scheduler: Any = None, **_: Any) -> None:
         """Note the learning rate of the step: afterwards a DeepSpeed optimizer's is already the next one's."""
         self._learning_rate = float(lr_scheduler.get_last_lr()[0])
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        self.clock.step(self.samples, profiled=state.global_step == self.profile_step)
+        self.clock.step(self.samples, profiled=self._is_profiled(state.global_step))
         if state.global_step == 1:
             emit("first_step")
             emit_memory(1)
 
-    def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
-        """Have the last evaluation happen before training ends: trackers close their run then."""
+    def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Take note of where the epoch begins."""
+        self._epoch = state.global_step, self.clock.runtime_s
+
+    def on_epoch_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Tell what the epoch took, and have the last evaluation happen before training ends: trackers close then."""
+        steps, total_s = state.global_step - self._epoch[0], self.clock.runtime_s
+        if steps:
+            seconds = round(total_s - self._epoch[1], 3)
+            emit("epoch", epoch=round(state.epoch or 0.0, 4), steps=steps, seconds=seconds, total_s=round(total_s, 3))
         if control.should_training_stop:
             control.should_evaluate = True
 
@@ -121,8 +139,11 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             learning_rate=self._learning_rate,
             samples_per_s=rate,
             train_samples_per_s=round(self.clock.samples_per_s, 3),
-            **({"profiled": True} if state.global_step == self.profile_step else {}),
+            **({"profiled": True} if self._is_profiled(state.global_step) else {}),
         )
+
+    def _is_profiled(self, step: int) -> bool:
+        return step == self.profile_step or step in self.traced
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types

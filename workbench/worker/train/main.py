@@ -7,8 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer
 
+from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
 from workbench.jobs.adapters import Fsdp, LocalSgd
 from workbench.jobs.choices import Communication, Peft, Precision, Technique
@@ -36,6 +38,7 @@ from workbench.worker.train.evaluation import Evaluator, note, questions
 from workbench.worker.train.meter import StepMeter
 from workbench.worker.train.profile import StepProfiler, step_to_profile
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
+from workbench.worker.train.trace import StepTrace, steps_to_trace
 from workbench.worker.train.trainer import FineTuner
 
 
@@ -66,7 +69,8 @@ def _run(work: Assignment) -> None:
     trainer.add_callback(stop)
     trainer.keep_checkpoints(work, stop)
     trainer.write_model = lambda: _save(work, trainer, loaded)
-    emit("device", name=report.device())
+    used = {"pod": pod_name(), "threads": torch.get_num_threads(), "cores": report.cores(), "backend": ranks.backend()}
+    emit("device", name=report.device(), **used)
     _start(work, trainer, rows)
     phase("training")
     step = _train(trainer)
@@ -130,13 +134,19 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     )
     # The profiler counts calls of torch's functions, which compiled code does not make.
     asked = 0 if work.job.torch_compile else work.job.profile_step
-    profile_step = step_to_profile(asked, after=work.resumed_step, last=_steps(work, len(train)))
+    last = _steps(work, len(train))
+    profile_step = step_to_profile(asked, after=work.resumed_step, last=last)
+    traced = steps_to_trace(job.trace_steps, after=work.resumed_step, last=last, profiled=profile_step)
     check.trainer = trainer
     trainer.add_callback(check)
     scaled = work.job.precision == Precision.FP16
     trainer.tell_first(
         EventCallback(
-            clock, samples=work.global_batch * count / len(train), profile_step=profile_step, scales_loss=scaled
+            clock,
+            samples=work.global_batch * count / len(train),
+            profile_step=profile_step,
+            scales_loss=scaled,
+            traced=traced,
         )
     )
     if job.communication == Communication.BF16:
@@ -145,6 +155,8 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
         trainer.add_callback(PackingCheck(trainer, encoder.collator))
+    if traced and work.rank == 0:
+        trainer.add_callback(StepTrace(traced, work.out))
     if profile_step and work.rank == 0:
         trainer.profiler = StepProfiler(
             loaded.model,

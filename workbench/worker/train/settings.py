@@ -25,7 +25,7 @@ from workbench.jobs.refusals import check_ranks
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
 from workbench.worker.rank import collectives as ranks
-from workbench.worker.rank import store
+from workbench.worker.rank import flight, store
 from workbench.worker.standalone import prepare, training_options
 
 _BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
@@ -132,6 +132,7 @@ def prepare_process(work: Assignment) -> None:
         _clear_stale_locks()
     store.install()
     stacks.write_on_signal(work.rank_folder)
+    flight.record(work.rank_folder)
     deepspeed = work.technique.uses_deepspeed
     prepare(single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout)
 

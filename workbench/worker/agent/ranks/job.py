@@ -13,6 +13,7 @@ from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, mar
 from workbench.worker.agent.machine.cgroup import OomWatch
 from workbench.worker.agent.ranks import stacks
 from workbench.worker.agent.ranks.chunks import Readable, read_chunks
+from workbench.worker.agent.ranks.cores import bind
 from workbench.worker.agent.ranks.output import OutputPump
 from workbench.worker.agent.ranks.rank import Rank
 from workbench.worker.agent.ranks.records import keep_room
@@ -71,6 +72,8 @@ class PodRun:
     def begun(self, rank: Rank, pid: int, how: str) -> None:
         """Take note of the process of a rank; one that comes after `stop` is ended at once."""
         rank.begin(pid, how)
+        request = self.request
+        bind(pid, rank.place.local_rank, len(self.ranks), request.threads, request.binding, request.env)
         rank.group = self._oom.see(pid)
         self._settled = False
         if self.stopping and rank.process is not None:

@@ -34,6 +34,8 @@ class RunRequest:
     cwd: str | None = None
     """Folder to start in; None for the run's own."""
     threads: int = 1
+    binding: str = ""
+    """Whether each rank gets cores of its own: `always`, `cpuset` where the pod has one, or empty for never."""
 
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:
@@ -52,6 +54,7 @@ class RunRequest:
             env=texts_in(raw, "env"),
             cwd=None if cwd is None else str(cwd),
             threads=max(1, whole_in(raw, "threads", 1)),
+            binding=str(raw.get("binding") or ""),
         )
 
     def on(self, pod: str) -> tuple[RankPlace, ...]:
@@ -75,6 +78,7 @@ def rank_environment(
         **base,
         "OMP_NUM_THREADS": str(request.threads),
         "PYTHONUNBUFFERED": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",  # the collectives that torch's flight recorder keeps
         **request.env,
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

@@ -1,0 +1,33 @@
+"""The costliest operators of the steps that torch's profiler traced, as a table."""
+
+from __future__ import annotations
+
+from workbench.base.files import read_json
+from workbench.base.json_values import items, number, parts, text, whole
+from workbench.base.table import Grid
+from workbench.base.words import count, duration
+from workbench.rundir.paths import RunPaths
+
+_SHOWN = 20
+
+
+def read_trace(paths: RunPaths) -> Grid | None:
+    """Read the table of a run; None where nothing was traced."""
+    raw = read_json(paths.trace_operators, within=paths.root)
+    operators = parts(raw.get("operators"))
+    if not operators:
+        return None
+    on_device = any(number(each.get("device_s")) for each in operators)
+    rows = [
+        (
+            text(each.get("name")),
+            count(whole(each.get("calls"))),
+            duration(number(each.get("cpu_s"))),
+            *((duration(number(each.get("device_s"))),) if on_device else ()),
+        )
+        for each in operators[:_SHOWN]
+    ]
+    columns = ("operator", "calls", "CPU, its own", *(("GPU, its own",) if on_device else ()))
+    steps = "–".join(str(step) for step in items(raw.get("steps")))
+    caption = f"Steps {steps} of rank 0; {paths.trace.name} opens in https://ui.perfetto.dev and chrome://tracing"
+    return Grid(columns=columns, rows=rows, right=columns[1:], cut={"operator"}, caption=caption)

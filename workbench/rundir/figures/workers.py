@@ -1,0 +1,129 @@
+"""The epochs of a run, and the time and memory of each of its workers and GPUs, off its events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pydantic.dataclasses import dataclass
+
+from workbench.base.json_values import number, parts, whole
+from workbench.rundir.events import Event, EventKind
+from workbench.rundir.tolerant import Number, Whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochTime:
+    """What one pass over the training rows took; evaluations and checkpoints are left out."""
+
+    epoch: Number
+    """How many passes were done at its end; a part of one where training ended within it."""
+    steps: Whole
+    """Optimizer steps in it."""
+    seconds: Number
+    """By the slowest rank's clock."""
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Optimizer steps a second; None where it took no time."""
+        return self.steps / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerUse:
+    """What one rank took."""
+
+    rank: Whole
+    pod: str = ""
+    """Its pod's name; empty where that is not known."""
+    seconds: Number | None = None
+    """In training steps so far; None before the end of the first epoch."""
+    peak_rss_gib: Number | None = None
+    """GiB of resident memory at its peak."""
+    peak_cuda_gib: Number | None = None
+    """GiB that it had reserved on its GPU at its peak; None without one."""
+    threads: Whole | None = None
+    """Threads of torch's own pool."""
+    cores: str = ""
+    """The cores that it may run on, `0-3,8`; empty where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuUse:
+    """What one GPU of a pod was used for, by its driver."""
+
+    pod: str
+    index: Whole
+    """Its number on the pod."""
+    peak_gib: Number | None = None
+    """GiB used on it at most, whoever used them."""
+    total_gib: Number | None = None
+    """GiB that it has."""
+    percent: Number | None = None
+    """How busy it was, 0 to 100, on average over the looks."""
+    looks: Whole = 0
+
+
+class WorkerBook:
+    """Take in the events that are of epochs, workers and GPUs."""
+
+    def __init__(self) -> None:
+        self._ends: dict[float, dict[int, tuple[int, float]]] = {}
+        self._workers: dict[int, WorkerUse] = {}
+        self._gpus: dict[tuple[str, int], GpuUse] = {}
+
+    def take(self, event: Event) -> None:
+        match event.kind:
+            case EventKind.SAMPLE:
+                for gpu in parts(event.data.get("gpus")):
+                    self._gpu(event.text("pod"), gpu)
+            case EventKind.RESTARTED:
+                self._workers = {}
+            case EventKind.EPOCH if event.rank is not None:
+                self._epoch(event.rank, event)
+            case EventKind.DEVICE if event.rank is not None:
+                pod, threads, cores = event.text("pod"), event.whole("threads"), event.text("cores")
+                self._workers[event.rank] = replace(self._of(event.rank), pod=pod, threads=threads, cores=cores)
+            case EventKind.MEMORY if event.rank is not None:
+                worker = self._of(event.rank)
+                rss = _most(worker.peak_rss_gib, event.number("peak_rss_gib"))
+                cuda = _most(worker.peak_cuda_gib, event.number("cuda_reserved_gib"))
+                self._workers[event.rank] = replace(worker, peak_rss_gib=rss, peak_cuda_gib=cuda)
+
+    def _of(self, rank: int) -> WorkerUse:
+        return self._workers.get(rank, WorkerUse(rank=rank))
+
+    def _epoch(self, rank: int, event: Event) -> None:
+        epoch, steps, seconds = event.number("epoch"), event.whole("steps"), event.number("seconds")
+        if epoch is not None and steps and seconds is not None:
+            self._ends.setdefault(epoch, {})[rank] = steps, seconds
+            self._workers[rank] = replace(self._of(rank), seconds=event.number("total_s"))
+
+    def _gpu(self, pod: str, raw: Mapping[str, object]) -> None:
+        if (index := whole(raw.get("index"))) is None:
+            return
+        gpu = self._gpus.get((pod, index), GpuUse(pod=pod, index=index))
+        peak, percent = _most(gpu.peak_gib, number(raw.get("used_gib"))), gpu.percent
+        looks, busy = gpu.looks, number(raw.get("percent"))
+        if busy is not None:
+            percent, looks = ((percent or 0.0) * looks + busy) / (looks + 1), looks + 1
+        total = number(raw.get("total_gib"))
+        self._gpus[pod, index] = replace(gpu, peak_gib=peak, total_gib=total, percent=percent, looks=looks)
+
+    @property
+    def epochs(self) -> Sequence[EpochTime]:
+        """The epochs that have ended, in order."""
+        ends = ((epoch, list(ranks.values())) for epoch, ranks in sorted(self._ends.items()))
+        return [EpochTime(epoch=e, steps=took[0][0], seconds=max(s for _, s in took)) for e, took in ends]
+
+    @property
+    def workers(self) -> Sequence[WorkerUse]:
+        return [worker for _, worker in sorted(self._workers.items())]
+
+    @property
+    def gpus(self) -> Sequence[GpuUse]:
+        return [gpu for _, gpu in sorted(self._gpus.items())]
+
+
+def _most(before: float | None, now: float | None) -> float | None:
+    return max((value for value in (before, now) if value is not None), default=None)
