@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,7 +159,7 @@ def test_the_attempts_of_a_run_are_one_history(restarted: RunPaths) -> None:
     totals = RunTotals.of(read_events(restarted.events))
     (restart,) = totals.restarts
     assert str(restart) == "pod-1 was lost at step 5; went on from step 3 with 2 pods after 14 s"
-    assert totals.facts(100.0)["restarts"] == [restart]
+    assert totals.facts(100.0)["restarts"] == [asdict(restart)]
     assert totals.progress(RunState.RUNNING, "").eta_s == 0.0
     assert curve(SimpleNamespace(paths=restarted)) == [1, 2, 3, 4, 4, 5, 5, 6]  # type: ignore[arg-type]
 

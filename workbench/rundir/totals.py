@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Self
 
 from workbench.base.json_values import number, numbers_of, whole
 from workbench.jobs.model import Family
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.progress import Progress
-from workbench.rundir.figures.workers import WorkerBook
+from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
@@ -145,6 +145,11 @@ class RunTotals:
         return whole(self.start.get("max_steps"))
 
     @property
+    def _lists(self) -> Mapping[str, Sequence[Restart | EpochTime | WorkerUse | GpuUse]]:
+        of = self.book
+        return {"restarts": self.restarts, "epoch_times": of.epochs, "workers": of.workers, "gpus": of.gpus}
+
+    @property
     def samples_per_s(self) -> float | None:
         """The run's throughput, the one figure of it that is shown: rows a second over all training steps so far.
 
@@ -179,10 +184,7 @@ class RunTotals:
             facts["time_to_first_step_s"] = round(self._first_step_s - started_s, 3)
         facts |= {
             "resumed_step": self._resumed_step,
-            "restarts": self.restarts,
-            "epoch_times": self.book.epochs,
-            "workers": self.book.workers,
-            "gpus": self.book.gpus,
+            **{name: [asdict(each) for each in of] for name, of in self._lists.items() if of},
             "first_eval_loss": self._first_eval_loss,
             # Of an untrained model that was evaluated, a run that ended before the next evaluation has nothing to say.
             **(
