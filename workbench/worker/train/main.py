@@ -155,18 +155,23 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
         trainer.train_apart(LocalSgd.from_dict(job.local_sgd))
     if job.packing:
         trainer.add_callback(PackingCheck(trainer, encoder.collator))
-    if traced and work.rank == 0:
+    if work.rank == 0:
+        _profile(work, trainer, loaded, profile_step, traced)
+    return trainer
+
+
+def _profile(work: Assignment, trainer: FineTuner, loaded: model.Loaded, step: int, traced: range) -> None:
+    if traced:
         trainer.add_callback(StepTrace(traced, work.out))
-    if profile_step and work.rank == 0:
+    if step:
         trainer.profiler = StepProfiler(
             loaded.model,
-            step=profile_step,
+            step=step,
             micro_batch=work.job.per_device_train_batch_size,
             report=work.out / "profile.txt",
             options=(work.deepspeed or {}).get("flops_profiler", {}),
         )
         trainer.add_callback(trainer.profiler)
-    return trainer
 
 
 def _steps(work: Assignment, rows: int) -> int:
