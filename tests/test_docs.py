@@ -125,7 +125,7 @@ def test_numbers_of_the_promises_are_those_of_the_code() -> None:
     row = re.compile(r"^\| .+ \| ([\d ]+) s.* \| `(\w+)\((\w+)=…\)`", flags=re.MULTILINE)
     promised = {(owner, option): float(value.replace(" ", "")) for value, owner, option in row.findall(page)}
     code = {(o, n): inspect.signature(getattr(workbench, o)).parameters[n].default for o, n in promised}
-    assert len(promised) == 4
+    assert len(promised) == 5
     assert promised == code
 
 
