@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
@@ -72,6 +74,17 @@ def whole_state(model: Any) -> dict[str, Any]:
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     return without_tied(model, get_model_state_dict(model, options=options))
+
+
+def clip_gradients(model: Any, limit: float) -> torch.Tensor:
+    """Clip a sharded model's gradients and return their norm; on the shards, since DTensor's first steps are slow."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    shards = [gradient.to_local() for gradient in gradients]
+    squared = get_total_norm(shards).square()
+    dist.all_reduce(squared, group=gradients[0].device_mesh.get_group("shard"))
+    norm = squared.sqrt()
+    torch._foreach_mul_(shards, torch.clamp(limit / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_ does
+    return norm
 
 
 def without_tied(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,11 @@ class FineTuner(ResumableTrainer):
                 return super().compute_loss(model, inputs, *args, **options)
         return super().compute_loss(model, inputs, *args, **options)
 
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.sharded:
+            return sharding.clip_gradients(self.model, self.args.max_grad_norm)
+        return super()._clip_grad_norm(model)
+
     def save_trained(self) -> None:
         if self._written is None:
             self._write_model(self.state.global_step)
