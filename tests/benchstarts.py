@@ -160,8 +160,9 @@ def overhead(root: Path) -> Iterator[Pair]:
     with Cluster(LocalPods(), PodSpec(cpus=1), path=root / "overhead") as cluster:
         for model, steps in (("tiny-t5", 150), ("t5-small", 6)):
             job = FineTune(
-                model=model, technique="single", max_steps=steps, predict_rows=0, per_device_train_batch_size=32
-            )
+                model=model, technique="single", max_steps=steps, predict_rows=0, eval_strategy="no",
+                per_device_train_batch_size=32,
+            )  # fmt: skip
             folder = recipe_in(root / model, cluster.submit(job).wait().raise_for_status())
 
             def ours(job: FineTune = job) -> float:

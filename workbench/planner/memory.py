@@ -96,12 +96,10 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     device, host = _kept(setting, trace)
     trained, shard = trace.trained, trace.trained / setting.shards
     technique = setting.technique
-    # Torch's AdamW makes a root of the second moments, and a quotient beside it on CPUs. SGD without momentum
-    # makes nothing.
-    makes = 0.0 if not setting.state_bytes else _FP32 if setting.foreach else 2 * _FP32
-    makes = max(makes, _FP32 if setting.outer_bytes else 0.0)
+    # Fused AdamW and SGD without momentum make nothing; the outer step of local SGD, which is not fused, does.
+    makes = max(setting.update_bytes, _FP32 if setting.outer_bytes else 0.0)
     if not technique.uses_deepspeed:
-        at_once = shard if setting.foreach else min(trace.largest, trained) / setting.shards
+        at_once = shard if setting.gpu else min(trace.largest, trained) / setting.shards
         work = Memory(gradients=_FP32 * shard, optimizer=makes * at_once)
         if technique is Technique.DDP:
             work = replace(work, communication=_FP32 * trained)

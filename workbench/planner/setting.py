@@ -50,8 +50,8 @@ class Setting:
     """The same of the outer step of local SGD: the weights of the last synchronisation, and a momentum."""
     paged: bool
     """Whether these move to the host when the GPU is short."""
-    foreach: bool
-    """Whether the optimizer's update works on all parameters at once: torch does on GPUs."""
+    update_bytes: float
+    """Bytes that an update makes for an element beside the states: DeepSpeed's own AdamW does on CPUs."""
     accumulates: bool
     """Whether gradients live through more than one micro-batch."""
     bucket: int
@@ -86,6 +86,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
     zero = config.get("zero_optimization", {})
     half = precision in (Precision.BF16, Precision.FP16)
     shards = 1 if technique.replicates else ranks
+    own_adamw = job.optimizer == Optimizer.ADAMW and bool("optimizer" in config or zero.get("offload_optimizer"))
     return Setting(
         technique=technique,
         ranks=ranks,
@@ -99,7 +100,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
         state_bytes=_STATES[Optimizer(job.optimizer)],
         outer_bytes=_outer_bytes(job),
         paged=job.optimizer.startswith("paged"),
-        foreach=gpus > 0,
+        update_bytes=8.0 if own_adamw and not gpus else 0.0,
         accumulates=job.gradient_accumulation_steps > 1,
         bucket=_number(zero, "reduce_bucket_size", _BUCKET),
         buckets=2 if zero.get("overlap_comm") and technique.zero_stage < 3 else 1,

@@ -32,8 +32,16 @@ MODULES = (
 )
 """What is imported, unless WORKBENCH_WARM_MODULES names others, with commas."""
 
-LATE_MODULES = ("deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject", "torch.utils.cpp_extension")
-"""What DeepSpeed's engine imports when it is made. Not all versions have all of it."""
+LATE_MODULES = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.comm.mori",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "torch.utils.cpp_extension",
+    "torch.profiler._cupti_monitor",
+    "encodings.idna",
+)
+"""What a rank imports up to its first step, most of it for DeepSpeed's engine. Not all versions have all of it."""
 
 # Packages that transformers imports for few jobs (1 s, 75 MiB), with the classes that it only ever asks about.
 _FOR_FEW: Mapping[str, Sequence[str]] = {"datasets": (), "peft": ("PeftModel", "PeftMixedModel")}
@@ -54,6 +62,9 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
     """Import modules into a process that is there to be forked, and keep what then lives out of collections."""
     # The collector finds next to nothing in what modules are made of, and takes 1.6 s to say so.
     gc.disable()
+    # Packages ask for each other's versions, in the ranks too, and each time the whole METADATA is parsed.
+    importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
     with contextlib.ExitStack() as stack:
         for name in modules:
             if name == "torch":

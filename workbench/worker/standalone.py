@@ -51,7 +51,7 @@ _SAME = (
 )
 
 # The Trainer's names of the update rules.
-_OPTIM = {"adamw": "adamw_torch", "sgd": "sgd"} | {
+_OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
     "adamw-8bit": "adamw_bnb_8bit", "paged-adamw": "paged_adamw_32bit", "paged-adamw-8bit": "paged_adamw_8bit"
 }  # fmt: skip
 
