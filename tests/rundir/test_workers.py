@@ -14,10 +14,8 @@ def event(kind: str, rank: int | None, **data: object) -> Event:
 
 
 EVENTS = [
-    *(
-        event("device", rank, name="A100", pod=f"pod-{rank}", threads=2, cores=f"{2 * rank}-{2 * rank + 1}")
-        for rank in (0, 1)
-    ),
+    event("device", 0, name="A100", pod="pod-0", threads=2, cores="0-1", backend="gloo"),
+    event("device", 1, name="A100", pod="pod-1", threads=2, cores="2-3", backend="gloo"),
     event("epoch", 0, epoch=1.0, steps=10, seconds=4.0, total_s=4.0),
     event("epoch", 1, epoch=1.0, steps=10, seconds=5.0, total_s=5.0),
     event("epoch", 0, epoch=1.5, steps=5, seconds=2.0, total_s=6.0),
@@ -45,7 +43,7 @@ def test_every_worker_and_every_gpu_has_its_time_and_memory() -> None:
     assert (busy.pod, busy.peak_gib, busy.total_gib, busy.percent) == ("pod-0", 9.5, 80.0, 80.0)
     assert (sliced.pod, sliced.percent) == ("pod-1", None)
     text = "\n".join(text_table(grid) for grid in worker_grids(book))
-    for words in ("7.5 s", "9.50 GiB", "80.0 %", "2-3", "steps/s"):
+    for words in ("7.5 s", "9.50 GiB", "80.0 %", "2-3", "steps/s", "Workers; collectives through gloo"):
         assert words in text, text
 
 

@@ -91,20 +91,20 @@ class Fleet:
             gone = {link.pod.name for link in links if self._why_gone(link.pod.name) or not _opens(link)}
             if not gone:
                 return {}
-            before, why = {pod.name: pod for pod in self.pods}, ""
+            before = {pod.name: pod for pod in self.pods}
             try:
-                self._replace(gone)
+                now = {pod.name: pod for pod in self._replace(gone)}
             except WorkbenchError as error:
                 logger.warning("replacing %s: %s", sorted(gone), error)
-                why = str(error)
-            left = {name: self._why_gone(name) or why for name in gone}
+                return dict.fromkeys(gone, str(error))
+            left = {name: now[name].message or "it has ended" for name in gone if now[name].phase.is_terminal}
             for link in self._links:
-                pod = next(pod for pod in self.pods if pod.name == link.pod.name)
-                if not left.get(pod.name) and (pod.name in gone or pod.host_key != before[pod.name].host_key):
+                pod = now[link.pod.name]
+                if pod.name not in left and (pod.name in gone or pod.host_key != before[pod.name].host_key):
                     left[pod.name] = self._renew(link, pod)
             return {name: words for name, words in left.items() if words}
 
-    def _replace(self, gone: Collection[str]) -> None:
+    def _replace(self, gone: Collection[str]) -> Sequence[Pod]:
         with self._looking:
             self._replacing = True
         try:
@@ -112,6 +112,7 @@ class Fleet:
             context = self._context(self.identity)
             self._see(self._backend.restore(gone, self._spec.pods, context))
             _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
+            return self.pods
         finally:
             self._replacing, self.arrived = False, ()
 

@@ -24,6 +24,7 @@ def _epochs(epochs: Sequence[EpochTime]) -> Grid:
 
 
 def _workers(workers: Sequence[WorkerUse]) -> Grid:
+    through = "; collectives through " + workers[0].backend if workers and workers[0].backend else ""
     has_gpu = any(worker.peak_cuda_gib is not None for worker in workers)
     columns = ("rank", "pod", "time in steps", "memory, peak", *(("GPU memory, peak",) if has_gpu else ()))
     columns += ("threads", "cores")
@@ -39,7 +40,7 @@ def _workers(workers: Sequence[WorkerUse]) -> Grid:
         )
         for worker in workers
     ]
-    return Grid(columns=columns, rows=rows, right=set(columns) - {"pod", "cores"}, caption="Workers")
+    return Grid(columns=columns, rows=rows, right=set(columns) - {"pod", "cores"}, caption=f"Workers{through}")
 
 
 def _gpus(gpus: Sequence[GpuUse]) -> Grid:

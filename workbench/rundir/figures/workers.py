@@ -46,6 +46,8 @@ class WorkerUse:
     """Threads of torch's own pool."""
     cores: str = ""
     """The cores that it may run on, `0-3,8`; empty where that is not known."""
+    backend: str = ""
+    """The library of its collectives, `gloo` or `nccl`; empty where it is alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +85,8 @@ class WorkerBook:
                 self._epoch(event.rank, event)
             case EventKind.DEVICE if event.rank is not None:
                 pod, threads, cores = event.text("pod"), event.whole("threads"), event.text("cores")
-                self._workers[event.rank] = replace(self._of(event.rank), pod=pod, threads=threads, cores=cores)
+                backend, before = event.text("backend"), self._of(event.rank)
+                self._workers[event.rank] = replace(before, pod=pod, threads=threads, cores=cores, backend=backend)
             case EventKind.MEMORY if event.rank is not None:
                 worker = self._of(event.rank)
                 rss = _most(worker.peak_rss_gib, event.number("peak_rss_gib"))
