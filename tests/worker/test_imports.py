@@ -17,6 +17,7 @@ import_for_forks(*chosen_modules())
 for name in ("datasets", "pandas", "pyarrow", "peft", "bitsandbytes"):
     assert not any(module.startswith(f"{name}.") for module in sys.modules), name
 
+import torch
 import transformers.trainer
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.trainer_utils import _is_peft_model
@@ -26,6 +27,8 @@ assert not _is_peft_model(model)
 from peft import LoraConfig, get_peft_model
 wrapped = get_peft_model(model, LoraConfig(target_modules=["q", "v"]))
 assert _is_peft_model(wrapped) and not _is_peft_model(model)
+assert "bitsandbytes" in sys.modules and "torch._inductor.compile_fx" not in sys.modules
+assert torch.compile.__module__ == "torch"
 from datasets import Dataset
 assert transformers.trainer.datasets.Dataset is Dataset and Dataset.from_dict({"a": [1]})[0] == {"a": 1}
 import datasets.load

@@ -135,7 +135,8 @@ class _StandIn(ModuleType):
     def _load(self) -> ModuleType:
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
-        return importlib.import_module(self.__name__)
+        with _compile_when_called():
+            return importlib.import_module(self.__name__)
 
 
 class _Asked(type):
