@@ -17,7 +17,7 @@ from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.events import Event, parse_event
 
-STEPS = 20
+STEPS = 10
 GLOBAL_BATCH = 12
 TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
 # A wrong scale of the gradients hides in AdamW, which divides it out, and shows in SGD without momentum.

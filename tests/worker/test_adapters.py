@@ -14,7 +14,6 @@ pytest.importorskip("deepspeed")
 
 import torch
 from forkedruns import Plan, Ran
-from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -154,6 +153,8 @@ def test_adapters_are_saved_alone_whole_and_with_their_base_s_name(ran: dict[str
 def test_an_adapter_on_its_base_answers_as_the_run_did_and_merged_it_answers_the_same(
     ran: dict[str, Ran], name: str, tmp_path: Path
 ) -> None:
+    from peft import PeftModel  # 3 s, for all who only collect these tests
+
     run = ran[name]
     with_adapter = adapters.load_with_adapter(folder_of(run), base_of(run))
     assert isinstance(with_adapter.model, PeftModel)
