@@ -103,7 +103,7 @@ class World:
         ]
 
     def nothing_left(self, run: Run, limit_s: float = 10) -> None:
-        until(lambda: not self.of(run), limit_s, every_s=0.05, why=lambda: [(p.pid, p.argv) for p in self.of(run)])
+        until(lambda: not self.of(run), limit_s, every_s=0.2, why=lambda: [(p.pid, p.argv) for p in self.of(run)])
 
     def ended(self, run: Run, limit_s: float = 60) -> RunResult:
         """Wait for the end and check what holds after every fault: a whole directory, and nothing that still runs."""

@@ -48,8 +48,8 @@ def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(world: World, 
 
 
 def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(world: World, tmp_path: Path) -> None:
-    with Cluster(LocalPods(), count=3, path=tmp_path / "c", warm=False) as cluster:
-        running = world.beating("--deaf", cluster=cluster)
+    with Cluster(LocalPods(), count=1, path=tmp_path / "c", warm=False) as cluster:
+        running = world.beating("--deaf", cluster=cluster, pods=1)
         waiting = world.submit("beat.py", cluster=cluster)
         closer = threading.Thread(target=cluster.close)
         asked = time.monotonic()
@@ -69,7 +69,7 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(world: World
 
 @pytest.mark.parametrize("after_s", [pytest.param(0.0, marks=long), 0.3, pytest.param(0.9, marks=long)])
 def test_closing_during_a_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
-    cluster = Cluster(LocalPods(), count=3, path=tmp_path / "c", warm=False)
+    cluster = Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False)
     raised: list[BaseException] = []
 
     def start() -> None:
@@ -95,7 +95,7 @@ def test_closing_during_a_start_leaves_nothing(world: World, tmp_path: Path, aft
 START = """
 import sys
 from workbench import Cluster, LocalPods
-Cluster(LocalPods(), count=3, path=sys.argv[1], warm=False).start()
+Cluster(LocalPods(), count=2, path=sys.argv[1], warm=False).start()
 """
 
 

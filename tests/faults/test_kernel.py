@@ -98,4 +98,6 @@ def test_a_kernel_may_be_interrupted_and_killed(world: World, tmp_path: Path, ke
     world.ended(run).raise_for_status()
     went_s = world.until(lambda: read_json(root / "state.json").get("phase") == "closed", 120)
     world.measured("16", "run over, kernel dead, idle_timeout_s=3 -> pods gone", went_s, 6)
-    world.until(lambda: not [p for p in world.processes() if any(str(root) in word for word in p.argv)], 120)
+    world.until(
+        lambda: not [p for p in world.processes() if any(str(root) in word for word in p.argv)], 120, every_s=0.2
+    )

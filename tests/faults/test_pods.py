@@ -39,7 +39,7 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
     killed = time.monotonic()
     os.kill(json.loads((Path(pod.root) / "agent.json").read_text())["pid"], signal.SIGKILL)
     there = [p for p in world.of(run) if p.environ.get("WORKBENCH_POD") == pod.root and "RANK" in p.environ]
-    gone_s = world.until(lambda: not {p.pid for p in there} & {p.pid for p in world.of(run)}, 120)
+    gone_s = world.until(lambda: not {p.pid for p in there} & {p.pid for p in world.of(run)}, 120, every_s=0.1)
     world.measured("12", f"agent killed ({script}, {launcher}) -> its ranks gone", gone_s, 2)
     result = world.ended(run)
     world.measured("12", f"agent killed ({script}, {launcher}) -> result", time.monotonic() - killed, 10)

@@ -36,8 +36,15 @@ pytestmark = pytest.mark.slow
 long = pytest.mark.long
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two pods whose keeper one test after another kills; each leaves another one in its place."""
+    with started(tmp_path_factory.mktemp("taken") / "c") as cluster:
+        yield cluster
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def own(tmp_path: Path) -> Iterator[Cluster]:
     with started(tmp_path / "c") as cluster:
         yield cluster
 
@@ -54,36 +61,47 @@ def keepers_of(world: World, cluster: Cluster) -> list[int]:
     return [p.pid for p in world.processes() if "workbench.keeper.keeper" in p.argv and str(cluster.path) in p.argv]
 
 
+def both_printed(run: Run, line: int) -> bool:
+    return all(f" line {line}" in printed(run, rank) for rank in range(2))
+
+
 WAYS: dict[str, Callable[[Cluster, Run], object]] = {
     "load": lambda _cluster, run: Run.load(run.path),
     "show": lambda _cluster, run: run.show(),
-    "wait": lambda _cluster, run: run.wait(60, progress=False),
     "attach": lambda cluster, _run: Cluster.attach(cluster.path),
     "start": lambda cluster, _run: described(cluster.path).start(),
+    "wait": lambda _cluster, run: run.wait(60, progress=False),
 }
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way in ("load", "start") else long) for way in WAYS])
-def test_another_keeper_goes_on_with_a_run_and_nothing_of_it_is_lost(world: World, cluster: Cluster, way: str) -> None:
-    run = counting(cluster, "--lines", "150")
+def test_another_keeper_goes_on_with_a_run_and_nothing_of_it_is_lost(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    lines = 50 * (len(WAYS) + 1)
+    gate = tmp_path / "gate"
+    gate.write_text("1")
+    run = counting(cluster, "--lines", f"{lines}", "--gate", str(gate))
     waiting = counting(cluster, "--lines", "3")
-    world.until(lambda: " line 20" in world.log(run, 1), 60)
-    before = kill_keeper(cluster)
-    assert (run.state, cluster.phase) == (RunState.LOST, "lost")
-    WAYS[way](cluster, run)
-    assert run.state is not RunState.LOST
+    before = set()
+    for number, take_over in enumerate(WAYS.values(), start=1):
+        world.until(lambda number=number: both_printed(run, 50 * number - 1), 60)
+        before.add(kill_keeper(cluster))
+        gate.write_text("1" * (number + 1))  # what is printed now waits for the next keeper
+        assert (run.state, cluster.phase) == (RunState.LOST, "lost")
+        take_over(cluster, run)
+        assert run.state is not RunState.LOST
     for each in (run, waiting):
         world.ended(each).raise_for_status()
-    exact(run, 150)
+    exact(run, lines)
     exact(waiting, 3)
     (keeper,) = keepers_of(world, cluster)
-    assert keeper != before
+    assert keeper not in before
     assert cluster.phase == "ready"
     again = counting(cluster, "--lines", "2")
     again.wait(60, progress=False).raise_for_status()
     duration_s = run.result.duration_s
     assert duration_s is not None
-    assert duration_s > 150 * 0.02, "it is counted from the start under the keeper before"
+    assert duration_s > lines * 0.02, "it is counted from the start under the first keeper"
 
 
 PHASES = {
@@ -93,7 +111,7 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("phase", [pytest.param("sending"), pytest.param("starting", marks=long), "bringing"])
+@pytest.mark.parametrize("phase", PHASES)
 def test_a_keeper_that_dies_in_any_phase_of_a_run_is_replaced(world: World, cluster: Cluster, phase: str) -> None:
     run = counting(cluster, "--lines", "20")
     world.until(lambda: PHASES[phase](run) or run.state.is_terminal, 60)
@@ -114,7 +132,7 @@ def test_a_launcher_outlives_its_keeper_and_is_followed_on(world: World, cluster
 
 def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(world: World, cluster: Cluster, tmp_path: Path) -> None:
     run = counting(cluster, "--until", str(tmp_path / "never"))
-    world.until(lambda: " line 99" in world.log(run, 1), 60)
+    world.until(lambda: both_printed(run, 99), 60)
     os.kill(cluster_status(cluster.path).pid or 0, signal.SIGSTOP)  # it takes the wish down and comes no further
     write_json(run.paths.state, {**read_json(run.paths.state), "wish": "cancel"})
     kill_keeper(cluster)
@@ -146,7 +164,7 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
         run = counting(cluster, "--until", str(tmp_path / "never"))
         world.until(lambda: " line 5" in world.log(run, 1), 60)
         kill_keeper(cluster)
-        world.until(lambda: not nothing_but_keepers(world, cluster), 60)
+        world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
         result = world.ended(Cluster.attach(cluster.path).runs[0])
         assert result.state is RunState.FAILED
         assert "its keeper had died and no other was there within the lease" in result.message
@@ -173,12 +191,12 @@ def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(world:
     run = cluster.submit(job)
     world.until(lambda: (run.progress.step or 0) >= 4, 120)
     kill_keeper(cluster)
-    world.until(lambda: not nothing_but_keepers(world, cluster), 60)
+    world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
     with started(tmp_path / "d") as other:
         # The ranks trained on until their lease was over; no keeper has read what they saved meanwhile.
         parts = (cluster.path / "pods").glob(f"pod-*/runs/{run.id}/checkpoints/step-*")
         saved = [int(part.name.removeprefix("step-")) for part in parts]
-        more = other.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 40))
+        more = other.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 2))
         result = more.wait(120, progress=False).raise_for_status()
         assert result.resumed_step is not None
         assert result.resumed_step >= max(saved) - 2
@@ -198,7 +216,7 @@ def test_many_who_take_over_at_once_start_one_keeper(world: World, cluster: Clus
     command = [sys.executable, "-c", LOAD, str(run.path)]
     notebooks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert {notebook.communicate(timeout=120)[0].strip() for notebook in notebooks} <= {"starting", "running"}
-    world.until(lambda: len(keepers_of(world, cluster)) == 1, 20)  # who found another one ends
+    world.until(lambda: len(keepers_of(world, cluster)) == 1, 20, every_s=0.2)  # who found another one ends
     world.ended(run).raise_for_status()
     exact(run, 200)
     log = ClusterPaths(cluster.path).keeper_log.read_text()
@@ -238,12 +256,12 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(world: World
 def test_a_cluster_whose_keeper_died_is_closed_and_its_run_has_a_result(world: World, tmp_path: Path) -> None:
     cluster = started(tmp_path / "c")
     run = counting(cluster, "--until", str(tmp_path / "never"))
-    world.until(lambda: " line 99" in world.log(run, 1), 60)
+    world.until(lambda: both_printed(run, 99), 60)
     kill_keeper(cluster)
     cluster.close()
     assert world.ended(run).state is RunState.CANCELLED
     exact(run, 100)
-    assert not nothing_but_keepers(world, cluster)
+    world.until(lambda: not nothing_but_keepers(world, cluster), 20, every_s=0.2)
     assert not ClusterPaths(cluster.path).identity.exists()
 
 
@@ -256,11 +274,21 @@ BEGUN: dict[str, Callable[[ClusterPaths], object]] = {
 START = "import sys; from workbench import Cluster, LocalPods; Cluster(LocalPods(), count=2, path=sys.argv[1]).start()"
 
 
-@pytest.mark.parametrize("moment", [pytest.param(each, marks=() if each == "with a pod" else long) for each in BEGUN])
-def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(
-    world: World, tmp_path: Path, moment: str
-) -> None:
+def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(world: World, tmp_path: Path) -> None:
+    dies_in_a_start(world, ClusterPaths(tmp_path / "c"), "with a pod")
+
+
+@long
+def test_a_cluster_starts_where_the_keepers_of_earlier_starts_died(world: World, tmp_path: Path) -> None:
     paths = ClusterPaths(tmp_path / "c")
+    for moment in ("spawned", "listening", "with its key"):
+        dies_in_a_start(world, paths, moment)
+    with described(paths.root) as again:
+        assert again.phase == "ready"
+
+
+def dies_in_a_start(world: World, paths: ClusterPaths, moment: str) -> None:
+    """Kill the keeper of a cluster that starts, and see that this is said and that nothing is left."""
     kernel = subprocess.Popen([sys.executable, "-c", START, str(paths.root)], stderr=subprocess.PIPE, text=True)
     world.until(lambda: BEGUN[moment](paths), 120, every_s=0.002)
     kernel.send_signal(signal.SIGSTOP)  # else it would tidy up itself; its death first would end the keeper
@@ -272,19 +300,17 @@ def test_a_keeper_that_dies_while_its_cluster_starts_is_said_and_leaves_nothing(
         RunError, match=r"closed: its keeper died before its pods were there, and what it left has been"
     ):
         Cluster.attach(paths.root)
-    assert not nothing_but_keepers(world, Cluster(LocalPods(), path=paths.root))
+    nobody = Cluster(LocalPods(), path=paths.root)
+    world.until(lambda: not nothing_but_keepers(world, nobody), 20, every_s=0.2)
     assert not list((paths.root / "pods").glob("pod-?"))
     assert not paths.identity.exists()
-    with described(paths.root) as again:
-        assert again.phase == "ready"
 
 
 @pytest.mark.parametrize("way", [pytest.param("load"), pytest.param("attach", marks=long), "start"])
-def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
-    world: World, cluster: Cluster, way: str
-) -> None:
+def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(world: World, own: Cluster, way: str) -> None:
+    cluster = own
     run = counting(cluster, "--until", str(cluster.path / "never"))
-    world.until(lambda: " line 99" in printed(run, 1), 60)
+    world.until(lambda: both_printed(run, 99), 60)
     ask(ClusterPaths(cluster.path).socket, {"op": "close"})
     kill_keeper(cluster)
     assert cluster.phase == "lost"
@@ -299,7 +325,7 @@ def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
     world.measured("13", f"keeper dead in closing -> words by {way}", time.monotonic() - began, 5)
     if way != "start":
         assert (cluster.phase, cluster.message) == ("closed", "its keeper died while it closed the cluster")
-        assert not nothing_but_keepers(world, cluster)
+        world.until(lambda: not nothing_but_keepers(world, cluster), 20, every_s=0.2)
         assert not ClusterPaths(cluster.path).identity.exists()
     result = run.wait(60, progress=False)
     assert (result.state, result.message) == (RunState.CANCELLED, "its keeper died while it closed the cluster")
@@ -320,7 +346,7 @@ def restart(world: World, cluster: Cluster) -> None:
     for pid in left():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    world.until(lambda: not left(), 120, why=left)
+    world.until(lambda: not left(), 120, every_s=0.2, why=left)
     for file in (ClusterPaths(cluster.path).state, *(cluster.path / "pods").glob("pod-*/guardian.json")):
         earlier = {
             "boot": "an-earlier-one",
@@ -332,11 +358,12 @@ def restart(world: World, cluster: Cluster) -> None:
 @long
 @pytest.mark.parametrize("way", ["start", "load"])
 def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
-    world: World, cluster: Cluster, way: str
+    world: World, own: Cluster, way: str
 ) -> None:
+    cluster = own
     run = counting(cluster, "--until", str(cluster.path / "never"))
     waiting = counting(cluster, "--lines", "3")
-    world.until(lambda: " line 99" in printed(run, 0) and " line 99" in printed(run, 1), 120)
+    world.until(lambda: both_printed(run, 99), 120)
     restart(world, cluster)
     assert (run.state, cluster.phase) == (RunState.LOST, "lost")
     WAYS[way](cluster, run)

@@ -9,11 +9,14 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("--lines", type=int, default=100)
 parser.add_argument("--pause-s", type=float, default=0.02)
+parser.add_argument("--gate", type=Path, help="print 50 lines for each byte of this file, as they come")
 parser.add_argument("--until", type=Path, help="go on after the lines, in silence, until this file exists")
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])
 for n in range(args.lines):
+    while args.gate and args.gate.stat().st_size <= n // 50:
+        time.sleep(0.02)
     event = {
         "time_s": time.time(),
         "rank": rank,
