@@ -14,11 +14,14 @@ import pytest
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError
+from workbench.base.files import read_json
 from workbench.benchmark.report import rows_below, write_report
 from workbench.jobs.deepspeed.config import resolve
 from workbench.rundir.make.script import check_args
+from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
+LAUNCHERS = ("ssh", "pdsh", "openmpi")
 LEAK = Path(__file__).parent.parent / "scripts" / "leak.py"
 _DRAW = random.Random()
 
@@ -78,10 +81,8 @@ def left_in(folder: Path, secrets: Mapping[str, str]) -> Iterator[tuple[str, lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["ssh", "pdsh", "openmpi"])
-def test_nothing_is_left_of_secrets_and_ps_shows_none(
-    tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_secrets_and_ps_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 51, under every launcher, of a job's and of a pod's environment and of what a script knows by itself."""
     jobs, pods, own = kinds(), kinds(), kinds()
     assert len(own) == 20
     job_env = {f"JOB_{n:02}": text for n, (text, _) in enumerate(jobs.values())}
@@ -101,26 +102,38 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
     watcher.start()
     try:
         with Cluster(LocalPods(), PodSpec(env=pod_env), count=2, path=tmp_path / "c", warm=False) as cluster:
-            job = Script(path=str(LEAK), args=args, env=job_env, launcher=launcher)
-            run = cluster.submit(job)
-            result = run.wait(120, progress=False)
-            texts = [repr(cluster), str(cluster), repr(run), str(run), run._repr_html_(), repr(result), str(result)]
-            texts += [run.logs(rank, stream, tail=None) for rank in (0, 1) for stream in ("stdout", "stderr")]
+            runs = []
+            texts = [repr(cluster), str(cluster)]
+            for launcher in LAUNCHERS:
+                run = cluster.submit(Script(path=str(LEAK), args=args, env=job_env, launcher=launcher))
+                result = run.wait(120, progress=False)
+                assert (result.state, result.error and result.error.kind) == (RunState.FAILED, "RuntimeError")
+                assert run.logs(0, "stdout", tail=None).count("found *") >= 2 * len(jobs), "it has printed them"
+                assert len([event for event in run.events() if event.kind == "mine"]) == 2 * (3 * 20 + 1 + len(args))
+                texts += [repr(run), str(run), run._repr_html_(), repr(result), str(result)]
+                texts += [run.logs(rank, stream, tail=None) for rank in (0, 1) for stream in ("stdout", "stderr")]
+                result.to_html(tmp_path / f"{launcher}.html")
+                runs.append(run)
             held = [path for path, _ in left_in(tmp_path, {"proxy": proxy}) if not path.endswith("/stdout.log")]
-            assert held == [], "while the pods live, but for what the rank has printed there"
+            assert held == [], "while the pods live, but for what the ranks have printed there"
     finally:
         done.set()
         watcher.join()
-    assert (result.state, result.error and result.error.kind) == (RunState.FAILED, "RuntimeError")
-    assert run.logs(0, "stdout", tail=None).count("found *") >= 2 * len(jobs), "it has printed them"
-    assert len([event for event in run.events() if event.kind == "mine"]) == 2 * (3 * 20 + 1 + len(args))
-    result.to_html(tmp_path / "card.html")
     rows, problems = rows_below([tmp_path / "c"])
     write_report(rows, tmp_path, problems=problems)
-    assert (len(rows), problems) == (1, [])
+    assert (len(rows), problems) == (len(LAUNCHERS), [])
     assert [at for at, text in enumerate(texts) if seen_in(text.encode(), secrets)] == []
     assert list(left_in(tmp_path, secrets)) == []
     assert shown == []
+    for run in runs:
+        env = read_json(run.paths.spec)["job"]["env"]  # type: ignore[index]
+        assert env == {name: f"${{{name}}}" for name in job_env}
+        monkeypatch.setenv("JOB_00", "mine")
+        for name in job_env.keys() - {"JOB_00"}:
+            monkeypatch.setenv(name, "mine too")
+        again = RunSpec.load(run.paths.spec)
+        assert again.job.env["JOB_00"] == "${JOB_00}", "reading resolves nothing"
+        assert again.resolved().job.env["JOB_00"] == "mine"
 
 
 def watch_command_lines(secrets: Mapping[str, str], shown: list[str], done: threading.Event) -> None:
