@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from workbench.base.files import read_json
 from workbench.rundir.events import read_events
 from workbench.rundir.figures.flight import communication
 from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -116,14 +118,17 @@ def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path
 
 def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None:
     run = world.submit("beat.py", launcher="pdsh", stall_timeout_s=5)
-    runner = [p for p in world.of(run) if p.runs("deepspeed")]
+    keeper = Path("/proc", str(cluster_status(world.cluster.path).pid), "task")
+    runner: list[int] = []
 
     def started() -> bool:
-        runner[:] = [p for p in world.processes() if p.runs("deepspeed") and any(run.id in word for word in p.argv)]
+        with suppress(OSError):  # of a thread or a child that ends
+            children = [int(pid) for task in keeper.iterdir() for pid in (task / "children").read_text().split()]
+            runner[:] = [pid for pid in children if run.id in Path("/proc", str(pid), "cmdline").read_text()]
         return bool(runner)
 
-    until(started, 60, why=lambda: hint(run))
-    os.kill(runner[0].pid, signal.SIGSTOP)
+    until(started, 60, every_s=0.002, why=lambda: hint(run))  # at once, or it has started its pdsh
+    os.kill(runner[0], signal.SIGSTOP)
     error = world.ended(run, 120).error
     assert error is not None
     assert (error.kind, error.rank) == ("stall", None), error
