@@ -1,4 +1,4 @@
-"""The journey of a job over three local pods: the real sshd, pdsh, mpirun, DeepSpeed; nothing faked."""
+"""The journey of a job over two local pods: the real sshd, pdsh, mpirun, DeepSpeed; nothing faked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ each_launcher = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path_factory.mktemp("c") / "cluster") as cluster:
         yield cluster
 
 
@@ -44,7 +44,7 @@ def test_same_job_gives_the_same_losses_through_every_launcher(cluster: Cluster)
     results = {name: cluster.submit(TINY.replace(launcher=name)).wait(300, progress=False) for name in LAUNCHERS}
     for name, result in results.items():
         result.raise_for_status()
-        assert (result.launcher, result.world_size, result.steps) == (name, 3, 4)
+        assert (result.launcher, result.world_size, result.steps) == (name, 2, 4)
         assert result.left_processes == 0
     curves = {
         name: [e.data["loss"] for e in Run.load(result.path).events() if e.kind == "step"]
@@ -79,9 +79,9 @@ def test_a_result_holds_every_field_of_the_design(cluster: Cluster) -> None:
         "command",
     ]
     assert [name for name in fields if raw.get(name) in (None, "", [], {})] == []
-    assert [host["address"] for host in raw["hosts"]] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    assert set(raw["peak_memory_gib"]) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
-    assert raw["global_batch_size"] == 12
+    assert [host["address"] for host in raw["hosts"]] == ["127.0.0.2", "127.0.0.3"]
+    assert set(raw["peak_memory_gib"]) == {"127.0.0.2", "127.0.0.3"}
+    assert raw["global_batch_size"] == 8
     assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
     assert run.result.profile is not None
     assert run.result.predictions is not None
@@ -97,14 +97,14 @@ def test_a_pasted_line_starts_the_ranks(cluster: Cluster, launcher: str) -> None
         ["bash", "-c", str(command)], capture_output=True, text=True, timeout=120, cwd="/", check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("words ['two words', '$HOME']") == 3
-    assert done.stdout.count("step 4 sum 3") == 3
+    assert done.stdout.count("words ['two words', '$HOME']") == 2
+    assert done.stdout.count("step 4 sum 2") == 2
 
 
 @each_launcher
 def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, launcher: str) -> None:
     job = Script(path=MESH, args=["--fail", "raise"], launcher=launcher)
-    result = cluster.submit(job, pods=2).wait(120, progress=False)
+    result = cluster.submit(job).wait(120, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "ValueError")
@@ -120,7 +120,7 @@ def test_the_rank_that_raised_is_named_with_its_own_traceback(cluster: Cluster, 
 def test_a_killed_rank_is_named_and_its_children_are_gone(cluster: Cluster, launcher: str) -> None:
     # The grandchild sleeps for 600 s and holds stdout: it must not keep the run.
     job = Script(path=MESH, args=["--fail", "kill"], launcher=launcher)
-    result = cluster.submit(job, pods=2).wait(300, progress=False)
+    result = cluster.submit(job).wait(300, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert result.error.rank == 1
@@ -155,10 +155,10 @@ def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
 
 
 def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:
-    result = cluster.submit(Script(path=MESH, args=["--steps", "5"]), pods=2).wait(60, progress=False)
-    assert (result.state, result.world_size) == (RunState.SUCCEEDED, 2)
-    with pytest.raises(ConfigError, match="has 3"):
-        cluster.submit(Script(path=MESH), pods=4)
+    result = cluster.submit(Script(path=MESH, args=["--steps", "5"]), pods=1).wait(60, progress=False)
+    assert (result.state, result.world_size) == (RunState.SUCCEEDED, 1)
+    with pytest.raises(ConfigError, match="has 2"):
+        cluster.submit(Script(path=MESH), pods=3)
 
 
 def test_a_directory_that_holds_another_run_is_refused(cluster: Cluster) -> None:
@@ -172,7 +172,7 @@ def test_a_directory_that_holds_another_run_is_refused(cluster: Cluster) -> None
 NOTEBOOK = """
 import sys, time
 from workbench import Cluster, LocalPods, PodSpec, Script
-cluster = Cluster(LocalPods(), PodSpec(), count=3, path=sys.argv[1], idle_timeout_s=10, warm=False).start()
+cluster = Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1], idle_timeout_s=10, warm=False).start()
 run = cluster.submit(Script(path=sys.argv[2], args=["--steps", "40", "--pause-s", "0.1"]))
 print("run", run.path, flush=True)
 time.sleep(600)
@@ -192,7 +192,7 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
     kernel.wait()
     result = run.wait(120, progress=False)
     result.raise_for_status()
-    assert "step 39 sum 3" in run.logs(2, "stdout")
+    assert "step 39 sum 2" in run.logs(1, "stdout")
     state = root / "state.json"
     until(lambda: json.loads(state.read_text())["phase"] == "closed", 60)
     # Both files are the keeper's.
