@@ -36,13 +36,20 @@ END = """
 written.end(message="the end", steps=40)
 written.keeper("closed", alive=False)
 """
+LEFT = """
+written = write_run(Path("left behind"))
+written.step(3)
+written.paths.model.mkdir()
+(written.paths.model / "config.json").write_text("{}")
+written.end()
+"""
 ERROR = "Error displaying widget"
 
 
 @pytest.fixture
 def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
     """A notebook with a cluster and a run that goes on, shown."""
-    name = lab.add(notebook(WRITE, CLUSTER, RUN, STEP, END), f"{request.node.name}.ipynb")
+    name = lab.add(notebook(WRITE, CLUSTER, RUN, STEP, END, LEFT, RUN), f"{request.node.name}.ipynb")
     book = open_book(name)
     for cell in (0, 1, 2):
         book.run(cell)
@@ -80,6 +87,18 @@ def test_what_is_unfolded_stays_so_while_the_picture_is_drawn_again_and_the_end_
     until(lambda: cell.get_by_role("button").count() == 0, 30)
     assert cell.locator("svg.wb-plot").count() >= 4
     assert "stopped" in shown.see(1, "Cluster closed", 30)
+    card_and_model_are_downloaded_by_links(shown)
+
+
+def card_and_model_are_downloaded_by_links(book: Any) -> None:
+    for cell in (5, 6):
+        book.run(cell)
+    book.see(6, "Download: run card · config.json (2 bytes)", 60)
+    for link, name, begins in (("run card", "card.html", "<!doctype html>"), ("config.json", "config.json", "{}")):
+        with book.page.expect_download() as download:
+            book.output(6).get_by_role("link", name=link).click()
+        assert download.value.suggested_filename == name
+        assert Path(download.value.path()).read_text().startswith(begins)
 
 
 @pytest.mark.long
@@ -90,25 +109,6 @@ def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str
     book.run(3)
     book.see(2, "40 of 100 steps", 60)
     book.output(2).get_by_role("button", name="Stacks").wait_for()
-
-
-def test_card_and_model_of_a_finished_run_are_downloaded_by_links(lab: Any, open_book: Callable[[str], Any]) -> None:
-    ended = """
-written = write_run(Path("left behind"))
-written.step(3)
-written.paths.model.mkdir()
-(written.paths.model / "config.json").write_text("{}")
-written.end()
-"""
-    book = open_book(lab.add(notebook(WRITE, ended, "Run.load(written.paths.root)"), "left.ipynb"))
-    for cell in (0, 1, 2):
-        book.run(cell)
-    book.see(2, "Download: run card · config.json (2 bytes)", 60)
-    for link, name, begins in (("run card", "card.html", "<!doctype html>"), ("config.json", "config.json", "{}")):
-        with book.page.expect_download() as download:
-            book.output(2).get_by_role("link", name=link).click()
-        assert download.value.suggested_filename == name
-        assert Path(download.value.path()).read_text().startswith(begins)
 
 
 def test_reopened_without_a_kernel_the_picture_stands(shown: Any, open_book: Callable[[str], Any]) -> None:

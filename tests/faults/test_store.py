@@ -48,7 +48,7 @@ def store_of(world: World, run: Run) -> tuple[str, int]:
     def ranks() -> list[dict[str, str]]:
         return [process.environ for process in world.of(run) if process.environ.get("RANK") == "0"]
 
-    until(ranks, 60)
+    until(ranks, 60, every_s=0.1)
     env = ranks()[0]
     return env["MASTER_ADDR"], int(env["MASTER_PORT"])
 
@@ -64,7 +64,7 @@ def nobody_else_gets_in(world: World, run: Run) -> None:
 
 
 def test_the_store_of_a_script_listens_on_one_address(world: World, tmp_path: Path) -> None:
-    run = world.submit("ring.py", "--until", str(tmp_path / "end"))
+    run = world.submit("ring.py", "--until", str(tmp_path / "end"), pods=2)
     nobody_else_gets_in(world, run)
     (tmp_path / "end").touch()
     assert world.ended(run).raise_for_status()
