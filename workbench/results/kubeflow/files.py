@@ -28,7 +28,7 @@ from workbench.rundir.spec import stored
 
 _MOST_BYTES = (1 << 20) - 4096  # Kubernetes takes a ConfigMap of 1 MiB; some of it are names
 _MOST_CARRIED = 512 << 20  # bytes of rows or a script that are looked at
-_LEFT_OUT = ("display", "results", "benchmark", "client", "cli.py", "__main__.py")
+_LEFT_OUT = ("lab", "display", "results", "benchmark", "client", "keeper", "cli.py", "__main__.py")
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 
