@@ -197,8 +197,8 @@ class ClusterObjects:
             "--wait-s": self.wait_s,
         }
         mounts: list[Manifest] = [
-            _SECRET_MOUNT,
-            *([_ACCOUNT_MOUNT] if options.run_as_user is None else []),
+            dict(_SECRET_MOUNT),
+            *([dict(_ACCOUNT_MOUNT)] if options.run_as_user is None else []),
             {"name": "work", "mountPath": _WORK_PATH},
             *volume_mounts(options),
         ]
@@ -234,7 +234,7 @@ class ClusterObjects:
             "resources": {"requests": wanted, "limits": wanted},
             "securityContext": container_security(options),
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": [_SECRET_MOUNT, {"name": "account", "mountPath": _ACCOUNT_PATH}],
+            "volumeMounts": [dict(_SECRET_MOUNT), {"name": "account", "mountPath": _ACCOUNT_PATH}],
         }
 
     def _env(self, root: str) -> list[Manifest]:
