@@ -129,7 +129,7 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(tmp_path: Path, monkeypatc
         env = read_json(run.paths.spec)["job"]["env"]  # type: ignore[index]
         assert env == {name: f"${{{name}}}" for name in job_env}
         monkeypatch.setenv("JOB_00", "mine")
-        for name in job_env.keys() - {"JOB_00"}:
+        for name in (job_env | pod_env).keys() - {"JOB_00"}:
             monkeypatch.setenv(name, "mine too")
         again = RunSpec.load(run.paths.spec)
         assert again.job.env["JOB_00"] == "${JOB_00}", "reading resolves nothing"
