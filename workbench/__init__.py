@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from workbench.jobs.function import Function
     from workbench.jobs.prompts import fill as fill_prompt
     from workbench.jobs.script import Script
+    from workbench.planner.gpus import gpus_for
     from workbench.planner.plan import plan
     from workbench.planner.reading import preview
     from workbench.pods.cml.pods import CMLPods
@@ -89,6 +90,7 @@ __all__ = [
     "compose",
     "dataset_from",
     "fill_prompt",
+    "gpus_for",
     "history",
     "judge_answers",
     "load_deepspeed_config",
@@ -139,6 +141,7 @@ _HOME = {
     "compose": "workbench.display.compose.form",
     "dataset_from": "workbench.jobs.data.sources.dataset",
     "fill_prompt": "workbench.jobs.prompts:fill",
+    "gpus_for": "workbench.planner.gpus",
     "history": "workbench.client.history",
     "judge_answers": "workbench.results.answers.predictions",
     "load_deepspeed_config": "workbench.jobs.deepspeed.files:load",

@@ -77,6 +77,7 @@ def _doctor(args: argparse.Namespace) -> bool:
 
 def _plan(args: argparse.Namespace) -> bool:
     from workbench.jobs.finetune import FineTune
+    from workbench.planner.gpus import gpus_for
     from workbench.planner.plan import plan
     from workbench.planner.table import Fit
     from workbench.rundir.spec import RunSpec
@@ -85,6 +86,10 @@ def _plan(args: argparse.Namespace) -> bool:
     if not isinstance(spec.job, FineTune):
         raise ConfigError("a plan is made for a finetune job; what a script needs is not known")
     pods = spec.cluster.pods
+    if args.gpus_for:
+        gpus = gpus_for(spec.job, memory_gib=pods.memory_gib)
+        _say(str(gpus))
+        return any(row.plan for row in gpus.rows)
     table = plan(
         spec.job,
         pods=spec.pods or spec.cluster.count,
@@ -113,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="examine the pods of a SPEC.json; exit 0 well, 1 not, 2 refused")
     plan = commands.add_parser("plan", help="print what a SPEC.json needs; exit 0 fits, 1 does not, 2 refused")
     plan.add_argument("--gpu-memory-gib", type=float, metavar="GIB", help="memory of one GPU; without, for CPUs")
+    plan.add_argument("--gpus-for", action="store_true", help="print the least GPUs of every kind that it fits on")
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
         parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
         parser_of_spec.set_defaults(verb=verb)

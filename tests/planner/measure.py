@@ -1,9 +1,10 @@
 """Run trainer jobs in forked ranks and write down the most that their tensors held while they trained.
 
 `python measure.py PLAN.json`: the plan's `runs` are a list of {"folder", "world_size"}; each folder holds a job.json.
-Leaves peak.json ({"codes", "peaks": {rank: bytes}}) in each folder. Every real storage of the rank is counted from its
-making to its release, those of the engine's own buffers among them, and nothing of the planner is used. Its `requests`
-are traced as the planner has it done, in a process beside, and their answers written to `traces`.
+Leaves peak.json ({"codes", "peaks": {rank: {"loading": bytes, "training": bytes}}}) in each folder.
+Every real storage of the rank is counted from its making to its release, those of the engine's own buffers among them,
+and nothing of the planner is used; pages of a model's files are not, until something is made of them. The `requests` of
+the plan are traced as the planner has it done, in a process beside, and their answers written to `traces`.
 """
 
 from __future__ import annotations
@@ -91,18 +92,10 @@ def trace_beside(requests: Sequence[Mapping[str, Any]], answers: Path) -> None:
 
 
 def measured(real: Any) -> None:
-    from workbench.worker.model import load as model
     from workbench.worker.train.trainer import FineTuner
 
     held = Held()
-    load, fit, resize = model.load, FineTuner.train, torch.UntypedStorage.resize_
-
-    def load_and_copy(*args: object, **options: object) -> Any:
-        # Weights read from safetensors are pages of the file: no operation makes them.
-        loaded = load(*args, **options)  # type: ignore[arg-type]
-        for tensor in (*loaded.model.parameters(), *loaded.model.buffers()):
-            tensor.data = tensor.data.clone()
-        return loaded
+    fit, resize = FineTuner.train, torch.UntypedStorage.resize_
 
     def resized(storage: Any, size: int) -> Any:
         resize(storage, size)  # FSDP empties and refills storages behind the dispatcher
@@ -110,12 +103,18 @@ def measured(real: Any) -> None:
         return storage
 
     def fit_measured(self: Any, *args: object, **options: object) -> Any:
+        loading = held.peak
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if not isinstance(tensor, DTensor) and not hasattr(tensor, "ds_id"):
+                tensor.data = tensor.data.clone()  # it is pages of a file, which no operation has made
         held.peak = held.live
         result = fit(self, *args, **options)
-        (Path(os.environ["WORKBENCH_RANK_DIR"]) / "peak.json").write_text(json.dumps(held.peak))
+        (Path(os.environ["WORKBENCH_RANK_DIR"]) / "peak.json").write_text(
+            json.dumps({"loading": loading, "training": held.peak})
+        )
         return result
 
-    model.load, FineTuner.train, torch.UntypedStorage.resize_ = load_and_copy, fit_measured, resized  # type: ignore
+    FineTuner.train, torch.UntypedStorage.resize_ = fit_measured, resized  # type: ignore
     with held:
         real()
 

@@ -39,6 +39,8 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "offload": ("llama", "zero3-offload", 2, 4, {}),
     "fsdp-2": ("t5", "fsdp", 2, 2, {}),
     "fsdp-8": ("llama", "fsdp", 2, 8, {}),
+    "fsdp-half": ("llama-half", "fsdp", 2, 2, {}),
+    "ddp-half": ("llama-half", "ddp", 2, 2, {}),
 }
 
 
@@ -59,7 +61,9 @@ def make_models(root: Path) -> None:
         "llama = LlamaConfig(vocab_size=4000, hidden_size=192, intermediate_size=512, num_hidden_layers=6,\n"
         "                    num_attention_heads=6, bos_token_id=1, **ids)\n"
         "text = train_tokenizer([rows[0]['source']], vocabulary=500)\n"
-        "for name, model in (('t5', T5ForConditionalGeneration(t5)), ('llama', LlamaForCausalLM(llama))):\n"
+        "half = LlamaForCausalLM(llama).bfloat16()\n"
+        "models = {'t5': T5ForConditionalGeneration(t5), 'llama': LlamaForCausalLM(llama), 'llama-half': half}\n"
+        "for name, model in models.items():\n"
         "    model.save_pretrained(root / name)\n"
         "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
         "                            eos_token='</s>').save_pretrained(root / name)\n"
@@ -125,8 +129,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_the_predicted_peak_is_the_measured_one(root: Path, name: str) -> None:
     measured = json.loads((root / name / "peak.json").read_text())
     assert set(measured["codes"].values()) == {0}, (root / name / "rank-0" / "stderr.log").read_text()[-2000:]
-    peak = max(measured["peaks"].values())
+    peak = max(peaks["training"] for peaks in measured["peaks"].values())
     row = predict(job_of(root, name), pods=RUNS[name][2], gpus=0, trace=False)
-    assert row is not None and row.host is not None
-    print(f"{name}: predicted {row.host.tensors / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB")
-    assert row.host.tensors == pytest.approx(peak, rel=OFF)
+    assert row is not None
+    predicted = row.stages["training"].tensors
+    print(f"{name}: predicted {predicted / 2**20:.1f} MiB, measured {peak / 2**20:.1f} MiB")
+    assert predicted == pytest.approx(peak, rel=OFF)
+
+
+@pytest.mark.parametrize("name", ["fsdp-half", "ddp-half"])
+def test_loading_takes_what_is_predicted_and_no_second_copy(root: Path, name: str) -> None:
+    peaks = json.loads((root / name / "peak.json").read_text())["peaks"].values()
+    row = predict(job_of(root, name), pods=RUNS[name][2], gpus=0, trace=False)
+    assert row is not None
+    loading = row.stages["loading"]
+    print(f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, measured {[p['loading'] / 2**20 for p in peaks]}")
+    assert max(peak["loading"] for peak in peaks) == pytest.approx(loading.tensors, rel=OFF)
+    assert loading.files == pytest.approx((root / "llama-half" / "model.safetensors").stat().st_size, rel=0.01)

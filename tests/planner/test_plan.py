@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import FineTune, plan
+from workbench import FineTune, gpus_for, plan
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.jobs.choices import Technique
@@ -95,6 +95,77 @@ def test_the_command_line_prints_the_table(tmp_path: Path, capsys: pytest.Captur
     spec["cluster"]["pods"]["memory_gib"] = 0.5  # type: ignore[index]
     path.write_text(json.dumps(spec), encoding="utf-8")
     assert main(["plan", str(path)]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_loading_and_saving_are_in_the_verdict(cache: Path) -> None:
+    pytest.importorskip("transformers")
+    job = FineTune(
+        model="llama-2-13b", technique="zero3", precision="bf16", per_device_train_batch_size=1,
+        gradient_checkpointing=True, max_source_length=64, max_target_length=64,
+    )  # fmt: skip
+    large, small = (plan(job, gpus=4, gpu_memory_gib=gib, memory_gib=64) for gib in (80, 32))
+    zero3 = large.row("zero3")
+    assert zero3.fit is Fit.FITS and zero3.host == zero3.stages["saving"]
+    assert zero3.stages["loading"].files == pytest.approx(26e9, rel=0.01)  # once, and not in the sum
+    # ZeRO-1 makes one tensor of all weights: in the pod's memory, with a copy, where the GPU has no room for both.
+    assert large.row("zero1").stages["loading"].total < 4 * 2**30
+    assert small.row("zero1").stages["loading"].total > 4 * 2 * 2 * 13e9
+    assert small.row("zero1").host_gib == pytest.approx(197, abs=2)
+    assert large.row("zero3-offload").fit is Fit.NOT and large.row("zero3-offload").stages["training"].total > 2**37
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit(cache: Path) -> None:
+    pytest.importorskip("transformers")
+    options = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
+    job = FineTune(model="llama-2-13b", max_source_length=64, max_target_length=64, **options)  # type: ignore[arg-type]
+    table = gpus_for(job, memory_gib=400)
+    v100, h100 = table.row("V100 32 GB"), table.row("H100")
+    assert (v100.precision, h100.precision) == ("fp32", "bf16")
+    for row in (v100, h100):
+        assert row.plan is not None and row.gpus is not None
+        planned = job.replace(precision=row.precision)
+        few = {"gpu_memory_gib": row.memory_gib, "memory_gib": 400.0}
+        assert plan(planned, pods=row.pods, gpus=row.gpus, **few).row(row.plan.technique).fit is Fit.FITS  # type: ignore[arg-type]
+        less = plan(planned, pods=row.pods, gpus=row.gpus - 1, **few) if row.gpus > 1 else None  # type: ignore[arg-type]
+        assert less is None or not {r.technique for r in less.rows if r.fit is Fit.FITS} - {"local-sgd"}
+    text, page = str(table), table._repr_html_()
+    assert f"{v100.plan.technique}" in text and "V100 32 GB" in page  # type: ignore[union-attr]
+    explicit = gpus_for(job.replace(precision="bf16"), memory_gib=400, kinds={"T4": (16, False)}, most_pods=1)
+    assert "no bf16" in str(explicit) and explicit.rows[0].plan is None
+    with pytest.raises(ConfigError, match="most_pods is 0"):
+        gpus_for(job, most_pods=0)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "options", "parameters"),
+    [
+        ("mixtral", {"num_local_experts": 8, "num_key_value_heads": 8, "intermediate_size": 14336}, 46.7e9),
+        (
+            "gpt_oss",
+            {"num_local_experts": 4, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880},
+            4.6e9,
+        ),
+    ],
+)
+def test_mixtures_of_experts_are_planned_from_their_configuration(
+    cache: Path, tmp_path: Path, family: str, options: dict[str, int], parameters: float
+) -> None:
+    pytest.importorskip("transformers")
+    size = 4096 if family == "mixtral" else 2880
+    config = {"vocab_size": 32000, "hidden_size": size, "num_hidden_layers": 32, "num_attention_heads": 32, **options}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "dtype": "bfloat16", **config}))
+    job = FineTune(model=str(tmp_path), technique="fsdp", max_source_length=64, max_target_length=64)
+    table = plan(job, pods=4, gpus=8, gpu_memory_gib=80, techniques=["fsdp"])
+    row = table.row("fsdp")
+    assert table.parameters == pytest.approx(parameters, rel=0.02)
+    assert row.gpu is not None and row.gpu.parameters == pytest.approx(4 * table.parameters / 32, rel=0.01)
+    assert row.stages["loading"].files == 2 * table.parameters
 
 
 def test_what_was_never_traced_is_not_known_without_tracing() -> None:

@@ -42,7 +42,7 @@ from workbench.display.records.export import export_doc, model_card_doc, pushed_
 from workbench.display.records.history import history_doc, history_grid, show_history
 from workbench.display.records.manifest import manifest_doc
 from workbench.display.records.nodes import nodes_doc
-from workbench.display.records.plan import plan_doc
+from workbench.display.records.plan import gpus_doc, plan_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
 from workbench.display.records.result import result_doc
 from workbench.display.records.rows import rows_doc
@@ -51,6 +51,7 @@ from workbench.display.run.page import run_doc
 from workbench.display.run.panel import show_run
 from workbench.display.run.plot import run_plot_doc, show_run_plot
 from workbench.keeper.launch.command import LaunchCommand
+from workbench.planner.gpus import GpuTable
 from workbench.planner.reading import RowPreview
 from workbench.planner.table import PlanTable
 from workbench.pods.doctor.examination import Diagnosis
@@ -90,6 +91,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     LaunchCommand: lambda it: Doc(blocks=[Fold("launch command", [Code(str(it))])]),
     Manifest: manifest_doc,
     ModelCard: model_card_doc,
+    GpuTable: gpus_doc,
     NodeTable: nodes_doc,
     PlanTable: plan_doc,
     Predictions: predictions_doc,

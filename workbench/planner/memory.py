@@ -12,6 +12,9 @@ from workbench.jobs.choices import Technique
 from workbench.planner.setting import Setting
 from workbench.planner.tracing import Moment, Parameters, Trace
 
+SAVED_AT_ONCE = 1 << 30
+"""Bytes of weights after which rank 0 writes what it has gathered, at the end of a layer."""
+
 _FP32 = 4
 # NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for 256 of those
 # (https://arxiv.org/abs/2305.14314, section 3).
@@ -19,7 +22,7 @@ _PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
 # Not counted but taken as given: a CUDA context with its kernels and NCCL's buffers, and what a process with torch,
 # transformers and DeepSpeed imported holds. On CPUs 0.41 to 0.46 GiB were seen (torch 2.13, on 2026-11-21); CUDA's
 # libraries come on top of that, and were not measured.
-_CONTEXT_BYTES = 1.0 * 2**30
+CONTEXT_BYTES = 1.0 * 2**30
 _PROCESS_BYTES = 0.8 * 2**30
 _CPU_PROCESS_BYTES = 0.45 * 2**30
 
@@ -40,6 +43,8 @@ class Memory:
     """Buckets of gradients, and weights gathered from other ranks."""
     overhead: float = 0.0
     """The runtime's own; not counted but taken as given."""
+    files: float = 0.0
+    """Pages of the model's files, which the kernel takes back where memory is short."""
 
     @property
     def total(self) -> float:
@@ -47,8 +52,8 @@ class Memory:
 
     @property
     def tensors(self) -> float:
-        """The sum of what is in tensors."""
-        return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead)
+        """The sum of what is in tensors; pages of files are not."""
+        return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead - self.files)
 
     def times(self, factor: float) -> Memory:
         """Return as much for several ranks."""
@@ -72,15 +77,17 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     if not setting.gpu:  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     moments = [_at(setting, trace, moment, rows) for moment in trace.moments[setting.arithmetic]]
-    device, host = max([*moments, _update(setting, trace)], key=lambda pair: pair[0].total)
+    moments.append(_update(setting, trace))
+    device = max((pair[0] for pair in moments), key=lambda memory: memory.total)
+    host = max((pair[1] for pair in moments), key=lambda memory: memory.total)
     if not setting.gpu:  # all of it is in the pod's memory: the highest moment is that of the sum
-        both = max((d.plus(h) for d, h in [*moments, _update(setting, trace)]), key=lambda memory: memory.total)
+        both = max((d.plus(h) for d, h in moments), key=lambda memory: memory.total)
         return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
-    return Need(gpu=replace(device, overhead=_CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES))
+    return Need(gpu=replace(device, overhead=CONTEXT_BYTES), host=replace(host, overhead=_PROCESS_BYTES))
 
 
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
-    device, host = _kept(setting, trace)
+    device, host = kept(setting, trace)
     logits = max(0.0, moment.logits + rows * moment.logits_row)
     held = moment.held(rows)
     if setting.packed:  # a layer's weights are unpacked one matrix at a time
@@ -93,7 +100,7 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
 
 
 def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-    device, host = _kept(setting, trace)
+    device, host = kept(setting, trace)
     trained, shard = trace.trained, trace.trained / setting.shards
     technique = setting.technique
     # Fused AdamW and SGD without momentum make nothing; the outer step of local SGD, which is not fused, does.
@@ -115,7 +122,8 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     return device, host.plus(Memory(optimizer=work.optimizer + work.gradients * int(not setting.gpu)))
 
 
-def _kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+def kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+    """Return what a rank holds between two steps, on its device and on the host."""
     frozen = trace.parameters - trace.trained - trace.packed
     packed = trace.packed * (_PACKED if setting.packed else setting.weight_bytes)
     trained, shards = trace.trained, setting.shards
@@ -166,17 +174,18 @@ def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:
     whole = trace.parameters
     kept = min(whole, setting.reuse / 2)
     kept = min(kept, whole - whole * moment.gradients / max(1, trace.trained))
-    ahead = _largest_layer(trace).all + min(setting.prefetch, whole)
+    ahead = largest_layer(trace).all + min(setting.prefetch, whole)
     return min(float(whole), max(kept, ahead, trace.no_larger_than(setting.persist)[0]))
 
 
 def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:
-    layer = _largest_layer(trace)
+    layer = largest_layer(trace)
     ahead = 1 + max(1, setting.prefetch)
     gathered = trace.rest.all + (len(trace.layers) if setting.gathers_all else ahead) * layer.all
     reducing = _FP32 * layer.trained + setting.compute_bytes * layer.trained if moment.gradients else 0.0
     return setting.compute_bytes * min(gathered, trace.parameters) + reducing
 
 
-def _largest_layer(trace: Trace) -> Parameters:
+def largest_layer(trace: Trace) -> Parameters:
+    """Return the largest transformer layer."""
     return max(trace.layers, key=lambda layer: layer.all, default=trace.rest)

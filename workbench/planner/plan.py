@@ -13,7 +13,8 @@ from workbench.jobs.choices import Launcher, Technique
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune
 from workbench.planner.forecast import Pace, Scaling, scaling_of
-from workbench.planner.memory import Need, need_of
+from workbench.planner.host import highest, host_of
+from workbench.planner.memory import Memory, need_of
 from workbench.planner.setting import Setting, request_of, setting_of
 from workbench.planner.shapes import model_config
 from workbench.planner.speed import Speeds
@@ -31,7 +32,7 @@ _MOST_ROWS = 1 << 16
 # 3 ranks and gloo in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 however many micro-batches, ZeRO-2, ZeRO-3 and FSDP
 # 2.00 or more each micro-batch. `single` leaves every other pod idle, so it is the cheapest only where there is one;
 # `local-sgd` sends least, and is last because it does not follow the losses of the others.
-_CHEAPEST = (
+CHEAPEST = (
     Technique.DDP,
     Technique.ZERO1,
     Technique.ZERO2,
@@ -96,7 +97,8 @@ def plan(
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
-    settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
+    config = model_config(job.model)
+    settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus, config=config)
     trace = _trace(job, list(settings.values()), gpu=gpus > 0, lengths=lengths)
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
@@ -115,14 +117,14 @@ def plan(
 
 
 def _settings(
-    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int
+    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int, config: Mapping[str, object]
 ) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
     """Return the settings of a job by technique, and the rows of those that are refused."""
     settings: dict[str, Setting] = {}
     refused: dict[str, PlanRow] = {}
     for name in techniques:
         try:
-            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus)
+            settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus, model=config)
         except ConfigError as error:
             refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
     return settings, refused
@@ -131,18 +133,18 @@ def _settings(
 def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
     """Predict what a job needs as it is, without a verdict."""
     job = choose(job, gpus=gpus)
-    setting = setting_of(job, pods=pods, gpus=gpus)
-    traced = _trace(job, [setting], gpu=gpus > 0, only_cached=not trace)
-    return None if traced is None else row_of(setting, traced, job.per_device_train_batch_size, (None, None))
+    setting = setting_of(job, pods=pods, gpus=gpus, model=model_config(job.model))
+    there = _trace(job, [setting], gpu=gpus > 0, only_cached=not trace)
+    return None if there is None else row_of(setting, there, job.per_device_train_batch_size, (None, None))
 
 
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
     """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
     job = choose(job, gpus=gpus)
     setting = setting_of(job, pods=pods, gpus=gpus)
-    traced = _trace(job, [setting], gpu=gpus > 0, only_cached=True)
+    there = _trace(job, [setting], gpu=gpus > 0, only_cached=True)
     accumulation = job.gradient_accumulation_steps
-    return None if traced is None else scaling_of(setting, traced, accumulation=accumulation, exchange=exchange)
+    return None if there is None else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
 
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
@@ -171,8 +173,14 @@ def _trace(
     only_cached: bool = False,
 ) -> Trace | None:
     wanted = sorted({setting.arithmetic for setting in settings}) or ["fp32"]
-    request = request_of(job, model_config(job.model), wanted, gpu=gpu, lengths=lengths)
-    return cached_trace(request) if only_cached else trace_step(request)
+    if not only_cached:
+        return traced(job, wanted, gpu=gpu, lengths=lengths)
+    return cached_trace(request_of(job, model_config(job.model), wanted, gpu=gpu, lengths=lengths))
+
+
+def traced(job: FineTune, arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None) -> Trace:
+    """Return the trace of a job's step."""
+    return trace_step(request_of(job, model_config(job.model), arithmetic, gpu=gpu, lengths=lengths))
 
 
 def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
@@ -183,24 +191,29 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
     return Fit.NOT if max(shares) > 1 else Fit.TIGHT if max(shares) > MARGIN else Fit.FITS
 
 
-def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
-    """Work out a row of the table."""
-    need = need_of(setting, trace, rows)
-    fit = _fit(setting, need, limits)
+def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searches: bool = True) -> PlanRow:
+    """Work out a row of the table; where it `searches`, with the largest micro-batch."""
+    gpu, stages = _needs(setting, trace, rows, limits)
+    fit = _fit(gpu, stages, limits)
     return PlanRow(
         technique=str(setting.technique),
         fit=fit,
-        gpu=need.gpu,
-        host=need.host.times(setting.on_pod),
+        gpu=gpu,
+        host=highest(stages),
+        stages=stages,
         gpus_on_pod=setting.on_pod if setting.gpu else 0,
         ranks=setting.ranks,
-        micro_batch=None if fit is Fit.UNKNOWN else most_rows(setting, trace, limits),
+        micro_batch=most_rows(setting, trace, limits) if searches and fit is not Fit.UNKNOWN else None,
     )
 
 
-def _fit(setting: Setting, need: Need, limits: Limits) -> Fit:
-    gpu_gib = None if need.gpu is None else need.gpu.total / GIB
-    return fit_of((gpu_gib, limits[0]), (need.host.total * setting.on_pod / GIB, limits[1]))
+def _needs(setting: Setting, trace: Trace, rows: int, limits: Limits) -> tuple[Memory | None, Mapping[str, Memory]]:
+    need = need_of(setting, trace, rows)
+    return need.gpu, host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
+
+
+def _fit(gpu: Memory | None, stages: Mapping[str, Memory], limits: Limits) -> Fit:
+    return fit_of((None if gpu is None else gpu.total / GIB, limits[0]), (highest(stages).total / GIB, limits[1]))
 
 
 def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
@@ -208,7 +221,7 @@ def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     low, high = 0, _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
-        if _fit(setting, need_of(setting, trace, middle), limits) is Fit.NOT:
+        if _fit(*_needs(setting, trace, middle, limits), limits) is Fit.NOT:
             high = middle - 1
         else:
             low = middle
@@ -218,7 +231,7 @@ def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
 def _marked(rows: Sequence[PlanRow]) -> list[PlanRow]:
     """Mark the cheapest row that fits; a tight one only where no other does."""
     alone = all(row.ranks <= 1 for row in rows)
-    order = [Technique.SINGLE, *_CHEAPEST] if alone else list(_CHEAPEST)
+    order = [Technique.SINGLE, *CHEAPEST] if alone else list(CHEAPEST)
     for fit in (Fit.FITS, Fit.TIGHT):
         fitting = [row for row in rows if row.fit is fit]
         if fitting:

@@ -48,11 +48,12 @@ def begin_prediction(job: Job, pods: int, prediction: Path, inquiry: Path, *, sp
 def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[str, Any]:
     """Return all that a prediction is made of; JSON, free of secrets and of paths on the pods."""
     job = choose(job, gpus=spec.gpus)
-    setting = setting_of(job, pods=pods, gpus=spec.gpus)
-    request = request_of(job, model_config(job.model), [setting.arithmetic], gpu=setting.gpu, lengths=None)
+    config = model_config(job.model)
+    setting = setting_of(job, pods=pods, gpus=spec.gpus, model=config)
+    request = request_of(job, config, [setting.arithmetic], gpu=setting.gpu, lengths=None)
     return {
         "setting": asdict(setting),
-        "others": _others(job, setting, pods=pods, gpus=spec.gpus),
+        "others": _others(job, setting, pods=pods, gpus=spec.gpus, config=config),
         "rows": job.per_device_train_batch_size,
         "request": request,
         "memory_gib": pod_memory_gib(spec, pods, local=local),
@@ -88,12 +89,12 @@ def prediction_of(
     }
 
 
-def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
+def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int, config: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings of other techniques that take the same ranks and whose step is the one that is traced."""
     others: dict[str, Any] = {}
     for technique in Technique:
         with contextlib.suppress(ConfigError):
-            other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus)
+            other = setting_of(as_planned(job, technique), pods=pods, gpus=gpus, model=config)
             if technique != job.technique and (other.arithmetic, other.ranks) == (setting.arithmetic, setting.ranks):
                 others[technique.value] = asdict(other)
     return others

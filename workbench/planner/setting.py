@@ -41,6 +41,8 @@ class Setting:
     """Which of the trace's steps it is."""
     weight_bytes: int
     """Bytes of a weight that is held."""
+    file_bytes: float = 4
+    """Bytes of a weight in the model's files."""
     compute_bytes: int
     """Bytes of a weight that is computed with, where it is gathered for that."""
     packed: bool
@@ -75,8 +77,8 @@ class Setting:
     """Steps between two synchronisations of local SGD."""
 
 
-def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
-    """Work out a job's setting."""
+def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, object] | None = None) -> Setting:
+    """Work out a job's setting; `model` is the configuration of its model, which says the format of the files."""
     technique, precision = Technique(job.technique), job.number_format
     on_pod = max(1, gpus) if technique is not Technique.SINGLE else 1
     ranks = on_pod * pods if technique is not Technique.SINGLE else 1
@@ -95,6 +97,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int) -> Setting:
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
         weight_bytes=2 if half and technique.uses_deepspeed else 4,
+        file_bytes=_file_bytes(model or {}),
         compute_bytes=2 if half and not technique.replicates else 4,
         packed=job.peft == Peft.QLORA,
         state_bytes=_STATES[Optimizer(job.optimizer)],
@@ -141,7 +144,7 @@ def request_of(
     source, target = lengths or (job.max_source_length, job.max_target_length)
     lora = Lora.from_dict(job.lora)
     return {
-        "config": dict(config),
+        "config": {name: value for name, value in config.items() if name not in ("dtype", "torch_dtype")},
         "source": -(-source // 8) * 8,  # as the trainer pads
         "target": -(-target // 8) * 8,
         "arithmetic": sorted(set(arithmetic)),
@@ -165,6 +168,11 @@ def _outer_bytes(job: FineTune) -> float:
     if job.technique != Technique.LOCAL_SGD:
         return 0.0
     return 8.0 if LocalSgd.from_dict(job.local_sgd).outer_momentum else 4.0
+
+
+def _file_bytes(model: Mapping[str, object]) -> float:
+    named = str(model.get("dtype") or model.get("torch_dtype")).removeprefix("torch.")
+    return {"bfloat16": 2, "float16": 2}.get(named, 4)
 
 
 def _number(zero: Mapping[str, Any], key: str, default: int) -> int:

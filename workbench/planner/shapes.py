@@ -26,17 +26,18 @@ def _t5(width: int, inner: int, heads: int, layers: int, head: int = 64) -> Mapp
     }
 
 
-def _llama(width: int, inner: int, heads: int, layers: int) -> Mapping[str, object]:
+def _llama(width: int, inner: int, heads: int, layers: int, kv_heads: int | None = None) -> Mapping[str, object]:
     return {
         "model_type": "llama",
         "vocab_size": 32000,
         "hidden_size": width,
         "intermediate_size": inner,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads,
+        "num_key_value_heads": kv_heads or heads,
         "num_hidden_layers": layers,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
+        "dtype": "float16",
     }
 
 
@@ -49,6 +50,7 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
     # https://arxiv.org/abs/2302.13971, table 2; Llama 2 reads twice as far.
     "llama-2-7b": _llama(4096, 11008, 32, 32),
     "llama-2-13b": _llama(5120, 13824, 40, 40),
+    "llama-2-70b": _llama(8192, 28672, 64, 80, kv_heads=8),  # https://arxiv.org/abs/2307.09288, table 1
     # The built-in ones, with as many words as their tokenizers learn from the bundled questions.
     TINY_T5: {
         **_t5(128, 256, 8, 2, head=16),
@@ -56,7 +58,7 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
         "feed_forward_proj": "gated-gelu",
         "dropout_rate": 0.0,
     },
-    TINY_LLAMA: {**_llama(128, 352, 8, 2), "vocab_size": 4096, "max_position_embeddings": 2048},
+    TINY_LLAMA: {**_llama(128, 352, 8, 2), "vocab_size": 4096, "max_position_embeddings": 2048, "dtype": "float32"},
 }
 
 

@@ -37,7 +37,9 @@ class PlanRow:
     gpu: Memory | None = None
     """On one GPU, in bytes; None where it computes on CPUs or is refused."""
     host: Memory | None = None
-    """In one pod's own memory, all its ranks together, in bytes; None where it is refused."""
+    """In one pod's own memory, all its ranks together, in bytes, at the stage that needs most; None where refused."""
+    stages: Mapping[str, Memory] = field(default_factory=dict)
+    """The same of every stage: `loading`, `training` and `saving`."""
     gpus_on_pod: int = 0
     """GPUs of a pod that it uses."""
     ranks: int = 0

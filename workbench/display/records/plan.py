@@ -9,6 +9,7 @@ from workbench.base.words import UNKNOWN, count, counted, duration, number, scal
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.jobs.choices import Technique
 from workbench.planner.forecast import Pace
+from workbench.planner.gpus import GpuTable
 from workbench.planner.memory import Memory
 from workbench.planner.table import Fit, PlanRow, PlanTable
 
@@ -28,6 +29,36 @@ def plan_doc(table: PlanTable) -> Doc:
     scheduling = [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
     blocks: list[Block] = [Table(_grid(table)), Note(_what(table)), *scheduling, *refused]
     return Doc(blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True)
+
+
+def gpus_doc(table: GpuTable) -> Doc:
+    """State what to take of every kind of GPU."""
+    titles = ("GPU", "GB", "take", "technique", "precision", "needed of each GiB", "pod's own memory GiB")
+    rows = []
+    for row in table.rows:
+        plan = row.plan
+        take = f"{row.gpus}" if row.pods == 1 else f"{row.gpus} on each of {row.pods} pods"
+        rows.append(
+            (
+                row.kind,
+                f"{row.memory_gib:g}",
+                row.why or (f"more than {table.gpus_on_pod * table.most_pods}" if plan is None else take),
+                UNKNOWN if plan is None else plan.technique,
+                row.precision,
+                UNKNOWN if plan is None or plan.gpu is None else _written(plan.gpu.total, _GIB),
+                UNKNOWN if plan is None or plan.host is None else _written(plan.host.total, _GIB),
+            )
+        )
+    job = table.job
+    caption = f"The least GPUs of each kind for {job.model} ({scaled(table.parameters)} parameters)"
+    limit = "" if table.memory_gib is None else f", {table.memory_gib:g} GiB of its own"
+    note = (
+        f"Predicted, with a tenth of the memory to spare; micro-batch {job.per_device_train_batch_size}. A pod has up "
+        f"to {counted(table.gpus_on_pod, 'GPU')}{limit}. The technique is the one that sends least over the network of "
+        "those that fit; plan(job, …) shows them all."
+    )
+    grid = Grid(columns=titles, rows=rows, right={titles[1], *titles[5:]}, whole=titles, caption=caption)
+    return Doc(blocks=[Table(grid), Note(note)], full=True)
 
 
 def _grid(table: PlanTable) -> Grid:
@@ -199,6 +230,7 @@ def _method(table: PlanTable) -> list[str]:
     notes = []
     if any(row.fit is Fit.UNKNOWN for row in table.rows):
         notes.append("No verdict: nothing says how much memory a pod has; give memory_gib, or gpu_memory_gib for GPUs.")
+    notes += _stages(table)
     if table.paces:
         notes.append(_timed(table.paces[Technique.SINGLE], table))
     if table.paces and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
@@ -212,6 +244,24 @@ def _method(table: PlanTable) -> list[str]:
         "context and NCCL a GPU; a process 0.45 GiB, 0.8 with a GPU). Tight means more than nine tenths."
     )
     return notes
+
+
+def _stages(table: PlanTable) -> list[str]:
+    """Say where a pod's own memory is highest, and how much of the model's files passes through it."""
+    highest: dict[str, list[str]] = {}
+    for row in table.rows:
+        if row.stages:
+            highest.setdefault(next(name for name, need in row.stages.items() if need is row.host), []).append(
+                row.technique
+            )
+    if not highest:
+        return []
+    where = "; ".join(f"while {stage} under {', '.join(names)}" for stage, names in highest.items())
+    files = max(row.stages["loading"].files for row in table.rows if row.stages)
+    return [
+        f"A pod's own memory is highest {where}. {_written(files, _GIB)} GiB of the model's files are read once a pod; "
+        "the kernel takes their pages back where memory is short, so they are not counted."
+    ]
 
 
 def _timed(pace: Pace, table: PlanTable) -> str:

@@ -22,6 +22,7 @@ from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import TINY_LLAMA, TINY_T5
 from workbench.worker.model.load import Loaded
 from workbench.worker.model.lora import with_lora
+from workbench.worker.model.saving import whole
 from workbench.worker.rank import collectives as ranks
 
 WEIGHTS, _NAME = "adapter_model.safetensors", "default"
@@ -89,7 +90,7 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    state = {name: whole for name, p in model.named_parameters() if p.requires_grad for whole in _whole(p)}
+    state = {name: value for name, p in model.named_parameters() if p.requires_grad for value in whole(p)}
     if ranks.rank() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,18 +134,6 @@ def _never_repack() -> None:
     from bitsandbytes.nn import modules
 
     modules.has_avx512bf16 = lambda: False
-
-
-def _whole(parameter: Any) -> Iterator[torch.Tensor]:
-    """Return a parameter whole, on the CPU; a collective where the ranks hold parts of it."""
-    if hasattr(parameter, "ds_id"):
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([parameter]):
-            yield parameter.detach().cpu().clone()
-    else:
-        value = parameter.detach()
-        yield (value.full_tensor() if hasattr(value, "full_tensor") else value).cpu().clone()
 
 
 @contextmanager

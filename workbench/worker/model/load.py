@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.data.rows import Example
+from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
 from workbench.worker.model import tiny
+
+_HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +46,27 @@ def load(
     place = str(Path(name).expanduser()) if kind is ModelKind.FOLDER else name
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     return _from_pretrained(place, tokenizer, options)
+
+
+def load_options(job: FineTune) -> Mapping[str, Any]:
+    """Return how `from_pretrained` is to read the weights of a model that is trained: in their files' own format.
+
+    Such weights are pages of the files, which the ranks of a pod share, until `placed` or FSDP's sharding copies them.
+    Under ZeRO-3 transformers reads on rank 0 alone and sends every other rank its part.
+    """
+    if job.peft == Peft.QLORA or Technique(job.technique).zero_stage == 3:
+        return {}
+    return {} if model_kind(job.model) is ModelKind.BUILTIN else {"dtype": "auto"}
+
+
+def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
+    """Put a loaded model into the number format and to the device that it is trained in, a tensor at a time."""
+    technique = Technique(job.technique)
+    if technique is Technique.FSDP or technique.zero_stage == 3 or job.peft == Peft.QLORA:
+        return loaded
+    half = _HALF.get(job.number_format) if technique.uses_deepspeed else None  # which turns all weights to it anyway
+    device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
+    return replace(loaded, model=loaded.model.to(device=device, dtype=half or torch.float32))
 
 
 def outline(

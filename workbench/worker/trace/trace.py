@@ -45,14 +45,19 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     """Count the bytes of a training step."""
     config = _config(request["config"])
-    depths = _DEPTHS if _depth(config) > max(_DEPTHS) and not request.get("whole") else None
+    sizes = _sizes(config, request)
+    # Layers that are not alike, as where mixtures of experts begin after some dense ones, are all stepped through.
+    alike = all(layer == stack[1] for stack in sizes["stacks"] for layer in stack[2:])
+    shallow = alike and _depth(config) > max(_DEPTHS) and not request.get("whole")
+    depths = _DEPTHS if shallow else None
     points = {}
     for arithmetic in request["arithmetic"]:
         runs = {
             depth: _step(config, request, arithmetic, depth=depth, rows=_prime(request)) for depth in depths or (0,)
         }
         points[arithmetic] = [list(p) for p in front(_extrapolated(runs, _depth(config)))]
-    return {"points": points, "sizes": _sizes(config, request, depths)}
+    layers = [layer for stack in sizes["stacks"] for layer in stack]
+    return {"points": points, "sizes": {"layers": layers, "rest": sizes["rest"]}}
 
 
 def _prime(request: Mapping[str, Any]) -> int:
@@ -156,10 +161,12 @@ def _loss(
 def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
     depths = sorted(runs)
     points = []
-    for place, moments in runs[depths[0]].moments.items():
+    for place in runs[depths[0]].moments:
         copies = [runs[d].moments.get(place, []) for d in depths]
-        if any(len(copy) != len(moments) for copy in copies):
+        if not all(copies):
             raise RuntimeError(f"the step does other things in {place} when it has more layers")
+        if len({len(copy) for copy in copies}) > 1:  # some families do more once, as a tensor for each kind of layer
+            copies = [[Moment(*map(max, zip(*copy, strict=True)))] for copy in copies]
         points += [Moment(*_line(values, depths, depth)) for values in zip(*copies, strict=True)]
     return points
 
@@ -171,10 +178,9 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
     return [first + (second - first) * share for first, second in zip(values[0], values[1], strict=True)]
 
 
-def _sizes(config: Any, request: Mapping[str, Any], depths: Sequence[int] | None) -> dict[str, Any]:
-    """List the parameters: [elements, whether they are trained, whether 4 bits can hold them]."""
-    whole = _depth(config)
-    model = _model(config, request, depths[-1] if depths else 0)
+def _sizes(config: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    """List the parameters by stack and layer: [elements, whether they are trained, whether 4 bits can hold them]."""
+    model = _model(config, request, 0)
     stacks = layer_stacks(model)
     output = model.get_output_embeddings()
     linear = {
@@ -185,12 +191,9 @@ def _sizes(config: Any, request: Mapping[str, Any], depths: Sequence[int] | None
         frozen = not parameter.requires_grad
         return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in linear)]
 
-    layers = []
-    for stack in stacks:
-        listed = [[entry(p) for p in layer.parameters()] for layer in stack]
-        layers += [listed[0], *[listed[1]] * (whole - 1)] if depths else listed
+    listed = [[[entry(p) for p in layer.parameters()] for layer in stack] for stack in stacks]
     inside = {id(p) for stack in stacks for layer in stack for p in layer.parameters()}
-    return {"layers": layers, "rest": [entry(p) for p in model.parameters() if id(p) not in inside]}
+    return {"stacks": listed, "rest": [entry(p) for p in model.parameters() if id(p) not in inside]}
 
 
 def _is_lora(module: Any) -> bool:

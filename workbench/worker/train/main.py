@@ -28,6 +28,7 @@ from workbench.worker.data.tokens import TokenRows, shared_rows
 from workbench.worker.model import adapters, sharding
 from workbench.worker.model import load as model
 from workbench.worker.model.encode import Encoder
+from workbench.worker.model.saving import save_model
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import records as report
 from workbench.worker.rank.phases import phase
@@ -62,13 +63,13 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
-    loaded = adapters.attached(_base(work.job, rows), work.job)
+    loaded = adapters.attached(model.placed(_base(work.job, rows), work.job, gpus=work.gpus), work.job)
     encoder = Encoder(loaded, work.job)
     stop = StopCallback(work.stop)
     trainer = _trainer(work, arguments, loaded, encoder, rows)
     trainer.add_callback(stop)
     trainer.keep_checkpoints(work, stop)
-    trainer.write_model = lambda: _save(work, trainer, loaded)
+    trainer.write_model = lambda: _save(work, loaded)
     used = {"pod": pod_name(), "threads": torch.get_num_threads(), "cores": report.cores(), "backend": ranks.backend()}
     emit("device", name=report.device(), **used)
     _start(work, trainer, rows)
@@ -85,7 +86,7 @@ def _run(work: Assignment) -> None:
 
 def _base(job: FineTune, rows: Rows) -> model.Loaded:
     attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
-    options = {**adapters.load_options(job.peft, job.number_format), **attention}
+    options = {**model.load_options(job), **adapters.load_options(job.peft, job.number_format), **attention}
     trained = job.lora.get("resume_from")
     if trained and model_kind(job.model) is ModelKind.BUILTIN:
         # Adapters belong to the tokens that they were trained with, and rows of now would give others.
@@ -217,21 +218,17 @@ def _train(trainer: FineTuner) -> int:
     return trainer.use_best()
 
 
-def _save(work: Assignment, trainer: FineTuner, loaded: model.Loaded) -> None:
+def _save(work: Assignment, loaded: model.Loaded) -> None:
     if work.job.peft != Peft.NONE:
         adapters.save(loaded.model, work.out / "model", base=work.base, seed=work.job.seed)
         if work.rank == 0:
             loaded.tokenizer.save_pretrained(work.out / "model")
         return
-    # Under ZeRO-3 and FSDP each rank holds a part of every weight: all must take part, and rank 0 gets the whole.
-    state = trainer.whole_state()
+    # Only a model that was read may have names of an older format to go back to; transformers would compile 900
+    # patterns to find that a built-in one has none.
+    save_model(loaded.model, work.out / "model", read=model_kind(work.job.model) is not ModelKind.BUILTIN)
     if work.rank == 0:
-        folder = work.out / "model"
-        # Only a model that was read may have names of an older format to go back to; transformers would compile 900
-        # patterns to find that a built-in one has none.
-        read = model_kind(work.job.model) is not ModelKind.BUILTIN
-        loaded.model.save_pretrained(folder, state_dict=state, safe_serialization=True, save_original_format=read)
-        loaded.tokenizer.save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(work.out / "model")
 
 
 def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Answer]:

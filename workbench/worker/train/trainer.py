@@ -23,7 +23,6 @@ from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
 from workbench.worker.data.rows import IGNORED, Row, aligned
 from workbench.worker.data.tokens import TokenRows
-from workbench.worker.model import sharding
 from workbench.worker.order import GlobalBatchSampler, eval_batches
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted, phase
@@ -110,14 +109,6 @@ class FineTuner(ResumableTrainer):
         engine = getattr(self, "deepspeed", None)
         zero3 = engine is not None and int(engine.zero_optimization_stage()) == 3
         return ranks.world_size() > 1 and (self.sharded or zero3)
-
-    def whole_state(self) -> dict[str, Any]:
-        """Return all weights by name, in main memory."""
-        if self.sharded:
-            return sharding.whole_state(self.model)
-        state = self.accelerator.get_state_dict(self.model_wrapped) or {}
-        plain = {name.removeprefix("_orig_mod."): weight for name, weight in state.items()}  # of a compiled model
-        return sharding.without_tied(self.model, plain)
 
     def training_step(self, model: Any, inputs: Mapping[str, torch.Tensor], num_items_in_batch: Any = None) -> Any:
         """Do a forward and a backward pass; stop at the first loss that is no number."""

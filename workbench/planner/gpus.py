@@ -1,0 +1,150 @@
+"""`gpus_for`: the least number of GPUs of every kind that a job fits on; imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.base.errors import ConfigError, suggests
+from workbench.base.shown import Shown
+from workbench.jobs.choices import Precision, Technique
+from workbench.jobs.deepspeed.defaults import choose
+from workbench.jobs.finetune import FineTune
+from workbench.planner.plan import CHEAPEST, as_planned, row_of, traced
+from workbench.planner.setting import arithmetic_of, setting_of
+from workbench.planner.shapes import model_config
+from workbench.planner.table import Fit, PlanRow
+from workbench.planner.tracing import Trace
+
+KINDS: Mapping[str, tuple[float, bool]] = {
+    "T4": (16, False),
+    "V100 16 GB": (16, False),
+    "V100 32 GB": (32, False),
+    "L4": (24, True),
+    "A10G": (24, True),
+    "RTX 4090": (24, True),
+    "A100 40 GB": (40, True),
+    "L40S": (48, True),
+    "A100 80 GB": (80, True),
+    "H100": (80, True),
+    "H200": (141, True),
+    "B200": (180, True),
+}
+"""Kinds of GPUs as sold: GB of memory, of which some per cent are not for use, and whether bf16 is in the hardware."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuRow:
+    """What to take of one kind."""
+
+    kind: str
+    memory_gib: float
+    """Memory of one, as sold."""
+    precision: str
+    gpus: int | None = None
+    """How many on each pod; None where as many as were asked about are too few."""
+    pods: int = 0
+    plan: PlanRow | None = None
+    """What they need under the technique that sends least of those that fit."""
+    why: str = ""
+    """Why the kind is of no use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuTable(Shown):
+    """The least number of GPUs of every kind for a job, as predicted."""
+
+    job: FineTune
+    parameters: int
+    memory_gib: float | None
+    gpus_on_pod: int
+    most_pods: int
+    rows: Sequence[GpuRow]
+
+    def row(self, kind: str) -> GpuRow:
+        """Return the row of a kind."""
+        for row in self.rows:
+            if row.kind == kind:
+                return row
+        raise ConfigError(f"the table has no GPU {kind!r}; it has {', '.join(row.kind for row in self.rows)}")
+
+    def __repr__(self) -> str:
+        return f"GpuTable({self.job.model}, {len(self.rows)} kinds)"
+
+
+@suggests("gpus_for")
+def gpus_for(
+    job: FineTune,
+    *,
+    gpus_on_pod: int = 8,
+    most_pods: int = 16,
+    memory_gib: float | None = None,
+    kinds: Mapping[str, tuple[float, bool]] = KINDS,
+    lengths: tuple[int, int] | None = None,
+) -> GpuTable:
+    """Find the least number of GPUs of every kind on which some technique fits, with a tenth of the memory to spare.
+
+    Args:
+        job: The job; its technique is left open. A precision that is left open is bf16 where the GPU has it, else fp32.
+        gpus_on_pod: The most GPUs of one pod; more are several full pods.
+        most_pods: The most pods.
+        memory_gib: Memory of one pod in GiB. None leaves it out of the verdict.
+        kinds: GB of one GPU, and whether it has bf16, by name. Default: `KINDS`, common ones as sold.
+        lengths: Tokens of a row's source and target. Default: the longest that the job allows.
+
+    Raises:
+        ConfigError: The model's shape is not known here, or a number cannot be.
+        WorkbenchError: The model's step cannot be traced.
+    """
+    for name, value in (("gpus_on_pod", gpus_on_pod), ("most_pods", most_pods)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; allowed: a whole number from 1")
+    jobs = {bf16: _decided(job, bf16) for bf16 in {bf16 for _, bf16 in kinds.values()}}
+    planned = [as_planned(decided, technique) for decided in jobs.values() for technique in CHEAPEST]
+    trace = traced(job, sorted({arithmetic_of(each) for each in planned}), gpu=True, lengths=lengths)
+    rows = []
+    for kind, (memory, bf16) in kinds.items():
+        row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))
+        if jobs[bf16].precision == Precision.BF16 and not bf16:
+            rows.append(replace(row, why="it has no bf16 in the hardware: leave precision open, or use 'fp32'"))
+            continue
+        steps = _steps(gpus_on_pod, most_pods)
+        best = next(filter(None, (_least(row, jobs[bf16], trace, n, pods, memory_gib) for n, pods in steps)), row)
+        rows.append(best)
+    return GpuTable(
+        job=job, parameters=trace.parameters, memory_gib=memory_gib, gpus_on_pod=gpus_on_pod, most_pods=most_pods,
+        rows=rows,
+    )  # fmt: skip
+
+
+def _decided(job: FineTune, bf16: bool) -> FineTune:
+    left_open = job.precision is None
+    job = choose(job, gpus=1)
+    return job.replace(precision=Precision.FP32) if left_open and not bf16 else job
+
+
+def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:
+    """Return GPUs of a pod and pods, from few to many."""
+    number = 1
+    while number < gpus_on_pod:
+        yield number, 1
+        number *= 2
+    yield from ((gpus_on_pod, pods) for pods in range(1, most_pods + 1))
+
+
+def _least(row: GpuRow, job: FineTune, trace: Trace, gpus: int, pods: int, memory_gib: float | None) -> GpuRow | None:
+    """Return the row where some technique fits on so many."""
+    ranks = gpus * pods
+    techniques = [Technique.SINGLE] if ranks == 1 else []
+    techniques += [t for t in CHEAPEST if t not in (Technique.SINGLE, Technique.LOCAL_SGD)]
+    for technique in techniques:
+        try:
+            planned = as_planned(job, technique)
+            setting = setting_of(planned, pods=pods, gpus=gpus, model=model_config(job.model))
+        except ConfigError:  # this technique does not go with the job
+            continue
+        limits = (row.memory_gib, memory_gib)
+        plan = row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)
+        if plan.fit is Fit.FITS:
+            return replace(row, gpus=gpus, pods=pods, plan=plan)
+    return None
