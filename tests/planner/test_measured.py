@@ -144,5 +144,6 @@ def test_loading_takes_what_is_predicted_and_no_second_copy(root: Path, name: st
     assert row is not None
     loading = row.stages["loading"]
     print(f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, measured {[p['loading'] / 2**20 for p in peaks]}")
-    assert max(peak["loading"] for peak in peaks) == pytest.approx(loading.tensors, rel=OFF)
+    # Pages of files that some operation has given a name to are seen as tensors; a second copy in FP32 is far more.
+    assert loading.tensors <= max(peak["loading"] for peak in peaks) <= loading.tensors + loading.files / 2
     assert loading.files == pytest.approx((root / "llama-half" / "model.safetensors").stat().st_size, rel=0.01)
