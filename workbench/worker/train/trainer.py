@@ -23,6 +23,7 @@ from workbench.jobs.evaluation import LOSS
 from workbench.rundir.events import emit
 from workbench.worker.data.rows import IGNORED, Row, aligned
 from workbench.worker.data.tokens import TokenRows
+from workbench.worker.model import sharding
 from workbench.worker.order import GlobalBatchSampler, eval_batches
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import counted, phase
