@@ -97,8 +97,7 @@ def plan(
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
-    config = model_config(job.model)
-    settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus, config=config)
+    settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
     trace = _trace(job, list(settings.values()), gpu=gpus > 0, lengths=lengths)
     assert trace is not None
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
@@ -117,11 +116,12 @@ def plan(
 
 
 def _settings(
-    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int, config: Mapping[str, object]
+    job: FineTune, techniques: Sequence[str], *, pods: int, gpus: int
 ) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
     """Return the settings of a job by technique, and the rows of those that are refused."""
     settings: dict[str, Setting] = {}
     refused: dict[str, PlanRow] = {}
+    config = model_config(job.model)
     for name in techniques:
         try:
             settings[name] = setting_of(as_planned(job, name), pods=pods, gpus=gpus, model=config)
