@@ -153,6 +153,23 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ("zero3", {"zero_optimization": {**ZERO3, "cpu_offload": True}}, "deprecated"),
         ("zero3-offload", {"zero_optimization": ZERO3}, "needs zero_optimization.offload_optimizer"),
         (
+            "zero2",
+            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+            "'zero2' offloads optimizer states alone",
+        ),
+        (
+            "zero1",
+            {"zero_optimization": {**ZERO1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}},
+            "stage 3 alone has it",
+        ),
+        (
+            "zero3-offload",
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+            "give the folder of each pod as nvme_path",
+        ),
+        ("zero2", {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}}, "which is of stage 3"),
+        ("zero3", {"zero_optimization": {**ZERO3, "zero_hpz_partition_size": 2}}, "3 ranks cannot be put"),
+        (
             "zero3-offload",
             {"zero_optimization": {**ZERO3, "offload_optimizer": {"device": "none"}}},
             "needs zero_optimization.offload_optimizer",
@@ -307,6 +324,11 @@ def test_hybrid_shards_need_pods_of_several_gpus() -> None:
         with pytest.raises(ConfigError, match="has one slot; use 'full' or 'grads'"):
             resolve(job, gpus=gpus)
     assert resolve(job, gpus=2) is None
+    assert resolve(job.replace(fsdp={"shard": "hybrid", "group": 2}), gpus=0) is None
+    with pytest.raises(ConfigError, match="group is for shard 'hybrid'"):
+        job.replace(fsdp={"group": 2})
+    with pytest.raises(ConfigError, match="give one"):
+        job.replace(fsdp={"layers": ["T5Block"], "layer_parameters": 5})
 
 
 def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() -> None:

@@ -12,7 +12,7 @@ from forkedruns import Plan, Ran  # deepspeed first: without it nothing runs
 from torch import nn
 
 from workbench.base.errors import ConfigError
-from workbench.worker.model.sharding import layers_of
+from workbench.worker.model.sharding import layers_of, parts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -30,6 +30,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     add("grads", 2, technique="fsdp", fsdp={"shard": "grads", "prefetch": 0}, gradient_checkpointing=True)
     add("hybrid", 4, technique="fsdp", fsdp={"shard": "hybrid"}, more={"on_pod": 2}, per_device_train_batch_size=3)
     add("no-pods", 2, technique="fsdp", fsdp={"shard": "hybrid"})
+    # Groups that are no pods, and what has at least so many parameters by itself.
+    group = {"shard": "hybrid", "group": 2, "layer_parameters": 40_000}
+    add("group", 4, technique="fsdp", fsdp=group, per_device_train_batch_size=3)
+    for stage in (1, 2):
+        zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+        add(f"offload-{stage}", 2, technique=f"zero{stage}", deepspeed={"zero_optimization": zero})
     add("single-bf16", 1, technique="single", precision="bf16")
     add("bf16", 2, technique="fsdp", fsdp={"layers": ["T5LayerFF"], "reduce_in_fp32": False}, precision="bf16")
     add("llama-single", 1, technique="single", model="tiny-llama")
@@ -38,7 +44,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     return plan.run()
 
 
-@pytest.mark.parametrize(("name", "reference"), [("grads", "single"), ("hybrid", "single"), ("llama", "llama-single")])
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("grads", "single"),
+        ("hybrid", "single"),
+        ("group", "single"),
+        ("offload-1", "single"),
+        ("offload-2", "single"),
+        ("llama", "llama-single"),
+    ],
+)
 def test_every_way_of_sharding_follows_one_process(ran: dict[str, Ran], name: str, reference: str) -> None:
     run = ran[name]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
@@ -56,7 +72,7 @@ def test_bf16_gathers_and_computes_in_it_and_keeps_fp32_shards(ran: dict[str, Ra
     assert [told[name]["dtypes"] for name in ("trained", "gradients", "updated")] == [["float32"]] * 3  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("name", "shards"), [("grads", 2), ("hybrid", 2), ("llama", 2)])
+@pytest.mark.parametrize(("name", "shards"), [("grads", 2), ("hybrid", 2), ("group", 2), ("llama", 2)])
 def test_each_rank_tells_the_part_it_holds(ran: dict[str, Ran], name: str, shards: int) -> None:
     run = ran[name]
     told = [run.data("engine", rank)[0] for rank in run.exit_codes]
@@ -68,7 +84,7 @@ def test_each_rank_tells_the_part_it_holds(ran: dict[str, Ran], name: str, shard
 def test_hybrid_is_refused_where_a_pod_has_one_slot(ran: dict[str, Ran]) -> None:
     run = ran["no-pods"]
     assert set(run.exit_codes.values()) == {1}
-    assert "these pods have one slot each; use 'full' or 'grads'" in str(run.record(0, "error.json")["message"])
+    assert "these pods have one slot each; use 'full' or 'grads', or" in str(run.record(0, "error.json")["message"])
 
 
 def test_a_sharded_llama_is_saved_whole_and_has_answered(ran: dict[str, Ran]) -> None:
@@ -96,3 +112,18 @@ def test_layers_that_a_model_has_not_are_refused_with_those_it_has() -> None:
     with pytest.raises(ConfigError, match="fsdp layers is empty"):
         layers_of(model, [])
     assert [type(layer) for layer in layers_of(model, ["ReLU"])] == [nn.ReLU]
+
+
+def test_parts_are_the_smallest_that_are_large_enough_and_share_nothing() -> None:
+    block = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]  # 40 parameters each
+    model = nn.ModuleDict({"blocks": nn.ModuleList(block), "in": nn.Linear(8, 8, bias=False), "out": nn.Linear(8, 8)})
+    assert parts_of(model, 40) == [*block, model["in"], model["out"]]
+    assert parts_of(model, 41) == [model["in"], model["out"]]
+    model["out"].weight = model["in"].weight
+    assert parts_of(model, 40) == block
+
+
+def test_what_an_offload_keeps_on_the_host_is_told(ran: dict[str, Ran]) -> None:
+    for stage in (1, 2):
+        (told,) = ran[f"offload-{stage}"].data("engine")
+        assert (told["engine"], told["offload"]) == (f"deepspeed-zero{stage}", ["optimizer"])

@@ -49,6 +49,10 @@ class Fsdp(Record):
     """One of `Shard`."""
     layers: Annotated[Sequence[Text], Allowed("a list of class names")] = ()
     """Class names of the layers that are sharded each by itself; default: the transformer layers of the model."""
+    layer_parameters: Size | None = None
+    """In place of `layers`: shard each part of the model by itself that has at least so many parameters."""
+    group: Annotated[Size | None, Unit("ranks")] = None
+    """Neighbouring ranks that `hybrid` shards over. Default None: those of a pod."""
     prefetch: Count = 1
     """Layers whose parameters are gathered ahead of their turn; 0 leaves it to torch."""
     reduce_in_fp32: bool = True

@@ -100,10 +100,11 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
     """Refuse what the model in a folder has no use for, or pods of this kind cannot do."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
-    if gpus < 2 and Fsdp.from_dict(job.fsdp).shard == Shard.HYBRID:
+    fsdp = Fsdp.from_dict(job.fsdp)
+    if gpus < 2 and fsdp.shard == Shard.HYBRID and fsdp.group is None:
         raise ConfigError(
             "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
-            "use 'full' or 'grads'"
+            "use 'full' or 'grads', or give a group"
         )
     if gpus:
         return
@@ -152,6 +153,11 @@ def _check_technique(job: FineTune) -> None:
     for key, options, owner in (("fsdp", job.fsdp, Technique.FSDP), ("local_sgd", job.local_sgd, Technique.LOCAL_SGD)):
         if options and technique is not owner:
             raise ConfigError(f"{key} has options, and the technique is '{technique}'; choose '{owner}', or drop them")
+    fsdp = Fsdp.from_dict(job.fsdp)
+    if fsdp.group is not None and fsdp.shard != Shard.HYBRID:
+        raise ConfigError(f"fsdp group is for shard 'hybrid', and shard is '{fsdp.shard}'; drop one")
+    if fsdp.layer_parameters is not None and fsdp.layers:
+        raise ConfigError("fsdp layers and layer_parameters both say what is sharded by itself; give one")
     if technique is Technique.FSDP and job.precision == Precision.FP16:
         raise ConfigError("precision 'fp16' with technique 'fsdp' is not offered: use 'bf16', or 'zero3' for fp16")
 

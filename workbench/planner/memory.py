@@ -115,7 +115,8 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     at_once = min(shard, setting.sub_group) if technique.zero_stage == 3 else shard
     work = Memory(gradients=_FP32 * at_once, optimizer=makes * at_once)
     if technique.zero_stage < 3:
-        return device.plus(replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)), host
+        work = replace(work, gradients=(_FP32 + setting.weight_bytes) * shard)
+        return (device, host.plus(work)) if "optimizer" in setting.offload else (device.plus(work), host)
     device = device.plus(Memory(communication=float(setting.weight_bytes * trace.no_larger_than(setting.persist)[0])))
     if "optimizer" not in setting.offload:
         return device.plus(work), host

@@ -92,7 +92,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
     return Setting(
         technique=technique,
         ranks=ranks,
-        shards=on_pod if technique is Technique.FSDP and fsdp.shard == Shard.HYBRID else shards,
+        shards=(fsdp.group or on_pod) if technique is Technique.FSDP and fsdp.shard == Shard.HYBRID else shards,
         on_pod=on_pod,
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),

@@ -21,6 +21,7 @@ SCHEDULES = {
 }
 """DeepSpeed's schedules by the names of the nearest of transformers'."""
 _MISSING = object()
+_PLUS_PLUS = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 _SECRET_KEY = re.compile(r'"([^"]*(?:api_?key|token|passw|secret|credential)[^"]*)": "[^"]+"', re.IGNORECASE)
 
 
@@ -28,7 +29,9 @@ def check(config: Mapping[str, object], job: FineTune, *, source: str, world_siz
     """Refuse a configuration that DeepSpeed would refuse, or that says something else than the job."""
     check_form(config, source)
     _check_secrets(config, source)
-    _check_zero(section(config, "zero_optimization", source), Technique(job.technique), source)
+    zero = section(config, "zero_optimization", source)
+    _check_zero(zero, Technique(job.technique), source)
+    _check_stage_3(zero, world_size, source)
     _check_precision(config, job, source)
     _check_optimizer(config, job, source)
     _check_scheduler(config, job, source)
@@ -85,15 +88,37 @@ def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -
             f"{source}: technique '{technique}' needs zero_optimization.offload_optimizer with a device; "
             "add it, or choose technique 'zero3'"
         )
-    if technique is not Technique.ZERO3_OFFLOAD and offloads:
+    allowed = {Technique.ZERO3_OFFLOAD: 2, Technique.ZERO3: 0}.get(technique, 1)  # of what stands there, in order
+    if wrong := [key for key in offloads if key not in ("offload_optimizer", "offload_param")[:allowed]]:
+        what = "optimizer states alone" if allowed else "nothing"
         raise ConfigError(
-            f"{source}: zero_optimization.{offloads[0]} is set, and technique '{technique}' offloads nothing; "
+            f"{source}: zero_optimization.{wrong[0]} is set, and technique '{technique}' offloads {what}; "
             "choose technique 'zero3-offload', or remove it"
         )
     if technique.zero_stage == 3 and zero.get("stage3_gather_16bit_weights_on_model_save") is False:
         raise ConfigError(
             f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save is false; it must be true "
             "for the trained model to be saved whole"
+        )
+
+
+def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: str) -> None:
+    """Refuse what stage 3 alone knows (NVMe, ZeRO++) under another, and what it would stumble on later."""
+    third = zero.get("stage") == 3
+    for key in ("offload_optimizer", "offload_param"):
+        part = section({key: zero.get(key) or {}}, key, source)
+        if part.get("device") == "nvme" and not (third and part.get("nvme_path")):
+            what = "give the folder of each pod as nvme_path" if third else "stage 3 alone has it; use device 'cpu'"
+            raise ConfigError(f"{source}: zero_optimization.{key}.device is 'nvme'; {what}")
+    spread = zero.get("zero_hpz_partition_size", 1)
+    for key in _PLUS_PLUS:
+        value = zero.get(key)
+        if not third and (value is True or (isinstance(value, int) and value > 1)):
+            raise ConfigError(f"{source}: zero_optimization.{key} is ZeRO++, which is of stage 3; remove it")
+    if isinstance(spread, int) and world_size and spread > 1 and world_size % spread:
+        raise ConfigError(
+            f"{source}: zero_optimization.zero_hpz_partition_size is {spread}, and {world_size} ranks cannot be put "
+            "into groups of as many; use the number of GPUs of a pod"
         )
 
 

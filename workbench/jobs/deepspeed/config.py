@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from workbench.base.json_values import part
 from workbench.jobs.choices import Optimizer, Precision, Technique
 from workbench.jobs.deepspeed.check import check
 from workbench.jobs.deepspeed.defaults import choose
@@ -70,7 +71,7 @@ def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, obje
 
 
 def _fill_optimizer(config: dict[str, Any], job: FineTune, *, gpus: int) -> None:
-    offload = job.technique == Technique.ZERO3_OFFLOAD
+    offload = part(config["zero_optimization"], "offload_optimizer").get("device", "none") != "none"
     if job.optimizer != Optimizer.ADAMW:
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,11 +30,12 @@ _M_MMAP_THRESHOLD = -3  # of malloc.h
 
 def shard_model(model: Any, options: Fsdp, *, precision: str, communication: str | None, gpus: int) -> None:
     """Shard a model in place: every transformer layer by itself, and what is left as one more group."""
-    layers = layers_of(model, options.layers)
+    least = options.layer_parameters
+    layers = layers_of(model, options.layers) if least is None else parts_of(model, least)
     if not gpus:
         _return_what_is_freed()
     how: dict[str, Any] = {
-        "mesh": _mesh(Shard(options.shard), "cuda" if gpus else "cpu"),
+        "mesh": _mesh(options, "cuda" if gpus else "cpu"),
         "mp_policy": _policy(precision, communication, options),
     }
     keep = options.shard == Shard.GRADS
@@ -74,6 +76,23 @@ def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
     return layers
 
 
+def parts_of(model: nn.Module, least: int) -> list[nn.Module]:
+    """Find the smallest parts of a model that have at least so many parameters, none of them counted twice."""
+    places = Counter(id(p) for each in model.modules() for p in each.parameters(recurse=False))
+    parts: set[nn.Module] = set()
+
+    def left(module: nn.Module) -> int:
+        number = sum(p.numel() for p in module.parameters(recurse=False)) + sum(map(left, module.children()))
+        shared = any(places[id(p)] > 1 for p in module.parameters())
+        if number < least or module is model or shared or isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return number
+        parts.add(module)
+        return 0
+
+    left(model)
+    return [module for module in model.modules() if module in parts]
+
+
 def _check_nothing_is_tied(
     module: nn.Module, layer: nn.Module | None, layers: set[nn.Module], groups: dict[int, nn.Module | None]
 ) -> None:
@@ -102,24 +121,29 @@ def clip_gradients(model: Any, limit: float) -> torch.Tensor:
 
 
 def spread_over(options: Fsdp, world_size: int) -> int:
-    """Return over how many ranks a weight is spread: those of a pod for `hybrid`, else all."""
-    return _on_pod() if options.shard == Shard.HYBRID else world_size
+    """Return over how many ranks a weight is spread: a group or those of a pod for `hybrid`, else all."""
+    return (options.group or _on_pod()) if options.shard == Shard.HYBRID else world_size
 
 
 def _on_pod() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _mesh(shard: Shard, device: str) -> DeviceMesh:
+def _mesh(options: Fsdp, device: str) -> DeviceMesh:
     world = ranks.world_size()
-    if shard is not Shard.HYBRID:
+    if options.shard != Shard.HYBRID:
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
+    if (group := options.group) is not None:
+        if group < 2 or world % group:
+            raise ConfigError(f"fsdp group is {group}, and {world} ranks cannot be put into groups of as many")
+        return init_device_mesh(device, (world // group, group), mesh_dim_names=("replicate", "shard"))
     on_pod = _on_pod()
     uneven = ranks.sums([float(on_pod)])[0] != on_pod * world
     if on_pod == 1 or uneven:
         what = "unequal numbers of slots" if uneven else "one slot each"
         raise ConfigError(
-            f"fsdp shard 'hybrid' shards within each pod, and these pods have {what}; use 'full' or 'grads'"
+            f"fsdp shard 'hybrid' shards within each pod, and these pods have {what}; use 'full' or 'grads', "
+            "or give a group"
         )
     # The launchers number the ranks pod by pod.
     return init_device_mesh(device, (world // on_pod, on_pod), mesh_dim_names=("replicate", "shard"))
