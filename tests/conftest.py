@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("notebook")
-            if item.path.name.startswith(LONG_NOTEBOOKS):
+            if item.path.name.startswith(LONG_NOTEBOOKS) or item.path.parent.name == "walkthroughs":
                 item.add_marker("long")
     yield
     order_files(items)
@@ -112,7 +112,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     worker = getattr(session.config, "workeroutput", None)
     if worker is not None:
         worker["measured"] = list(MEASURED)
-    elif left := left_after(f"{REPOSITORY}/notebooks/runs/"):
+    elif left := left_after(*(f"{REPOSITORY}/{folder}/runs/" for folder in ("notebooks", "docs/walkthroughs"))):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         MEASURED.extend(["still running after the notebooks:", *left])
 

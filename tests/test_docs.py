@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WALKTHROUGHS = sorted((ROOT / "docs" / "walkthroughs").glob("*.ipynb"))
 PINS = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
 
 
@@ -196,7 +197,7 @@ def test_the_notebooks_of_the_design_are_here() -> None:
     }
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*NOTEBOOKS, *WALKTHROUGHS], ids=lambda path: path.stem)
 def test_notebook_is_kept_clean(path: Path) -> None:
     notebook = json.loads(path.read_text())
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
