@@ -195,13 +195,13 @@ class CMLProject(Record):
         except httpx2.HTTPError as error:
             raise BackendError(f"Cloudera ML at {self._url} does not answer: {error}") from error
         try:
-            said: dict[str, Any] = answer.json() if answer.content else {}
+            reply: dict[str, Any] = answer.json() if answer.content else {}
         except json.JSONDecodeError:
-            said = {"message": answer.text[:300]}
+            reply = {"message": answer.text[:300]}
         if answer.status_code >= 400:
-            words = said.get("message") or said.get("error") or "it gives no reason"
+            words = reply.get("message") or reply.get("error") or "it gives no reason"
             raise BackendError(f"Cloudera ML refused {method} {path} ({answer.status_code}): {words}")
-        return said
+        return reply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,8 +78,8 @@ class NodeTable(Shown):
     @property
     def gpu_memory_gib(self) -> float | None:
         """The least memory of a GPU on the nodes that would take a pod; None where labels do not say."""
-        known = [node.gpu_memory_gib for node in self.nodes if node.fits and node.gpus]
-        return min((size for size in known if size is not None), default=None) if None not in known else None
+        sizes = [node.gpu_memory_gib for node in self.nodes if node.fits and node.gpus]
+        return min((size for size in sizes if size is not None), default=None) if None not in sizes else None
 
 
 @suggests("nodes")
