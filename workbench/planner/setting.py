@@ -53,7 +53,7 @@ class Setting:
     paged: bool
     """Whether these move to the host when the GPU is short."""
     update_bytes: float
-    """Bytes that an update makes for an element beside the states: DeepSpeed's own AdamW does on CPUs."""
+    """Bytes that an update which is not fused makes for an element beside the states."""
     accumulates: bool
     """Whether gradients live through more than one micro-batch."""
     bucket: int
@@ -88,7 +88,9 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
     zero = config.get("zero_optimization", {})
     half = precision in (Precision.BF16, Precision.FP16)
     shards = 1 if technique.replicates else ranks
-    own_adamw = job.optimizer == Optimizer.ADAMW and bool("optimizer" in config or zero.get("offload_optimizer"))
+    # That of FSDP, and on CPUs DeepSpeed's own.
+    own = not gpus and bool("optimizer" in config or zero.get("offload_optimizer"))
+    unfused = job.optimizer == Optimizer.ADAMW and (technique is Technique.FSDP or own)
     return Setting(
         technique=technique,
         ranks=ranks,
@@ -103,7 +105,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         state_bytes=_STATES[Optimizer(job.optimizer)],
         outer_bytes=_outer_bytes(job),
         paged=job.optimizer.startswith("paged"),
-        update_bytes=8.0 if own_adamw and not gpus else 0.0,
+        update_bytes=(4.0 if gpus else 8.0) if unfused else 0.0,
         accumulates=job.gradient_accumulation_steps > 1,
         bucket=_number(zero, "reduce_bucket_size", _BUCKET),
         buckets=2 if zero.get("overlap_comm") and technique.zero_stage < 3 else 1,
