@@ -47,7 +47,8 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path:
         assert attached.runs[0].result.raise_for_status().left_processes == 0
         lost = losing(place, attached)
     assert on_pods([*pods, *lost]) == []
-    assert place.left(LaunchContext(cluster_id="", directory=cluster.path, public_key="")) == []
+    if place.owns_daemons:  # nobody can tidy up a host that is gone
+        assert place.left(LaunchContext(cluster_id="", directory=cluster.path, public_key="")) == []
 
 
 def losing(place: Place, cluster: Cluster) -> Sequence[Pod]:
