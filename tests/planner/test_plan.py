@@ -149,7 +149,7 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit(cache: Pa
         (
             "gpt_oss",
             {"num_local_experts": 4, "num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880},
-            4.6e9,
+            3.84e9,
         ),
     ],
 )
