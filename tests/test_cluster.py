@@ -139,9 +139,10 @@ def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
 
 
 def test_a_script_that_we_did_not_write_runs_unchanged(cluster: Cluster) -> None:
-    script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_ops.py"
-    result = cluster.submit(Script(path=str(script), env={"ACCELERATE_USE_CPU": "true"})).wait(180, progress=False)
-    result.raise_for_status()
+    script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_sync.py"
+    run = cluster.submit(Script(path=str(script), env={"ACCELERATE_USE_CPU": "true"}))
+    run.wait(180, progress=False).raise_for_status()
+    assert "Test Distributed `no_sync`" in _log(run)  # its ranks found each other
 
 
 def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,15 @@ def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequ
 def answers_under_the_pointer(cell: Any) -> None:
     """Hold the pointer over the plot of the losses: the nearest step and the loss there are seen, and no others."""
     plot = cell.locator("svg.wb-plot").first
-    plot.scroll_into_view_if_needed()
-    plot.hover()
+
+    def is_reached() -> bool:
+        with contextlib.suppress(pytest.importorskip("playwright.sync_api").Error):  # it was drawn anew meanwhile
+            plot.scroll_into_view_if_needed()
+            plot.hover()
+            return True
+        return False
+
+    until(is_reached, 60)
     words = cell.locator(".wb-at text").filter(visible=True)
     until(lambda: words.count() == 1, 30)
     step, loss = words.locator("tspan").all_text_contents()

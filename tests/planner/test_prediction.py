@@ -94,7 +94,7 @@ def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPat
     assert json.loads(paths.prediction.read_text())["warning"] == ""
     asked = json.loads(paths.inquiry.read_text())
     for limits, word in (
-        ((3.5, 64.0), "tight"),
+        ((3.0, 64.0), "tight"),
         ((2.0, 64.0), "not fit"),
         ((80.0, 0.5), "not fit"),
         ((80.0, 64.0), ""),
@@ -169,7 +169,7 @@ def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize(
     ("gpu_gib", "memory_gib", "verdict"),
-    [(80.0, 64.0, Verdict.GOOD), (3.5, 64.0, Verdict.WARNING), (2.0, 64.0, Verdict.BAD), (80.0, 0.5, Verdict.BAD)],
+    [(80.0, 64.0, Verdict.GOOD), (3.0, 64.0, Verdict.WARNING), (2.0, 64.0, Verdict.BAD), (80.0, 0.5, Verdict.BAD)],
 )
 def test_the_doctor_judges_each_pod_by_its_own_memory(gpu_gib: float, memory_gib: float, verdict: Verdict) -> None:
     know(JOB, ON_GPU)

@@ -215,7 +215,7 @@ def test_a_slow_pod_is_waited_for(
 
 def test_gpus_that_are_not_there(local: LocalPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
-    with pytest.raises(ConfigError, match="need 4 GPUs together and this machine offers 3"):
+    with pytest.raises(ConfigError, match="need 4 GPUs together and it offers 3"):
         local.launch(PodSpec(gpus=2), 2, context)
 
 

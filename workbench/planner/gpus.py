@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.base.errors import ConfigError, suggests
+from workbench.base.errors import ConfigError, one_of, suggests
 from workbench.base.shown import Shown
 from workbench.jobs.choices import Precision, Technique
 from workbench.jobs.deepspeed.defaults import choose
@@ -79,6 +79,7 @@ def gpus_for(
     gpus_on_pod: int = 8,
     most_pods: int = 16,
     memory_gib: float | None = None,
+    techniques: Sequence[str] | None = None,
     kinds: Mapping[str, tuple[float, bool]] = KINDS,
     lengths: tuple[int, int] | None = None,
 ) -> GpuTable:
@@ -89,6 +90,7 @@ def gpus_for(
         gpus_on_pod: The most GPUs of one pod; more are several full pods.
         most_pods: The most pods.
         memory_gib: Memory of one pod in GiB. None leaves it out of the verdict.
+        techniques: Which may be taken. Default: all; with much memory in the pods `zero3-offload` takes fewest GPUs.
         kinds: GB of one GPU, and whether it has bf16, by name. Default: `KINDS`, common ones as sold.
         lengths: Tokens of a row's source and target. Default: the longest that the job allows.
 
@@ -99,6 +101,9 @@ def gpus_for(
     for name, value in (("gpus_on_pod", gpus_on_pod), ("most_pods", most_pods)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; allowed: a whole number from 1")
+    for name in techniques or ():
+        if name not in [*Technique]:
+            raise one_of("technique", name, [*Technique])
     jobs = {bf16: _decided(job, bf16) for bf16 in {bf16 for _, bf16 in kinds.values()}}
     planned = [as_planned(decided, technique) for decided in jobs.values() for technique in CHEAPEST]
     trace = traced(job, sorted({arithmetic_of(each) for each in planned}), gpu=True, lengths=lengths)
@@ -109,7 +114,7 @@ def gpus_for(
             rows.append(replace(row, why="it has no bf16 in the hardware: leave precision open, or use 'fp32'"))
             continue
         steps = _steps(gpus_on_pod, most_pods)
-        best = next(filter(None, (_least(row, jobs[bf16], trace, n, pods, memory_gib) for n, pods in steps)), row)
+        best = next(filter(None, (_least(row, jobs[bf16], trace, at, (memory_gib, techniques)) for at in steps)), row)
         rows.append(best)
     return GpuTable(
         job=job, parameters=trace.parameters, memory_gib=memory_gib, gpus_on_pod=gpus_on_pod, most_pods=most_pods,
@@ -132,12 +137,14 @@ def _steps(gpus_on_pod: int, most_pods: int) -> Iterator[tuple[int, int]]:
     yield from ((gpus_on_pod, pods) for pods in range(1, most_pods + 1))
 
 
-def _least(row: GpuRow, job: FineTune, trace: Trace, gpus: int, pods: int, memory_gib: float | None) -> GpuRow | None:
-    """Return the row where some technique fits on so many."""
-    ranks = gpus * pods
-    techniques = [Technique.SINGLE] if ranks == 1 else []
-    techniques += [t for t in CHEAPEST if t not in (Technique.SINGLE, Technique.LOCAL_SGD)]
-    for technique in techniques:
+def _least(
+    row: GpuRow, job: FineTune, trace: Trace, at: tuple[int, int], bounds: tuple[float | None, Sequence[str] | None]
+) -> GpuRow | None:
+    """Return the row where some technique fits on so many GPUs of a pod and pods."""
+    (gpus, pods), (memory_gib, allowed) = at, bounds
+    able = [Technique.SINGLE] if gpus * pods == 1 else []
+    able += [t for t in CHEAPEST if t not in (Technique.SINGLE, Technique.LOCAL_SGD)]
+    for technique in (t for t in able if t in (allowed or able)):
         try:
             planned = as_planned(job, technique)
             setting = setting_of(planned, pods=pods, gpus=gpus, model=model_config(job.model))

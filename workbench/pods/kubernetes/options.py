@@ -49,7 +49,7 @@ def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | s
 
 
 def _is_count(amount: object) -> bool:
-    return isinstance(amount, int) and not isinstance(amount, bool) and amount > 0
+    return type(amount) is int and amount > 0
 
 
 def _check_capability(name: str) -> str:

@@ -5,6 +5,7 @@ The recorder's JSON is torch's own: https://docs.pytorch.org/tutorials/unstable/
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,7 +123,7 @@ def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
 
 def _printed(paths: RunPaths) -> Iterator[str]:
     for path in sorted(paths.logs.glob("rank-*.std*.log")):
-        with open_record(path) as log:
+        with contextlib.suppress(OSError), open_record(path) as log:  # a link in its place leads nowhere
             for line in log.read(_MOST_BYTES).decode(errors="replace").splitlines():
                 if "NCCL" in line:
                     yield line
