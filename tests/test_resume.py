@@ -109,6 +109,36 @@ def kept(run: Run) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in steps)
 
 
+def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last_checkpoint(
+    cluster: Cluster, whole: Run
+) -> None:
+    run = submit(cluster, save_steps=2, restarts=2)
+    rank, pod = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1", cluster.pods[1]
+    halt_at(run, rank, 2)
+    os.kill(pid_of(rank), signal.SIGKILL)
+    until(lambda: "rank 1 on pod-1 was killed by SIGKILL at step" in run.message, why=lambda: run.message)
+    halt_at(run, rank, kept(run)[-1] + 2)
+    os.kill(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"], signal.SIGKILL)
+    result = run.wait(120, progress=False).raise_for_status()
+    killed, lost = result.restarts
+    assert killed.what == "rank 1 on pod-1 was killed by SIGKILL"
+    assert (lost.what, lost.pods, lost.ranks) == ("pod-1 was lost", 2, 2)
+    assert "SIGKILL" in lost.why
+    assert killed.step is not None
+    assert lost.step is not None
+    assert 2 <= killed.step < lost.step < STEPS
+    assert result.resumed_step == lost.step
+    assert result.message == f"every rank is done; {killed}; {lost}"
+    assert all((restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts)
+    assert curve(run) == curve(whole)
+    assert [point.step for point in read_losses(run.path).train] == list(range(1, STEPS + 1))
+    assert (result.steps, result.eval_loss) == (STEPS, whole.result.eval_loss)
+    log = run.paths.rank_log(1, "stdout").read_text()
+    assert log.count('"kind": "first_step"') == 3, "one log for all attempts, on a pod that is another one too"
+    assert "\0" not in log
+    assert {pod.phase for pod in cluster.pods} == {"Running"}
+
+
 def test_the_last_two_checkpoints_come_back_from_a_run_that_was_killed(killed: Run) -> None:
     steps = kept(killed)
     assert steps == checkpoints_of(killed)[-2:], "the one that was being written counts for nothing"
@@ -269,36 +299,6 @@ def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_g
     assert left.message.endswith(f"its checkpoint of step {last} came back")
     assert not left.paths.held.exists()
     assert newest_good(left.path).step == last
-
-
-def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last_checkpoint(
-    cluster: Cluster, whole: Run
-) -> None:
-    run = submit(cluster, save_steps=2, restarts=2)
-    rank, pod = Path(cluster.pods[1].root) / "runs" / run.id / "rank-1", cluster.pods[1]
-    halt_at(run, rank, 2)
-    os.kill(pid_of(rank), signal.SIGKILL)
-    until(lambda: "rank 1 on pod-1 was killed by SIGKILL at step" in run.message, why=lambda: run.message)
-    halt_at(run, rank, kept(run)[-1] + 2)
-    os.kill(json.loads((Path(pod.root) / "guardian.json").read_text())["pid"], signal.SIGKILL)
-    result = run.wait(120, progress=False).raise_for_status()
-    killed, lost = result.restarts
-    assert killed.what == "rank 1 on pod-1 was killed by SIGKILL"
-    assert (lost.what, lost.pods, lost.ranks) == ("pod-1 was lost", 2, 2)
-    assert "SIGKILL" in lost.why
-    assert killed.step is not None
-    assert lost.step is not None
-    assert 2 <= killed.step < lost.step < STEPS
-    assert result.resumed_step == lost.step
-    assert result.message == f"every rank is done; {killed}; {lost}"
-    assert all((restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts)
-    assert curve(run) == curve(whole)
-    assert [point.step for point in read_losses(run.path).train] == list(range(1, STEPS + 1))
-    assert (result.steps, result.eval_loss) == (STEPS, whole.result.eval_loss)
-    log = run.paths.rank_log(1, "stdout").read_text()
-    assert log.count('"kind": "first_step"') == 3, "one log for all attempts, on a pod that is another one too"
-    assert "\0" not in log
-    assert {pod.phase for pod in cluster.pods} == {"Running"}
 
 
 def test_epochs_workers_and_a_trace_are_told(whole: Run) -> None:

@@ -97,7 +97,7 @@ def audit(page: Any) -> list[str]:
 
 
 def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[[str], Any]) -> None:
-    from tests.browser.test_doctor import EXAMINED, ILL
+    from tests.browser.test_picture import EXAMINED, ILL
 
     book = open_book(lab.add(notebook(WRITE, *SHOWN.values(), EXAMINED, ILL), "axe.ipynb"))
     book.run_all()

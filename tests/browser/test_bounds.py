@@ -39,7 +39,7 @@ START = """
 import os
 from workbench import Cluster, LocalPods, Script
 cluster = Cluster(LocalPods(), count=1, path="pods-{lines}", warm=False).start()
-print("kernel", os.getpid(), "is ready")
+print(f"process {os.getpid()} of this kernel")
 """
 PRINT = """
 job = Script(path="printing.py", args=["{lines}", "{per_s}", "{at_once}", "{go}"])
@@ -64,7 +64,7 @@ def printing(lab: Any, open_book: Callable[[str], Any]) -> Iterator[Callable[[in
         start = START.format(lines=lines)
         book = open_book(lab.add(notebook(start, cell, "run.wait()", "cluster.close()"), "printing.ipynb"))
         book.run(0)
-        said = re.search(r"kernel (\d+) is ready", book.see(0, "is ready", 120))
+        said = re.search(r"process (\d+) of", book.see(0, "of this kernel", 120))
         assert said
         book.run(1)
         book.see(1, "ready", 60)
