@@ -19,7 +19,6 @@ from workbench.base.files.disk import full_disk_named
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line."""
     args = _parser().parse_args(argv)
     try:
         with full_disk_named(getattr(args, "out", None) or Path.cwd()):

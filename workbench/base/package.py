@@ -40,7 +40,6 @@ def package_zip() -> tuple[str, bytes]:
 
 
 def zip_files(root: Path, files: Iterable[Path]) -> bytes:
-    """Zip files of a folder under their names in it."""
     return zip_contents({path.relative_to(root).as_posix(): path for path in files})
 
 

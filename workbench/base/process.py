@@ -73,8 +73,6 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:
-    """Which rank runs on which pod."""
-
     rank: int
     local_rank: int
     pod: str

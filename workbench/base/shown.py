@@ -38,7 +38,6 @@ def as_page(record: object) -> str:
 
 @singledispatch
 def as_markdown(record: object) -> str:
-    """Return a record as Markdown."""
     return _view(as_markdown, record, lambda it: f"```\n{as_text(it)}\n```\n")(record)
 
 

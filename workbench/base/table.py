@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A text of which some words are marked."""
-
     parts: tuple[tuple[str, bool], ...]
     """Each piece of the text and whether it is marked; a blank stands between two pieces."""
 
@@ -44,8 +42,6 @@ Key = float | str | None
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Grid(Shown):
-    """A table for people."""
-
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     right: Collection[str] = ()

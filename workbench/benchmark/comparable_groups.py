@@ -21,8 +21,6 @@ FIGURES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """A figure over the repeats of one row."""
-
     median: float
     """The middle value; of an even number the mean of the two in the middle."""
     low: float
@@ -95,7 +93,6 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
-    """Whether a figure of two lines is different."""
     spread, others = one.spreads.get(figure), other.spreads.get(figure)
     return spread is not None and others is not None and not spread.overlaps(others)
 

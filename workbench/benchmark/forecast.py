@@ -42,8 +42,6 @@ class TimeForecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastRow:
-    """One row before it starts."""
-
     name: str
     runs: int
     memory: MemoryForecast

@@ -20,8 +20,6 @@ from workbench.jobs.refusals import check_ranks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run that a benchmark asks for."""
-
     job: Job
     pods: int
     """On how many pods, the first ones of the cluster."""

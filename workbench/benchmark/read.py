@@ -41,7 +41,6 @@ _OUTCOMES = {
 
 
 def row_of(run_dir: Path) -> BenchmarkRow:
-    """Read the row of a run."""
     paths = RunPaths(run_dir)
     spec, info = read_json(paths.spec), read_json(paths.info)
     facts = read_json(paths.result) or _facts_so_far(paths, spec)
@@ -70,7 +69,6 @@ def row_of(run_dir: Path) -> BenchmarkRow:
 
 
 def skipped_row(spec: RunSpec | Json, reason: str, predicted_memory_gib: float | None = None) -> BenchmarkRow:
-    """Make the row of a run that is never started."""
     raw = _raw(spec)
     key = key_of(raw)
     return BenchmarkRow(

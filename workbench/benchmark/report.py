@@ -27,8 +27,6 @@ HTML_NAME, MD_NAME = "report.html", "report.md"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """All that a report states."""
-
     title: str
     rows: tuple[BenchmarkRow, ...]
     groups: tuple[Group, ...]

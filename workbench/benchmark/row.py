@@ -13,8 +13,6 @@ from workbench.rundir.result import Measurements
 
 
 class Outcome(StrEnum):
-    """How a row of a benchmark ended."""
-
     SUCCEEDED = "succeeded"
     OUT_OF_MEMORY = "out of memory"
     FAILED = "failed"
@@ -32,8 +30,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """What stands behind the figures of a row."""
-
     versions: Mapping[str, str] = field(default_factory=dict)
     """By package, as the pods reported them."""
     device: str = ""

@@ -135,7 +135,6 @@ class Cluster(ShownLive, Submission):
 
     @property
     def path(self) -> Path:
-        """The cluster's directory."""
         return self._paths.root
 
     def start(self) -> Cluster:

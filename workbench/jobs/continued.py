@@ -52,7 +52,6 @@ def _read(folder: Path) -> Json:
 
 
 def _seed(job: FineTune, base: str, config: Json) -> int:
-    """Return the seed that the weights of a built-in base came from."""
     seed = text(config.get("revision")).removeprefix("seed-")
     if base not in (TINY_T5, TINY_LLAMA) or not seed.isdigit() or int(seed) == job.seed:
         return job.seed

@@ -25,7 +25,6 @@ Metric = str | Callable[..., object]
 
 
 def evaluates(job: FineTune) -> bool:
-    """Whether the job evaluates at all."""
     return job.eval_strategy != EvalStrategy.NO
 
 
@@ -64,7 +63,6 @@ def metric_function(metric: str) -> tuple[str, str]:
 
 
 def own_metrics(metrics: Sequence[Metric]) -> list[Metric]:
-    """Return those that are functions of the user's own."""
     return [metric for metric in metrics if metric not in METRICS]
 
 

@@ -19,8 +19,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class ModelKind(StrEnum):
-    """Where a model comes from."""
-
     BUILTIN = "builtin"
     FOLDER = "folder"
     HUB = "hub"
@@ -61,7 +59,6 @@ def family_by_name(model: str) -> Family | None:
 
 
 def model_kind(model: str) -> ModelKind:
-    """Return where the model that a job names comes from."""
     if model in (TINY_T5, TINY_LLAMA):
         return ModelKind.BUILTIN
     folder = user_path(model)

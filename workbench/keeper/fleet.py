@@ -30,8 +30,6 @@ _AT_ONCE = 32
 
 
 class Fleet:
-    """The pods of one cluster."""
-
     def __init__(self, paths: ClusterPaths, spec: ClusterSpec, report: Callable[[str], None]):
         self.pods: Sequence[Pod] = ()
         """The pods as they were last seen."""

@@ -21,7 +21,6 @@ class IdleTime:
         self._used = time.monotonic()
 
     def use(self) -> None:
-        """Count from now."""
         self._used = time.monotonic()
 
     def suspend(self) -> None:

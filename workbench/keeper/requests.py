@@ -20,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 
 class Status(BaseModel):
-    """How the cluster stands."""
-
     op: Literal["status"]
 
 
@@ -51,8 +49,6 @@ class NewestCheckpoint(BaseModel):
 
 
 class Close(BaseModel):
-    """End the keeper and its pods."""
-
     op: Literal["close"]
 
 

@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 
 def wanted_pods(job: Job, pods: int | None, count: int) -> int:
-    """Return how many of a cluster's pods a job takes."""
     return 1 if is_single(job) else count if pods is None else pods
 
 

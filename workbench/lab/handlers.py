@@ -74,8 +74,6 @@ def _listing(root: str) -> Listing:
 
 
 class RunsHandler(_Handler):
-    """Lists runs and clusters."""
-
     _track_activity = False  # a sidebar that is open asks all day; a server that stops when nobody uses it still does
 
     @web.authenticated
@@ -87,8 +85,6 @@ class RunsHandler(_Handler):
 
 
 class PageHandler(_Handler):
-    """Draws a run."""
-
     _track_activity = False
 
     @web.authenticated
@@ -99,8 +95,6 @@ class PageHandler(_Handler):
 
 
 class StopHandler(_Handler):
-    """Stops a run."""
-
     @web.authenticated
     async def post(self) -> None:
         """Ask the keeper of a run to end it after the step in progress."""
@@ -109,8 +103,6 @@ class StopHandler(_Handler):
 
 
 class BoardsHandler(_Handler):
-    """Starts and ends TensorBoard."""
-
     @web.authenticated
     async def post(self) -> None:
         """Start TensorBoard of `runs`, unless it runs, and answer with the path of its page."""
@@ -167,7 +159,6 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
     """Passes requests of a browser that is logged in on to a TensorBoard that listens on a Unix socket of this user."""
 
     async def http_get(self, key: str, path: str) -> None:
-        """Pass a request on."""
         server = await asyncio.get_running_loop().run_in_executor(_ACTOR, find_by_key, key)
         if server is None or server.port:
             raise web.HTTPError(404, "TensorBoard has ended: run its cell again, or open it in the sidebar again")

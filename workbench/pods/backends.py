@@ -19,7 +19,6 @@ CLASSES = {kind: name.rpartition(":")[2] for kind, name in entries.PLACES.items(
 
 
 def backend_class(kind: object) -> type[Place]:
-    """Return the class of a kind of place."""
     entry = next((entry for name, entry in entries.PLACES.items() if name == kind), None)
     if entry is None:
         raise one_of("backend kind", kind, KINDS)

@@ -67,8 +67,6 @@ def check_user(user: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostEntry:
-    """One line of a hostfile."""
-
     address: str
     slots: int = 1
 
@@ -124,12 +122,10 @@ class Hostfile:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return the addresses in rank order."""
         return tuple(entry.address for entry in self.entries)
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks on all hosts together."""
         return sum(entry.slots for entry in self.entries)
 
     @property

@@ -24,8 +24,6 @@ class LossPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Losses:
-    """The losses of one run."""
-
     train: tuple[LossPoint, ...] = ()
     evaluation: tuple[LossPoint, ...] = ()
 

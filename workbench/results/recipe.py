@@ -57,7 +57,6 @@ class Recipe:
 
 
 def recipe_of(result: ResultRecord) -> Recipe:
-    """Make the recipe of a run."""
     paths = RunPaths(result.path)
     # PEP 440 and no more: versions become lines of requirements.txt and of a command.
     versions = {name: version for name, version in result.versions.items() if _VERSION.fullmatch(version)}

@@ -43,8 +43,6 @@ class Recovered(TolerantRecord):
 
 
 class Journal:
-    """The writing side of one run directory."""
-
     def __init__(self, paths: RunPaths, redact: Redactor | None = None, spare: Path | None = None):
         """Make the folders of logs and curves; `spare` is where a result goes that the directory cannot take."""
         self.result: Mapping[str, object] = {}

@@ -17,8 +17,6 @@ class _Rooted(Protocol[P_co]):
 
 
 class _Below:
-    """A path below the root of a directory."""
-
     def __init__(self, name: str):
         self._name = name
 
@@ -28,8 +26,6 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPaths:
-    """The directory of a cluster on the notebook's machine."""
-
     root: Path
 
     config = _Below("cluster.json")

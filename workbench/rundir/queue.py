@@ -38,7 +38,6 @@ def read_queue(path: Path) -> list[QueuedRun]:
 
 
 def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
-    """Replace the file."""
     write_text(path, json.dumps([{"id": run.id, "path": str(run.path)} for run in runs], indent=1) + "\n")
 
 
@@ -51,7 +50,6 @@ def cluster_of(paths: RunPaths) -> Path:
 
 
 def is_listed(paths: RunPaths, cluster: Path) -> bool:
-    """Whether the keeper of a cluster was handed a run."""
     run_id, root = read_json(paths.info).get("id"), os.path.realpath(paths.root)
     try:
         runs = read_queue(ClusterPaths(cluster).queue)

@@ -37,8 +37,6 @@ def result_file(paths: RunPaths) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSlots(TolerantRecord):
-    """One line of the hostfile that a run used."""
-
     address: str
     """The pod's address."""
     slots: Whole

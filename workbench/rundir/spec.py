@@ -32,8 +32,6 @@ _ONLY_REFERENCES = re.compile(r"(?:Bearer |Basic )?(?:\$\{\w+\})+")
 
 
 class ClusterSpec(Record):
-    """What a cluster is asked to be."""
-
     label: ClassVar[str] = "cluster"
 
     backend: Mapping[str, object] = Field(default_factory=lambda: {"kind": "local"})

@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """Where a run is in its life."""
-
     QUEUED = "queued"
     """Submitted; another run of the cluster goes first."""
     STARTING = "starting"
@@ -25,5 +23,4 @@ class RunState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the run has ended."""
         return self not in (RunState.QUEUED, RunState.STARTING, RunState.RUNNING)

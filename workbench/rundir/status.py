@@ -29,8 +29,6 @@ _POD = TypeAdapter(Pod)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterStatus(TolerantRecord):
-    """What a cluster's state file holds."""
-
     phase: str = "starting"
     """starting, ready, closing, closed, failed; `lost` where its keeper died before it closed."""
     message: str = ""
@@ -76,7 +74,6 @@ def _pods(raw: Sequence[Mapping[str, object]]) -> Sequence[Pod]:
 
 
 def cluster_status(root: Path) -> ClusterStatus:
-    """Read how a cluster stands."""
     raw = read_json(ClusterPaths(root).state)
     status = ClusterStatus.read(
         {**raw, "raw_pods": raw.get("pods"), "raw_arrived": raw.get("arrived"), "last_phase": raw.get("phase")}
@@ -97,7 +94,6 @@ def keeper_process(root: Path) -> Process | None:
 
 
 def is_keeper_alive(cluster: Path) -> bool:
-    """Whether the keeper of a cluster lives."""
     return cluster_status(cluster).alive
 
 
@@ -110,7 +106,6 @@ def run_at(path: str | Path) -> RunPaths:
 
 
 def id_of(paths: RunPaths) -> str:
-    """Return the id of a run."""
     return text(read_json(paths.info).get("id")) or paths.root.name
 
 

@@ -136,7 +136,6 @@ class RunTotals:
 
     @property
     def reached_step(self) -> int | None:
-        """The last optimizer step that it told of."""
         return None if self.last_step is None else self.last_step.whole("step")
 
     @property

@@ -54,7 +54,6 @@ def chosen_modules() -> tuple[Sequence[str], Sequence[str]]:
 
 
 def is_ours(module: str) -> bool:
-    """Whether a module is of this package."""
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 

@@ -176,8 +176,6 @@ def _shown(value: object) -> str:
 
 
 class _TypeText(str):
-    """A type as a signature shows it."""
-
     __slots__ = ()
     __repr__ = str.__str__
 

@@ -33,8 +33,6 @@ _ALWAYS = ("model", "dataset", "technique", "cpus", "count")
 
 
 class Composition(Mapping[str, Any]):
-    """What every field of the form holds."""
-
     def __init__(self, **choices: object):
         self._values = {name: field.default for name, field in FIELDS.items()}
         for name, value in _flat(choices):
@@ -52,7 +50,6 @@ class Composition(Mapping[str, Any]):
         return len(self._values)
 
     def replace(self, **choices: object) -> Composition:
-        """Return it with some choices changed."""
         return Composition(**{**self._values, **choices})
 
     @property
@@ -84,7 +81,6 @@ class Composition(Mapping[str, Any]):
 
     @property
     def place_options(self) -> dict[str, Any]:
-        """The options of the place that were chosen."""
         return next((self.options(field.record) for field in self.fields if field.needs == "backend"), {})
 
     @property

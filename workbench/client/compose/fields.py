@@ -60,8 +60,6 @@ _DEFAULT = re.compile(r"Default(?: None)?: ((?:[^.;]|\.\d)+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormField:
-    """One field of the form."""
-
     name: str
     """The option's, behind the object it belongs to: `max_steps`, `lora.r`, `ssh.hosts`."""
     label: str
@@ -84,7 +82,6 @@ class FormField:
     """What stands in the empty field."""
 
     def written(self, value: object) -> Any:
-        """Return a value of the option as the field holds it."""
         match value:
             case bool() if self.kind == "switch":
                 return value

@@ -42,8 +42,6 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """All that the form shows of what is chosen."""
-
     problems: Mapping[str, str]
     """Explanations by field, `""` for all together; empty when it can start."""
     cell: str = ""

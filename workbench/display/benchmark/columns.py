@@ -22,8 +22,6 @@ Scale = tuple[str, float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """How figures of one sort are written."""
-
     scales: Sequence[Scale] = (("", 1.0, math.inf),)
     """Unit, its size, and the largest figure below which it is taken; the last takes all."""
     digits: int = 3
@@ -43,8 +41,6 @@ _MOST, _LEAST = 1, -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
-    """One figure of a row."""
-
     field: str
     title: str
     """What stands above it, beneath its section's title."""
@@ -116,8 +112,6 @@ _ALONE: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """A column with the unit and the decimals that fit its figures."""
-
     column: Column
     unit: str
     size: float
@@ -140,7 +134,6 @@ class Figures:
 
 
 def figures_of(column: Column, values: Sequence[float]) -> Figures:
-    """Choose unit and decimals for the figures of a column."""
     largest = max(abs(value) for value in values)
     unit, size, _ = next(scale for scale in column.kind.scales if largest < scale[2])
     scaled = [abs(value) / size for value in values]

@@ -93,7 +93,6 @@ def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
 
 
 def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
-    """Draw the lines as text."""
     places, labels = len(str(len(lines))), max((len(line.label) for line in lines), default=0)
     outcomes = max((len(line.outcome_text) for line in lines), default=0)
     drawn = [f"{x.number:>{places}}  {x.label:<{labels}}  {x.outcome_text:<{outcomes}}  {x}" for x in lines]

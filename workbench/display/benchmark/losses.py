@@ -21,8 +21,6 @@ _POINTS = 40  # a longer curve is drawn as so many means
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossPlot:
-    """One plot of losses."""
-
     title: str
     lines: tuple[Line, ...]
     plot: Plot

@@ -66,13 +66,11 @@ _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def report_html(report: Report) -> str:
-    """Draw the report as a whole page."""
     sheet = sheet_of(report.groups)
     return to_page(Doc(blocks=_blocks(report, sheet, [Raw(html=sheet_html(sheet))])), report.title, "report.css")
 
 
 def report_markdown(report: Report) -> str:
-    """Draw the report as Markdown."""
     sheet = sheet_of(report.groups)
     return to_markdown(Doc(blocks=[Heading(report.title, 1), *_blocks(report, sheet, sheet_blocks(sheet))]))
 

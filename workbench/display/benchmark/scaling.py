@@ -18,8 +18,6 @@ _PODS = COUNTS[1]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScalingPoint:
-    """The speed-up of one row."""
-
     pods: int
     speed_up: float
     """Its samples/s over that of the one-pod row; of repeats the median."""

@@ -81,7 +81,6 @@ class Line:
 
     @property
     def outcome_text(self) -> str:
-        """The outcome as a mark and words."""
         return f"{MARKS[self.row.outcome]} {self.row.outcome}" + (", from disk" if self.row.from_disk else "")
 
     @property
@@ -93,8 +92,6 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Lines that may be compared with each other."""
-
     heading: str
     """That they may, or what keeps them apart from the first part's."""
     same: str
@@ -104,8 +101,6 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    """The whole table."""
-
     figures: tuple[Figures, ...]
     parts: tuple[Part, ...]
     """The groups, the main one first."""
@@ -130,7 +125,6 @@ class Sheet:
 
 
 def sheet_of(groups: Sequence[Group]) -> Sheet:
-    """Work out what the table states."""
     summaries = [summary for group in groups for summary in group.summaries]
     seen: dict[Column, list[float]] = {column: _values(column, summaries) for column in COLUMNS}
     measured = tuple(figures_of(column, values) for column, values in seen.items() if values)

@@ -26,7 +26,6 @@ _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
 
 
 def counts(report: Report) -> str:
-    """Return how many runs ended how."""
     ended = Counter(row.outcome for row in report.rows)
     ends = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
     return ": ".join(filter(None, (counted(len(report.rows), "row"), ends)))

@@ -23,8 +23,6 @@ _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterView:
-    """What a cluster's panel states."""
-
     phase: str
     """starting, ready, closing, closed, failed or lost."""
     message: str
@@ -77,7 +75,6 @@ def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
 
 
 def cluster_doc(view: ClusterView) -> Doc:
-    """State how a cluster is."""
     grid = cluster_grid(view.phase, view.message, view.pods, view.memory)
     waits = "" if view.pods or view.phase != "starting" else f"{view.count} pods were asked for; none has come yet"
     running = f"Run in progress: {view.running}" if view.running else ""
@@ -87,7 +84,6 @@ def cluster_doc(view: ClusterView) -> Doc:
 
 
 def cluster_grid(phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapping[str, float] | None = None) -> Grid:
-    """Make the table of the pods."""
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []
     memory = ["memory in use"] if memory_gib else []

@@ -57,7 +57,6 @@ class Form:
         self._view: _FormView | None = None
 
     def choose(self, composition: Composition) -> Preview:
-        """Replace the choices and return what they come to."""
         self.composition, self.preview = composition, preview_of(composition)
         return self.preview
 

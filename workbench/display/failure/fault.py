@@ -24,8 +24,6 @@ _FOLDED_LINES = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultCard(Shown):
-    """What the card of a failure states."""
-
     fault: RunFault
     advice: Advice
 
@@ -64,12 +62,10 @@ class FaultCard(Shown):
 
     @property
     def is_long(self) -> bool:
-        """Whether its traceback is one that is folded."""
         return self.traceback.count("\n") >= _FOLDED_LINES
 
 
 def fault_card(fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None) -> FaultCard:
-    """Make the card of a fault."""
     return FaultCard(fault=fault, advice=advise(fault, job, prediction))
 
 
@@ -85,7 +81,6 @@ def card_of(result: ResultRecord) -> FaultCard:
 
 
 def fault_doc(card: FaultCard) -> Doc:
-    """State the card."""
     return Doc(blocks=[Raw(html=macro("run.html", "fault")(card), text=fault_text(card))])
 
 

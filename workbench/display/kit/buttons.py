@@ -40,8 +40,6 @@ def heard_at_once(widget: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Button:
-    """How a button looks now."""
-
     name: str
     text: str
     tip: str

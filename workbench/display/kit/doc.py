@@ -42,7 +42,6 @@ class Facts:
 
     @property
     def grid(self) -> Grid:
-        """The same as a table."""
         return facts(self.title, self.pairs)
 
 
@@ -126,8 +125,6 @@ Block = Heading | Facts | Table | Figure | Note | Items | Code | Fold | Beside |
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doc:
-    """What a view states."""
-
     blocks: Sequence[Block]
     state: str = ""
     """The state of a run, which colours what stands for it."""
@@ -231,7 +228,6 @@ def _text(block: Block) -> str:
 
 
 def to_markdown(doc: Doc) -> str:
-    """Draw a document as Markdown."""
     return "\n\n".join(filter(None, map(_markdown, doc.blocks))) + "\n"
 
 

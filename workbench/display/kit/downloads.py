@@ -35,7 +35,6 @@ def run_links(paths: RunPaths) -> list[Link]:
 
 
 def report_links(folder: Path) -> list[Link]:
-    """Return the link to the report of the runs below a folder."""
     base, below = _below(folder)
     return [("report", f"{base}workbench/api/report?{urlencode({'of': below})}")] if below else []
 

@@ -151,7 +151,6 @@ def cut(text: str, columns: int) -> str:
 
 
 def is_notebook(stream: TextIO) -> bool:
-    """Whether a stream is that of a notebook's cell."""
     return type(stream).__module__.split(".")[0] == "ipykernel"
 
 

@@ -31,22 +31,16 @@ _STILL_S = 30.0  # between two images while it goes on: each is drawn for whoeve
 
 
 class Watched(Protocol):
-    """What a picture is of."""
-
     @property
     def name(self) -> str:
         """What it is, for people who cannot see it."""
         ...
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more is to come."""
-        ...
+    def over(self) -> bool: ...
 
     @property
-    def clickable(self) -> bool:
-        """Whether its buttons still do something."""
-        ...
+    def clickable(self) -> bool: ...
 
     @property
     def tick_s(self) -> float:

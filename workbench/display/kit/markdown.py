@@ -13,7 +13,6 @@ from workbench.display.kit.logs import clean
 
 
 def escape(text: str) -> str:
-    """Escape foreign text for a line of Markdown."""
     return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", plain(text))
 
 
@@ -23,13 +22,11 @@ def escape_html(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Write foreign text as code in a line."""
     fence = "`" * (1 + _longest_fence(text))
     return f"{fence} {plain(text)} {fence}" if "`" in text else f"`{plain(text)}`"
 
 
 def fenced(text: str) -> str:
-    """Write text between fences longer than any in it."""
     fence = "`" * max(3, 1 + _longest_fence(text))
     return f"{fence}\n{clean(text)}\n{fence}"
 

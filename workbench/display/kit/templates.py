@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def render(name: str, **values: object) -> Markup:
-    """Fill in a template."""
     return Markup(_environment().get_template(name).render(values))
 
 

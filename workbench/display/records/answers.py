@@ -25,7 +25,6 @@ def answers_doc(answers: Answers) -> Doc:
 
 
 def predictions_doc(predictions: Predictions) -> Doc:
-    """State the first answers of a run."""
     return Doc(blocks=[Table(predictions_grid(predictions))], full=True)
 
 

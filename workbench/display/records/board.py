@@ -35,7 +35,6 @@ def show_board(board: Board) -> None:
 
 
 def frame_widget(board: Board) -> Any:
-    """Make the button and the frame."""
     import ipywidgets as w
 
     button, frame = w.ToggleButton(description="Show it here", icon="line-chart"), w.HTML()

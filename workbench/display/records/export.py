@@ -12,14 +12,12 @@ from workbench.results.export.push import Pushed
 
 
 def export_doc(export: Export) -> Doc:
-    """State what an export left."""
     adapters = [("adapters of", export.base)] if export.base else []
     pairs = [("folder", str(export.folder)), *adapters, *_facts(export.files, export.dtype)]
     return Doc(blocks=[Facts(pairs, "Exported model", width=100), *_start(export.start_lines)])
 
 
 def pushed_doc(pushed: Pushed) -> Doc:
-    """State what was uploaded."""
     pairs = [("model", pushed.url), ("commit", pushed.commit), *_facts(pushed.files, pushed.dtype)]
     return Doc(blocks=[Facts(pairs, "Pushed model", width=100), *_start(pushed.start_lines)])
 

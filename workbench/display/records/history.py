@@ -54,7 +54,6 @@ class _Column:
 
 
 def history_doc(history: History) -> Doc:
-    """State the newest runs."""
     return Doc(blocks=[Table(history_grid(history, _RUNS), width=80)], full=True)
 
 

@@ -24,7 +24,6 @@ def profile_doc(profile: Profile) -> Doc:
 
 
 def comparison_doc(two: ProfileComparison) -> Doc:
-    """State both tables."""
     grids = [two.summary(), two.table()] if two.one.root or two.other.root else [two.summary()]
     notes = [Note(two.note, "caution")] if two.note else []
     return Doc(blocks=[*notes, *map(Table, grids)])

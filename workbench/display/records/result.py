@@ -19,7 +19,6 @@ def result_doc(result: RunResult) -> Doc:
 
 
 def facts_of_result(result: RunResult) -> Facts:
-    """State the facts alone."""
     message = f": {result.message}" if result.message and not result.error else ""
     return Facts([(name, text) for name, text in _pairs(result) if text], f"Run {result.state}{message}", width=100)
 

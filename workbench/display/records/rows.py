@@ -14,7 +14,6 @@ _WIDTH = 24  # letters of the longest bar
 
 
 def rows_doc(preview: RowPreview) -> Doc:
-    """State what is known of the rows."""
     first = "" if preview.is_all else " among the first rows of the hub"
     pairs = [
         ("rows to train on", count(preview.train_rows) + ("" if preview.is_all else ", the first of the hub")),

@@ -19,8 +19,6 @@ _STUCK = ("no step for", "no output and no CPU for", "the last step was", "rank 
 
 
 class RunButtons(ButtonBar):
-    """The buttons of a run."""
-
     def __init__(self, run: Run):
         super().__init__(
             "buttons of the run",

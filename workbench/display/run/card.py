@@ -37,7 +37,6 @@ _TEXT_FILES = 200_000  # bytes of a file above which its text is only in the arc
 
 
 def card_html(card: Card) -> str:
-    """Draw the card as a page of its own."""
     result = card.result
     return to_page(Doc(blocks=_blocks(card)), f"Run {result.path.name}: {result.trained}, {result.state}")
 

@@ -43,13 +43,10 @@ def run_view_doc(view: RunView, *, alone: bool = False) -> Doc:
 
 
 def run_text(view: RunView, *, alone: bool = False) -> str:
-    """Draw a run as text."""
     return RunPage(view, alone=alone).text
 
 
 class RunPage:
-    """What is stated of a run at one look."""
-
     def __init__(
         self,
         view: RunView,

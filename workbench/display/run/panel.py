@@ -78,7 +78,6 @@ class RunPanel:
         return plot_png(curve_plot(self.view))
 
     def prepare(self) -> None:
-        """Load the plotting library and its fonts."""
         figure_svg(lambda axes: axes.plot([0, 1]), label="")
 
     def look(self, *, at_once: bool = False) -> Doc:

@@ -12,7 +12,6 @@ from workbench.rundir.view import RunView
 
 
 def run_plot_doc(it: RunPlot) -> Doc:
-    """State the plot as it is now."""
     return _doc(RunView(it.path), it.name)
 
 

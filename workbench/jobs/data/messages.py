@@ -12,8 +12,6 @@ from workbench.jobs.data.lines import Fields, no_constant, short
 
 
 class Message(TypedDict):
-    """One turn of a chat."""
-
     role: str
     """system, user, assistant or tool."""
     content: str
@@ -100,7 +98,6 @@ def asked(messages: Sequence[Message], question: str, system: str | None) -> lis
 
 
 def answer_of(messages: Sequence[Message], target: str) -> Message:
-    """Return the turn that a row teaches at its end."""
     return messages[-1] if messages else {"role": "assistant", "content": target}
 
 

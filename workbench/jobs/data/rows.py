@@ -69,8 +69,6 @@ _FIELDS = dict.fromkeys(key for form in (*_FORMS, _SQL) for key in form[:3] if k
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One line of a prepared dataset."""
-
     source: str
     """What the model reads, or its instruction; empty where the target is plain text to learn from."""
     target: str

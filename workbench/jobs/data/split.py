@@ -12,8 +12,6 @@ from workbench.base.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """What becomes of the rows of one source."""
-
     share: float | None = None
     """The share to evaluate on; None where the evaluation rows have a source of their own."""
     limit: int | None = None

@@ -20,8 +20,6 @@ Value = str | int | float
 
 
 class Condition(NamedTuple):
-    """One comparison of a column with a constant."""
-
     column: str
     operator: str
     """One of `OPERATORS`."""

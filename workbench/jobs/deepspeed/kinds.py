@@ -11,8 +11,6 @@ from workbench.base.json_values import number
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value."""
-
     words: str
     fits: Callable[[object], bool]
     auto: bool = False
@@ -51,7 +49,6 @@ def words(*allowed: str) -> Kind:
 
 
 def is_object(value: object) -> bool:
-    """Whether a value is an object of JSON."""
     return isinstance(value, Mapping)
 
 

@@ -35,8 +35,6 @@ PodPart = tuple[AgentLink, int, PurePosixPath]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodCheckpoints:
-    """The parts of checkpoints that the pods of a run have."""
-
     steps: Mapping[int, Sequence[PodPart]]
     """By step, all parts that were seen."""
     world_size: int

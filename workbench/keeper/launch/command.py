@@ -24,8 +24,6 @@ _PLAIN_PATH = re.compile(r"[\w@+=:,./-]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchPlan:
-    """All that a launch command is made of."""
-
     run_id: str
     launcher: Launcher
     pods: Sequence[Pod]
@@ -74,7 +72,6 @@ def place_ranks(pods: Sequence[Pod]) -> list[RankPlace]:
 
 
 def build_command(plan: LaunchPlan) -> LaunchCommand:
-    """Make the command of a run."""
     if plan.launcher is Launcher.SSH:
         return _ssh(plan)
     client = _rank_client(plan, plan.pods[0])

@@ -18,8 +18,6 @@ _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "LD_LI
 
 
 class LauncherProcess:
-    """A launcher that writes to a log file."""
-
     def __init__(self, process: subprocess.Popen[bytes] | Process, log: Path):
         self._process = process
         self._log = log

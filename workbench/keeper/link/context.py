@@ -31,8 +31,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunContext:
-    """What the keeper hands to a run."""
-
     run_id: str
     paths: RunPaths
     spec: RunSpec
@@ -89,7 +87,6 @@ class RunContext:
 
 
 def is_single(job: Job) -> bool:
-    """Whether a job is one rank."""
     return job.to_dict().get("technique") == Technique.SINGLE
 
 

@@ -28,7 +28,6 @@ _ANSWER = (
 
 
 def folders_to_probe(spec: ClusterSpec, root: Path) -> list[Path]:
-    """Return the folders that pods may see too."""
     asked = spec.shared
     if asked is False or (asked is None and spec.backend.get("kind") == "local"):
         return []

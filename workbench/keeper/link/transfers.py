@@ -17,8 +17,6 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferStatus:
-    """A large file on its way."""
-
     name: str
     done: int
     """Bytes that are over."""
@@ -30,14 +28,10 @@ class TransferStatus:
 
 
 class Carrier(Protocol):
-    """What large files travel over."""
-
     transfer: TransferStatus | None
 
     @property
-    def pod(self) -> Pod:
-        """The pod at the other end."""
-        ...
+    def pod(self) -> Pod: ...
 
 
 class TransferProgress:

@@ -21,8 +21,6 @@ _MOST_LETTERS = 20 << 10  # of names in a command, which may have 128 KiB; a quo
 
 @dataclass(frozen=True, slots=True)
 class FileLeft:
-    """A file on a pod."""
-
     name: str
     """Below its folder."""
     size: int

@@ -29,8 +29,6 @@ _HASH_ALL = 1 << 62  # files that are moved and not fetched are checked by a has
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilesLeft:
-    """What a run left on one pod."""
-
     out: Sequence[FileLeft] = ()
     """What rank 0 put into `out/`."""
     script: Sequence[FileLeft] = ()

@@ -25,8 +25,6 @@ _LIMIT_S = 120.0
 
 
 class PredictionInquiry:
-    """The inquiry of one run."""
-
     def __init__(self, link: AgentLink, run_id: str, paths: RunPaths):
         self._link = link
         self._run_id = run_id

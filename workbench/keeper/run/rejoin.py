@@ -19,8 +19,6 @@ _PAUSE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RanksLeft:
-    """What is left of the attempt of another keeper."""
-
     launcher: LauncherProcess | None
     """The launcher, where it has not ended."""
     unwatched: bool

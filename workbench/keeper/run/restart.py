@@ -25,7 +25,6 @@ _LOOK_S = 0.2
 
 
 def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
-    """Return the names of the pods that an attempt lost."""
     return {*ledger.lost, fault.pod} if fault.kind == "pod" else set(ledger.lost)
 
 

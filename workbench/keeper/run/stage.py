@@ -34,7 +34,6 @@ _BINDING = {"local": "", "ssh": "always"}
 
 
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
-    """Make the request by which a pod's agent starts its ranks."""
     pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
     module, _, function = entries.TRAINER.partition(":")
     entry, cwd = None, None
@@ -72,7 +71,6 @@ def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) 
 
 
 def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
-    """Gather what the launch command of a run is made of."""
     launcher, identity, links = Launcher(context.spec.job.launcher), context.identity, context.links
     pods = [link.pod for link in links]
     return LaunchPlan(

@@ -28,8 +28,6 @@ _NAMED = 3  # ranks that a remark names; the file has all
 
 
 class StallGuard:
-    """Look after one attempt at a run."""
-
     def __init__(self, context: RunContext, ask_stacks: Callable[[], Mapping[int, str]]):
         self.watch = StallWatch()
         self.remark = ""

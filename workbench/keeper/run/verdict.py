@@ -19,7 +19,6 @@ from workbench.rundir.state import RunState
 def verdict(
     context: RunContext, attempt: Attempt, fault: RunFault | None, returned: Returned, brought: Brought
 ) -> tuple[RunState, str]:
-    """Judge a run by its last attempt and by what came back."""
     ledger, totals = attempt.ledger, attempt.ledger.totals
     resumed = None if totals.restarts else resumed_from(context.paths)  # those say from where themselves
     notes = [f"it went on from step {resumed.step}", *resumed.notes] if resumed else []

@@ -22,8 +22,6 @@ _UNKNOWN_S = 5.0  # after such a silence what is left on a pod is not known
 
 @dataclass(slots=True)
 class RunLedger:
-    """The sum of all reports of a run's pods."""
-
     pods: Sequence[str]
     world_size: int
     ranks: dict[int, RankStatus] = field(default_factory=dict)

@@ -26,8 +26,6 @@ _CHUNK_BYTES = 4 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodReport:
-    """What one look at a pod gave."""
-
     pod: Pod
     ranks: Sequence[RankStatus] = ()
     events: Sequence[Event] = ()

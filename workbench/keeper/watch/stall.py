@@ -26,8 +26,6 @@ _FRAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A run that stands still."""
-
     seconds: float
     what: str
     """What has not happened, in words."""
@@ -52,7 +50,6 @@ class StallWatch:
         self._told_at = self.clock()
 
     def begin(self) -> None:
-        """Count from now on."""
         self._told_at = self.clock()
 
     def see(self, report: PodReport) -> None:
@@ -118,7 +115,6 @@ def culprits(suspects: Sequence[RankStatus], stacks: Mapping[int, str]) -> Seque
 
 
 def innermost(stack: str) -> str:
-    """Return the innermost frames of the thread that was at work."""
     # faulthandler writes the thread that runs Python code now last, and its innermost frame first.
     current = stack.rpartition("Current thread")[2] or stack.rpartition("Thread 0x")[2]
     return "\n".join(current.splitlines()[1 : 1 + _FRAMES])

@@ -13,10 +13,7 @@ _ENDED = {"failed", "stopped", "stopping", "timedout", "timeout", "succeeded", "
 
 
 class WorkersApi:
-    """The platform's calls."""
-
     def find(self) -> Any:
-        """Return the module."""
         why = "there is no module cml.workers_v1"
         try:
             from cml import workers_v1  # type: ignore[import-not-found]

@@ -64,7 +64,6 @@ def _hold(config: WorkerConfig) -> int:
 
 
 def own_address() -> str:
-    """Return the address of this session or worker."""
     return os.environ[ADDRESS]
 
 

@@ -26,8 +26,6 @@ _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostReport:
-    """What was found on one pod."""
-
     pod: str
     address: str
     findings: tuple[Finding, ...]
@@ -45,7 +43,6 @@ class HostReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is bad."""
         return not any(finding.verdict is Verdict.BAD for finding in self.findings)
 
 

@@ -8,15 +8,11 @@ from pydantic import BaseModel, ValidationError
 
 
 class DiskSpace(BaseModel):
-    """The room of a file system."""
-
     free_gib: float
     total_gib: float
 
 
 class GpuMemory(BaseModel):
-    """The memory of one GPU."""
-
     index: int
     used_gib: float
     total_gib: float

@@ -29,8 +29,6 @@ _LOCK_S = 60.0
 
 
 class Verdict(StrEnum):
-    """How a check stands."""
-
     GOOD = "good"
     WARNING = "warning"
     BAD = "bad"
@@ -41,8 +39,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One check of one host."""
-
     check: str
     verdict: Verdict
     detail: str

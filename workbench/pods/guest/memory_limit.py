@@ -33,8 +33,6 @@ def can_limit_memory() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """One memory cgroup."""
-
     folder: Path
 
     @classmethod

@@ -301,7 +301,6 @@ def _write(line: str) -> None:
 
 
 def stop(*_: object) -> None:
-    """Handle a signal by unwinding."""
     raise Stop
 
 

@@ -73,8 +73,6 @@ class AdoptedProcess:
 
 @dataclass(slots=True)
 class LocalWorker:
-    """One started worker process."""
-
     config: WorkerConfig
     process: subprocess.Popen[bytes] | AdoptedProcess
     """The process; its stdin stays open for as long as the keeper lives."""
@@ -140,5 +138,4 @@ def _pick(names: Sequence[str]) -> dict[str, str]:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that only its owner reads."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)

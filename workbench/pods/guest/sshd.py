@@ -29,8 +29,6 @@ AllowUsers {user}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Daemon:
-    """What the daemon of one pod is made from."""
-
     folder: Path
     address: str
     port: int

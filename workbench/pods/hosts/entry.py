@@ -87,7 +87,6 @@ def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Po
 
 
 def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> HostFacts:
-    """Make the pod's folder on a host and ask what the host is."""
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
     request = {"root": root, "folder": folder, "pod": pod.name, "packages": list(PACKAGES)}
@@ -116,7 +115,6 @@ def create_pod_folder(connection: SSHConnection, *, root: str, folder: str, pyth
 
 
 def remove_pod_folder(connection: SSHConnection, *, root: str, folder: str, python: str) -> list[str]:
-    """End what bears the pod's mark there and remove its folder."""
     pod = connection.pod
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
@@ -212,7 +210,6 @@ def _raise_all(futures: Sequence[Future[R]], unfinished: Sequence[str]) -> None:
 
 
 def pod_of(number: int, host: Host, spec: PodSpec, host_key: str, jump_key: str) -> Pod:
-    """Make the pod that a host which let us in will be."""
     via, jump = host.jump, None
     if via is not None:
         jump = Jump(address=via.reached or via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key)

@@ -93,7 +93,6 @@ class KubeApi:
                 raise
 
     def list_everywhere(self, kind: Literal["node", "pod"], **selector: str) -> list[Manifest]:
-        """Return the objects of the whole cluster."""
         function = self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
         listed: Any = self._call("list", kind, function, **selector)
         return list(listed["items"])

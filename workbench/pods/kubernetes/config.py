@@ -16,8 +16,6 @@ _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """The way to an API server."""
-
     configuration: Any = field(repr=False)
     """The client's `Configuration`; holds credentials, never print it."""
     namespace: str

@@ -88,8 +88,6 @@ def base_name(cluster_id: str, suffix: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterObjects:
-    """All that the manifests of one cluster are made from."""
-
     base: str
     namespace: str
     options: KubernetesOptions
@@ -152,7 +150,6 @@ class ClusterObjects:
 
     @property
     def claims(self) -> list[Volume]:
-        """The volumes whose claims are made with the cluster."""
         return made_claims(self.options.volumes)
 
     def claim(self, volume: Volume, owner: Owner) -> Manifest:

@@ -63,8 +63,6 @@ Texts = Annotated[Mapping[str, str], Allowed("an object of text to text")]
 
 
 class KubernetesOptions(Place):
-    """Where and how Kubernetes runs the pods."""
-
     label: ClassVar[str] = "KubernetesPods"
     kind: ClassVar[str] = "kubernetes"
 

@@ -37,7 +37,6 @@ def placement(options: KubernetesOptions) -> dict[str, object]:
 
 
 def pod_security(options: KubernetesOptions) -> dict[str, object]:
-    """Return the security context of a pod: never root."""
     user = options.run_as_user
     return {
         "runAsNonRoot": True,

@@ -28,6 +28,5 @@ def made_for(api: KubeApi, selector: str) -> list[tuple[str, str]]:
 
 
 def remove(api: KubeApi, selector: str) -> None:
-    """Delete all pods of a cluster."""
     if left := [words for pod in made_for(api, selector) if (words := delete(api, pod))]:
         raise BackendError("; ".join(left))

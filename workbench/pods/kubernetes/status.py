@@ -32,7 +32,6 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod's SSH daemon listens."""
     ready = _condition(pod, "Ready").get("status") == "True"
     return ready and bool(_status(pod).get("podIP")) and not _metadata(pod).get("deletionTimestamp")
 

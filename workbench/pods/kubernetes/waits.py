@@ -44,7 +44,6 @@ class Waits:
 
 
 def listed(waits: Mapping[int, str]) -> str:
-    """Return pods with their reasons as one text."""
     return ", ".join(f"pod-{index}" + (f" ({reason})" if reason else "") for index, reason in waits.items())
 
 

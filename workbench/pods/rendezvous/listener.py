@@ -34,8 +34,6 @@ class _WorkerConnection:
 
 
 class Rendezvous:
-    """The place where the workers of one cluster report."""
-
     def __init__(self, names: Sequence[str], *, host: str = "127.0.0.1") -> None:
         self.token = secrets.token_bytes(32)
         self.names = tuple(names)

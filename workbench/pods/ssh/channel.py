@@ -17,8 +17,6 @@ _READ_BYTES = 65_536
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completed:
-    """A command that has ended on a pod."""
-
     exit_code: int
     """What it returned; -1 if it was killed by a signal."""
     stdout: str

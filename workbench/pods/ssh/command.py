@@ -21,8 +21,6 @@ _SSH_FAILED = 255
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandResult:
-    """What came of a command on a pod."""
-
     reached: bool
     exit_code: int | None
     """Its exit code; None where it did not end in time."""
@@ -57,7 +55,6 @@ def start_ssh(
 
 
 def run_over_openssh(pod: Pod, identity: Identity, command: Sequence[str], *, timeout_s: float) -> CommandResult:
-    """Run a command on a pod to its end."""
     began_s = time.time()
     try:
         process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)

@@ -33,8 +33,6 @@ Wire: TypeAlias = "socket.socket | paramiko.Channel"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Destination:
-    """A host to log in to."""
-
     name: str
     """What the errors call it."""
     address: str
@@ -140,7 +138,6 @@ def check_host_key(transport: Transport, destination: Destination) -> None:
 
 
 def log_in(transport: Transport, destination: Destination) -> None:
-    """Show the key."""
     key = _load_key(destination.key)
     name, where, user = destination.name, destination.where, destination.user
     try:

@@ -40,7 +40,6 @@ class Question(Example):
 
 
 def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list[Question]:
-    """Make questions of rows."""
     own = _OwnRows(paths)
     if rows is None:
         limit = whole(job_options(paths).get("predict_rows")) or 0

@@ -38,8 +38,6 @@ _TAIL_LINES = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """A reply of the child."""
-
     texts: Sequence[str]
     load_s: float
     """Seconds to load the model; 0 where it was loaded already."""
@@ -203,7 +201,6 @@ def server_of(paths: RunPaths) -> ModelServer:
 
 
 def close_all() -> None:
-    """End every server of this process."""
     with _guard:
         servers = list(_servers.values())
         _servers.clear()

@@ -40,7 +40,6 @@ class Export(Shown):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(self.files.values())
 
     @property
@@ -108,7 +107,6 @@ def merge(paths: RunPaths, path: str | Path) -> Path:
 
 
 def job_of(paths: RunPaths) -> FineTune:
-    """Return the job that trained a run's model."""
     job = job_from_dict(part(load_json(paths.job), "job"))
     assert isinstance(job, FineTune)  # a script leaves no model where this looks
     return job

@@ -23,8 +23,6 @@ _TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-g
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
-    """What a model card states below its metadata."""
-
     repo_id: str
     result: ResultRecord
     job: FineTune
@@ -37,7 +35,6 @@ class ModelCard:
 
 
 def write_model_card(result: ResultRecord, repo_id: str, export: Export) -> Path:
-    """Write the model card of a run's exported model beside it."""
     from huggingface_hub import ModelCardData
 
     job = job_of(RunPaths(result.path))

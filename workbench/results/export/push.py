@@ -27,8 +27,6 @@ _GET_TOKEN = "make a token with the right to write, and give it as token= or in 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed(Shown):
-    """A model on the hub."""
-
     url: str
     repo_id: str
     """Its full name there."""
@@ -42,7 +40,6 @@ class Pushed(Shown):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(self.files.values())
 
     def __repr__(self) -> str:

@@ -55,7 +55,6 @@ class Manifest(Shown):
         return target
 
     def to_text(self, *, folded: bool = False) -> str:
-        """Return the YAML."""
         objects = [_folded(each) for each in self.objects] if folded else self.objects
         texts = [yaml_of(each) for each in objects]
         head = "".join(f"# {note}\n" for note in self.notes)

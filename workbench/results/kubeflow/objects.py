@@ -40,8 +40,6 @@ _RESTARTS = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubeflowPlan:
-    """All that the manifests of one run are made from."""
-
     kind: str
     name: str
     """Name of the job and of what belongs to it, a DNS label; the folder on the claim too."""

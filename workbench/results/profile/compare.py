@@ -36,7 +36,6 @@ class ProfileComparison(Shown):
     names: tuple[str, str] = ("a", "b")
 
     def modules(self, depth: int = 2, sort: str | None = None) -> list[ModulePair]:
-        """Return the modules of a level of either model."""
         if sort is not None and sort not in FIGURES:
             raise one_of("sort", sort, FIGURES)
         left, right = (dict(p.root.at(depth)) if p.root else {} for p in (self.one, self.other))

@@ -119,7 +119,6 @@ class Profile(Shown):
 
 
 def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:
-    """Read a report."""
     try:
         text = read_text(path)
     except OSError as error:
@@ -128,7 +127,6 @@ def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Prof
 
 
 def parse_profile(text: str, source: str = "the text") -> Profile:
-    """Parse a report."""
     if "DeepSpeed Flops Profiler" not in text:
         raise RunError(f"{source} is not a report of DeepSpeed's FLOPS profiler; was profile_step past the last step?")
     head, _, detail = text.partition("Detailed Profile per GPU")

@@ -54,7 +54,6 @@ NUMBER = r"([\d.]+(?:e[+-]?\d+)?) ?([TGBMKmun]?)"
 
 
 def scaled_number(number: str, prefix: str) -> float:
-    """Return what a number and its prefix mean."""
     return float(number) * _SCALES[prefix]
 
 

@@ -111,7 +111,6 @@ class Board(ShownLive):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
         return self.route.url(self.server)
 
     def stop(self) -> None:

@@ -74,7 +74,6 @@ class BoardServer:
 
     @property
     def socket(self) -> Path:
-        """Where it listens if it has no port."""
         return _record(Path(self.folder)).with_suffix(".sock")
 
     def is_at(self, port: int | None) -> bool:

@@ -40,8 +40,6 @@ CREATE INDEX IF NOT EXISTS by_kind ON runs (model, technique, state);
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refreshed:
-    """What bringing the index up to date came to."""
-
     runs: int
     read: int
     """Runs that were read, for they are new or have changed."""

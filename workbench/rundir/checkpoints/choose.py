@@ -23,8 +23,6 @@ ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A checkpoint that was looked at and found good."""
-
     step: int
     """The optimizer step after which it was made."""
     parts: Mapping[int, Path]

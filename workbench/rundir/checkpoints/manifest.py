@@ -17,7 +17,6 @@ NAME = "manifest.json"
 
 
 def write_manifest(folder: Path, **facts: object) -> int:
-    """Write the manifest of all files of a folder."""
     files = {path.name: path for path in sorted(folder.iterdir()) if path.name != NAME}
     listed = {name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for name, path in files.items()}
     write_json(folder / NAME, {**facts, "files": listed})

@@ -110,7 +110,6 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
 
 
 def communication(paths: RunPaths) -> list[str]:
-    """Return all that a run directory says of its collectives."""
     dumps = {rank: read_json(path, within=paths.root) for rank, path in flights(paths)}
     return [*flight_words({rank: dump for rank, dump in dumps.items() if dump}), *nccl_words(_printed(paths))]
 

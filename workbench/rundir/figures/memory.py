@@ -27,8 +27,6 @@ class _Source(IntEnum):
 
 @dataclass(slots=True)
 class HostMemory:
-    """Memory of one pod over time."""
-
     gib: Curve = field(default_factory=Curve)
     """(seconds since 1970, GiB), all its ranks together."""
     peak_gib: float | None = None
@@ -46,8 +44,6 @@ class HostMemory:
 
 
 class MemoryBook:
-    """Take in the events that are of memory."""
-
     def __init__(self, place: Callable[[int], tuple[str, int]]):
         self.hosts: dict[str, HostMemory] = {}
         """By the pod's address."""

@@ -31,8 +31,6 @@ class EpochTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerUse:
-    """What one rank took."""
-
     rank: Whole
     pod: str = ""
     """Its pod's name; empty where that is not known."""

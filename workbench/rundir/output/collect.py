@@ -62,7 +62,6 @@ class Collector:
                 self._splitters[name].resume(end)
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
-        """Append what the agent read and return the events in it."""
         events: list[Event] = []
         for name, chunk in chunks.items():
             if name not in self._files or chunk["offset"] != self.offsets[name]:

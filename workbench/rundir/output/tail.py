@@ -87,7 +87,6 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
 
 
 def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
-    """Return lines with the byte at which each ends in the log."""
     back = None if most is None else _WINDOW_BYTES
     with open_record(path, within=root) as file:
         size = file.seek(0, os.SEEK_END)

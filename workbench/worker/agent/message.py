@@ -32,7 +32,6 @@ def whole_in(message: Message, name: str, default: int | None = None) -> int:
 
 
 def number_in(message: Message, name: str, default: float) -> float:
-    """Return a field that is a number."""
     value = message.get(name, default)
     if not isinstance(value, int | float):
         raise ValueError(f"{name} is {value!r}; it must be a number")

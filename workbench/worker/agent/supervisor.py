@@ -46,8 +46,6 @@ class Later:
 
 
 class Agent:
-    """The state of one pod's agent."""
-
     def __init__(self, root: Path, lease_s: float) -> None:
         self.root = root
         self.launcher = RankLauncher(root)

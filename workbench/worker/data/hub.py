@@ -12,7 +12,6 @@ from workbench.worker.data.stream import open_hub
 
 
 def load_hub(options: Mapping[str, object]) -> Rows:
-    """Load a hub dataset and turn its rows into examples."""
     hub = Hub.from_dict(options)
     train = _examples(hub, hub.train_split, hub.split.most)
     if hub.eval_share is None:

@@ -27,8 +27,6 @@ Row = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """The two parts of a dataset."""
-
     train: Sequence[Example]
     """The rows to learn from; never empty."""
     eval: Sequence[Example]
@@ -36,7 +34,6 @@ class Rows:
 
 
 def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
-    """Read the rows of a job."""
     if hub is not None:
         from workbench.worker.data.hub import load_hub
 
@@ -64,7 +61,6 @@ def tokenize(
 
 
 def aligned(logits: torch.Tensor, labels: torch.Tensor, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bring each label beside the logits that should give it."""
     return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
 
 
@@ -78,7 +74,6 @@ class Collator:
         self.multiple = 8 if torch.cuda.is_available() else 1
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Make a batch."""
         inputs = self._pad([row["input_ids"] for row in rows], self.pad_id)
         masks = self._pad([[1] * len(row["input_ids"]) for row in rows], 0)
         batch = {"input_ids": inputs, "attention_mask": masks}

@@ -28,7 +28,6 @@ _PATIENCE = timedelta(seconds=40)
 
 
 def main() -> None:
-    """Take part in the measurement."""
     request = json.loads(sys.stdin.readline())
     os.environ.update(request["env"])
     import torch

@@ -102,7 +102,6 @@ def _memory_gib(name: str) -> float | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what is found."""
     address, *folder = sys.argv[1:] if argv is None else argv
     sys.stdout.write(json.dumps(examine(address, Path(folder[0] if folder else "."))) + "\n")
     return 0

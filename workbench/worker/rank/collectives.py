@@ -37,7 +37,6 @@ def backend() -> str:
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
     if connected():
         # A sum rather than dist.barrier(): NCCL's barrier guesses the device and warns.
         dist.all_reduce(torch.zeros(1, device=_device()))

@@ -59,8 +59,6 @@ def _add(module: Any) -> None:
         return
 
     class ProgressEvents(module.TrainerCallback):  # type: ignore[misc]  # known at run time alone
-        """Emit what the Trainer logs."""
-
         def __init__(self) -> None:
             self._since = (0, time.monotonic())
             self._trained = (0, 0.0)
@@ -160,7 +158,6 @@ class _Figures:
         self._reported_at = 0.0
 
     def take(self, tag: str, value: Any, step: Any) -> None:
-        """Take what a script wrote."""
         if (name := _figure(tag)) and step is not None:
             if step != self._step:
                 self.report(False)

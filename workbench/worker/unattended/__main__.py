@@ -30,8 +30,6 @@ _HURRY_S = 10.0  # the same where this rank failed or was stopped: others may ha
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Which rank this is."""
-
     rank: int
     local_rank: int
     world_size: int

@@ -30,8 +30,6 @@ _BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What one rank runs."""
-
     folder: Path
     """The rank's own folder; new."""
     place: RankPlace

@@ -30,7 +30,6 @@ class Look:
 
 
 def look(place: int) -> Look:
-    """Return the look of the line at a place in its plot."""
     return Look(
         colour=COLOURS[place % len(COLOURS)], marker=_MARKERS[place % len(_MARKERS)], dash=DASHES[place % len(DASHES)]
     )
@@ -38,8 +37,6 @@ def look(place: int) -> Look:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """Numbers in the order of their x."""
-
     name: str
     xs: Mapping[str, Sequence[float]]
     """By the title of the x axis."""
@@ -56,8 +53,6 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """What a plot shows."""
-
     label: str
     """What it is, for those who do not see it."""
     y: str

@@ -43,8 +43,6 @@ def show_live_plot(look: Callable[[], tuple[Doc, bool]]) -> None:
 
 
 class LivePlot:
-    """One plot as one cell shows it."""
-
     def __init__(self, look: Callable[[], tuple[Doc, bool]]):
         self._look = look
         self._name = f"wb-plot-{uuid.uuid4().hex}"

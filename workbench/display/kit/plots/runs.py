@@ -48,7 +48,6 @@ def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
 
 
 def memory_plot(view: RunView) -> Plot:
-    """Return the memory of each pod over time."""
     curves = [(view.pod_name(address), host.gib.thinned(_POINTS)) for address, host in sorted(view.memory.items())]
     times = [at for _, (ats, _, _) in curves for at in ats]
     began, ended = min(times, default=0.0), max(times, default=0.0)

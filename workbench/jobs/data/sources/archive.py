@@ -23,7 +23,6 @@ MAX_BYTES = 2 * 2**30
 def unpack(
     archive: Path, folder: Path, wanted: Collection[str], *, max_members: int = MAX_MEMBERS, max_bytes: int = MAX_BYTES
 ) -> dict[str, Path]:
-    """Write the wanted members of an archive into a new folder."""
     folder.mkdir(mode=0o700)
     try:
         return _unpack(archive, folder, wanted, max_members, max_bytes)

@@ -50,7 +50,6 @@ def write_files(
     split: Split | None = None,
     refusal: Refusal = any_row,
 ) -> tuple[int, int]:
-    """Convert files of rows and their tables."""
     # Headers alone: the rows of the release's tables would take hundreds of megabytes.
     headers = {table.id: replace(table, rows=()) for path in tables for table in read_tables(path)} or None
 
@@ -78,7 +77,6 @@ def read_row(
     *,
     refusal: Refusal = any_row,
 ) -> Example:
-    """Return a row in any form as the trainer reads it."""
     row = row_from(renamed(data, columns, where) if columns else data, where, tables)
     if why := refusal(row):
         raise ConfigError(f"{where} {why}")

@@ -65,8 +65,6 @@ class Release(Record):
 
 
 class MixPart(Record):
-    """One dataset of several."""
-
     label: ClassVar[str] = "dataset part"
 
     dataset: Annotated[Text | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")]
@@ -143,8 +141,6 @@ _NAMES: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """The files of a prepared dataset."""
-
     train: Path | None
     """One object of source, target, table_id a line; None for a hub dataset."""
     eval: Path | None

@@ -48,7 +48,6 @@ class Hub(Record):
 
     @property
     def split(self) -> Split:
-        """What becomes of the rows of the training split."""
         return Split(share=self.eval_share, limit=self.limit, seed=self.seed)
 
     @property

@@ -15,7 +15,6 @@ _DECODER = json.JSONDecoder()
 
 
 def read_items(file: TextIO, name: str) -> Iterator[tuple[str, object]]:
-    """Yield each item with the line that it begins on."""
     text = _Text(file, name)
     text.take("[")
     if text.peek() == "]":

@@ -20,8 +20,6 @@ def connect(root: Path, timeout_s: float = 5.0) -> socket.socket:
 
 
 class Client:
-    """A connection to the agent of one root."""
-
     def __init__(self, root: Path, timeout_s: float = 5.0) -> None:
         self._socket = connect(root, timeout_s)
         self._file = self._socket.makefile("rb")

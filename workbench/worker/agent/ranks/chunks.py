@@ -13,7 +13,6 @@ Readable = OutputStream | OutputOrder
 
 
 def read_chunks(streams: Mapping[str, Readable], offsets: Message, max_bytes: int) -> dict[str, Chunk]:
-    """Read what is new in some streams."""
     starts = {name: whole_in(offsets, name, 0) for name in streams}
     fresh = {name: start for name, start in starts.items() if streams[name].size > start}
     chunks: dict[str, Chunk] = {}

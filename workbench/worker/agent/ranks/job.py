@@ -27,8 +27,6 @@ _STACKS_BYTES = 256 * 1024
 
 
 class PodRun:
-    """The part of a run that this pod carries."""
-
     def __init__(self, request: RunRequest, root: Path, *, left: bool = False) -> None:
         # Records of an earlier try are removed, logs are kept; of ranks that an agent had which is no more, both are.
         self.request = request

@@ -145,8 +145,6 @@ class OutputStream:
 
 
 class OutputPump:
-    """The thread that empties the pipes of all ranks."""
-
     def __init__(self) -> None:
         self._streams: dict[int, OutputStream] = {}
         self._poll = select.epoll()

@@ -36,8 +36,6 @@ _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why a rank failed."""
-
     kind: str
     """The exception's class, or "signal", or "exit"."""
     message: str

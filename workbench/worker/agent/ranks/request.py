@@ -15,8 +15,6 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """A run as the agent knows it."""
-
     run: str
     kind: str
     """finetune (our trainer, which leaves a done-record itself) or script."""
@@ -72,7 +70,6 @@ def check_run_id(value: object) -> str:
 def rank_environment(
     request: RunRequest, place: RankPlace, root: Path, base: Mapping[str, str], overrides: Mapping[str, str]
 ) -> dict[str, str]:
-    """Make the environment of one rank."""
     folder = root / "runs" / request.run
     return {
         **base,
