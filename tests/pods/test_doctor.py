@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -172,6 +173,12 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up(launched: Launched) ->
     assert not seen.reached
     assert re.search("timed out|no answer", seen.words)
     assert seen.ended_s - seen.began_s < 30
+
+
+def test_a_pod_is_waited_for_while_others_answer(launched: Launched) -> None:
+    late = functools.partial(run_over_openssh, launched.pods[0], launched.identity, ["sleep", "1.5"], timeout_s=1.0)
+    assert not late().reached
+    assert late(answered_s=time.monotonic).exit_code == 0
 
 
 def test_a_python_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -> None:

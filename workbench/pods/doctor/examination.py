@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,12 +74,18 @@ class Diagnosis(Shown):
 
 
 def examine_pods(pods: Sequence[Pod], identity: Identity, package: str, spec: PodSpec) -> tuple[HostReport, ...]:
-    """Look at all pods at once; takes at most some five seconds, however many do not answer."""
-    here = installed_versions()
+    """Look at all pods at once; one that is silent is given up some five seconds after the last answer of another.
+
+    So none is called silent because this machine is slow with many.
+    """
+    here, answered_s = installed_versions(), 0.0
 
     def examine(pod: Pod) -> HostReport:
         command = ["env", f"PYTHONPATH={package}", pod.python, "-P", "-m", entries.EXAMINE, pod.address, pod.root]
-        seen = run_over_openssh(pod, identity, command, timeout_s=_HOST_S)
+        nonlocal answered_s
+        seen = run_over_openssh(pod, identity, command, timeout_s=_HOST_S, answered_s=lambda: answered_s)
+        if seen.reached:
+            answered_s = time.monotonic()
         return judge_result(seen, pod, spec, here, identity.pinned(pod.address, pod.ssh_port))
 
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(pods)))) as pool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -54,15 +54,28 @@ def start_ssh(
     )
 
 
-def run_over_openssh(pod: Pod, identity: Identity, command: Sequence[str], *, timeout_s: float) -> CommandResult:
-    began_s = time.time()
+def run_over_openssh(
+    pod: Pod,
+    identity: Identity,
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    answered_s: Callable[[], float] = lambda: 0.0,
+) -> CommandResult:
+    """Give up after `timeout_s`, counted from the last answer of another pod (`time.monotonic`) where that is later."""
+    began_s, waits_from_s = time.time(), time.monotonic()
     try:
         process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)
     except FileNotFoundError:
         return CommandResult(reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s)
-    try:
-        out, words = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
+    while True:
+        left_s = max(waits_from_s, answered_s()) + timeout_s - time.monotonic()
+        try:
+            out, words = process.communicate(timeout=max(0.0, left_s))
+            break
+        except subprocess.TimeoutExpired:
+            if left_s > 0:
+                continue
         process.kill()
         out, words = process.communicate()
         words = words or f"no answer in {timeout_s:g} s"
