@@ -66,6 +66,8 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"adam_beta1": 1}, "job adam_beta1 is 1; it must be a number, 0 or more and less than 1"),
         ({"max_grad_norm": -1}, "job max_grad_norm is -1; it must be a number, 0 or more"),
         ({"attn_implementation": "flash"}, "job attn_implementation 'flash' is not known"),
+        ({"checkpoint_layers": ["T5Block"]}, "checkpoint_layers says which layers are recomputed: give gradient_ch"),
+        ({"peft": "qlora", "technique": "zero3"}, "would shard weights of 4 bits; use 'fsdp', which can, 'zero2'"),
         ({"technique": "fsdp", "torch_compile": True}, "torch_compile with technique 'fsdp' is not offered"),
         ({"training": {"neftune_noise_alfa": 5}}, "'neftune_noise_alfa' is not known: did you mean 'neftune_noise_alp"),
         ({"training": {"output_dir": "x"}}, "training 'output_dir' is not for a job to set: what a run writes"),

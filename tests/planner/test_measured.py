@@ -40,6 +40,8 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "fsdp-2": ("t5", "fsdp", 2, 2, {}),
     "fsdp-8": ("llama", "fsdp", 2, 8, {}),
     "fsdp-half": ("llama-half", "fsdp", 2, 2, {}),
+    "fsdp-chosen": ("llama", "fsdp", 2, 8, {"gradient_checkpointing": True, "checkpoint_layers": ["LlamaMLP"]}),
+    "fsdp-qlora": ("llama", "fsdp", 2, 4, {"peft": "qlora"}),
     "ddp-half": ("llama-half", "ddp", 2, 2, {}),
 }
 

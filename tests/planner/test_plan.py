@@ -15,7 +15,7 @@ from workbench.cli import main
 from workbench.jobs.choices import Technique
 from workbench.planner.plan import predict
 from workbench.planner.shapes import KNOWN, model_config
-from workbench.planner.table import Fit, PlanTable
+from workbench.planner.table import Fit, PlanRow, PlanTable
 from workbench.planner.tracing import cached_trace
 
 WALK = {"per_device_train_batch_size": 32, "max_source_length": 96, "max_target_length": 96, "dataset": "wikisql"}
@@ -91,7 +91,7 @@ def test_the_command_line_prints_the_table(tmp_path: Path, capsys: pytest.Captur
     assert main(["plan", str(path)]) == 0
     said = capsys.readouterr().out
     assert "tiny-llama" in said and "cheapest that fits" in said
-    assert "fsdp is refused" in said  # 4-bit weights are not sharded
+    assert "zero3 is refused" in said  # it cannot shard 4-bit weights
     spec["cluster"]["pods"]["memory_gib"] = 0.5  # type: ignore[index]
     path.write_text(json.dumps(spec), encoding="utf-8")
     assert main(["plan", str(path)]) == 1
@@ -114,6 +114,27 @@ def test_loading_and_saving_are_in_the_verdict(cache: Path) -> None:
     assert small.row("zero1").stages["loading"].total > 4 * 2 * 2 * 13e9
     assert small.row("zero1").host_gib == pytest.approx(197, abs=2)
     assert large.row("zero3-offload").fit is Fit.NOT and large.row("zero3-offload").stages["training"].total > 2**37
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu(cache: Path) -> None:
+    pytest.importorskip("transformers")
+    options = {"precision": "bf16", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
+    job = FineTune(model="llama-2-70b", technique="fsdp", max_source_length=64, max_target_length=64, **options)  # type: ignore[arg-type]
+
+    def row(job: FineTune) -> PlanRow:
+        return plan(job, gpus=8, gpu_memory_gib=80, memory_gib=1000, techniques=["fsdp"]).row("fsdp")
+
+    plain, offload, packed = row(job), row(job.replace(fsdp={"offload": True})), row(job.replace(peft="qlora"))
+    assert plain.fit is Fit.NOT and packed.fit is Fit.FITS
+    assert plain.gpu is not None and offload.gpu is not None and packed.gpu is not None
+    # Weights, gradients and two states in FP32 go to the host, and the layers that are gathered stay.
+    assert offload.gpu.parameters == offload.gpu.gradients == offload.gpu.optimizer == 0
+    assert offload.gpu.communication == plain.gpu.communication
+    assert offload.stages["training"].tensors > 16 * 69e9
+    assert packed.gpu.parameters == pytest.approx(69e9 * (0.5 / 8 + 1 / 64) + 4 * 0.5e9 / 8, rel=0.05)
+    assert packed.stages["loading"].parameters > 8 * 0.5 * 69e9  # each rank packs the whole model
 
 
 @pytest.mark.slow

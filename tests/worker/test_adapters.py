@@ -46,6 +46,7 @@ RUNS = {
     "qlora-ddp": ("ddp", 2, 6, 1),
     "qlora-zero1": ("zero1", 2, 6, 1),
     "qlora-zero2": ("zero2", 2, 3, 2),
+    "qlora-fsdp": ("fsdp", 2, 6, 1),
 }
 TRAINED = {"lora": ("tiny-llama", "lora"), "t5": ("tiny-t5", "lora"), "qlora": ("tiny-llama", "qlora")}
 ANSWERS, STEPS = 5, 10

@@ -98,6 +98,12 @@ def test_an_optimizer_that_should_work_on_the_host_and_does_not_is_found() -> No
     assert "its weights are on cuda" in "; ".join(found("zero3-offload", what))
 
 
+def test_fsdp_that_should_keep_its_shards_on_the_host_and_does_not_is_found() -> None:
+    what = replace(AS_ASKED["fsdp"], updated=replace(PART, devices=("cuda",)))
+    assert "its weights are on cuda" in "; ".join(found("fsdp", what, fsdp={"offload": True}))
+    assert not found("fsdp", what)
+
+
 def test_hybrid_spreads_over_the_ranks_of_a_pod_only() -> None:
     half = replace(ALL, local=WHOLE // 2)
     what = held("fsdp", trained=half, update=half, ranks=4)
@@ -161,7 +167,7 @@ def test_a_run_that_is_something_else_fails_after_it_has_told_so(capfd: pytest.C
 def test_adapters_are_known_by_what_is_trained_and_four_bits_by_how_the_rest_is_held() -> None:
     small = Share(local=90, whole=90, dtypes=("float32",), devices=("cpu",))
     plain = held("ddp", parameters=ALL, trained=small, gradients=small, updated=small, states=small)
-    packed = replace(plain, parameters=replace(ALL, dtypes=("float32", "uint8")))
+    packed = replace(plain, packed=True)
     assert not found("ddp", plain, peft="lora")
     assert not found("ddp", packed, peft="qlora")
     assert found("ddp", plain, peft="qlora") == [

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 pytest.importorskip("deepspeed")
 
+import torch
+import torch.distributed as dist
 from forkedruns import Plan, Ran  # deepspeed first: without it nothing runs
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from workbench.base.errors import ConfigError
-from workbench.worker.model.sharding import layers_of, parts_of
+from workbench.worker.model.checkpointing import recompute
+from workbench.worker.model.sharding import ShardScaler, layers_of, parts_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -28,11 +34,19 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
     add("single", 1, technique="single")
     add("grads", 2, technique="fsdp", fsdp={"shard": "grads", "prefetch": 0}, gradient_checkpointing=True)
-    add("hybrid", 4, technique="fsdp", fsdp={"shard": "hybrid"}, more={"on_pod": 2}, per_device_train_batch_size=3)
+    add(
+        "hybrid",
+        4,
+        technique="fsdp",
+        fsdp={"shard": "hybrid", "offload": True},
+        more={"on_pod": 2},
+        per_device_train_batch_size=3,
+    )
     add("no-pods", 2, technique="fsdp", fsdp={"shard": "hybrid"})
     # Groups that are no pods, and what has at least so many parameters by itself.
     group = {"shard": "hybrid", "group": 2, "layer_parameters": 40_000}
-    add("group", 4, technique="fsdp", fsdp=group, per_device_train_batch_size=3)
+    chosen = {"gradient_checkpointing": True, "checkpoint_layers": ["T5LayerFF", "T5LayerSelfAttention"]}
+    add("group", 4, technique="fsdp", fsdp=group, per_device_train_batch_size=3, **chosen)
     for stage in (1, 2):
         zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
         add(f"offload-{stage}", 2, technique=f"zero{stage}", deepspeed={"zero_optimization": zero})
@@ -41,6 +55,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     add("llama-single", 1, technique="single", model="tiny-llama")
     llama = {"technique": "fsdp", "model": "tiny-llama", "gradient_checkpointing": True, "predict_rows": 2}
     add("llama", 2, fsdp={"prefetch": 2}, **llama)
+    add("fp16", 2, technique="fsdp", model="tiny-llama", precision="fp16", fsdp={"offload": True}, predict_rows=2)
     return plan.run()
 
 
@@ -121,6 +136,56 @@ def test_parts_are_the_smallest_that_are_large_enough_and_share_nothing() -> Non
     assert parts_of(model, 41) == [model["in"], model["out"]]
     model["out"].weight = model["in"].weight
     assert parts_of(model, 40) == block
+
+
+def test_fp16_computes_in_it_with_a_scaled_loss_and_keeps_fp32_shards(ran: dict[str, Ran]) -> None:
+    run = ran["fp16"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    assert run.curve("loss") == pytest.approx(ran["llama-single"].curve("loss"), rel=0.01)
+    assert run.curve("grad_norm") == pytest.approx(ran["llama-single"].curve("grad_norm"), rel=0.05)  # not scaled
+    (told,) = run.data("engine")
+    assert told["arithmetic"] == "float16"
+    assert [told[name]["dtypes"] for name in ("trained", "gradients", "updated")] == [["float32"]] * 3  # type: ignore[index]
+
+
+def test_a_step_whose_gradients_leave_the_range_of_fp16_is_left_out_and_the_scale_halved() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Linear(4, 2)
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), ShardScaler("cpu", init_scale=1024.0)
+        weights = [model.weight.full_tensor().clone()]
+        for value in (math.inf, 1.0):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((1, 4), value)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            weights.append(model.weight.full_tensor().clone())
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(weights[0], weights[1]) and scaler.get_scale() == 512.0
+    assert torch.allclose(weights[1] - weights[2], torch.full((2, 4), 0.1))
+
+
+def test_chosen_layers_compute_again_in_the_backward_pass_and_only_while_training() -> None:
+    class Layer(nn.Linear):
+        calls = 0
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(input).sin()
+
+    model = nn.Sequential(Layer(2, 2), nn.Linear(2, 2))
+    recompute(model, ["Layer"])
+    model(torch.ones(1, 2)).sum().backward()
+    assert model[0].calls == 2 and list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    model.eval()
+    model(torch.ones(1, 2)).sum().backward()
+    assert model[0].calls == 3
+    with pytest.raises(
+        ConfigError, match="checkpoint_layers names Block, and the model consists of Layer, Linear, Seq"
+    ):
+        recompute(model, ["Block"])
 
 
 def test_what_an_offload_keeps_on_the_host_is_told(ran: dict[str, Ran]) -> None:

@@ -56,7 +56,10 @@ class Fsdp(Record):
     prefetch: Count = 1
     """Layers whose parameters are gathered ahead of their turn; 0 leaves it to torch."""
     reduce_in_fp32: bool = True
-    """Whether gradients are summed in FP32 where the arithmetic is bf16."""
+    """Whether gradients are summed in FP32 where the arithmetic is bf16 or fp16."""
+    offload: bool = False
+    """Keep parameters, gradients and optimizer states in host memory and update them there; a GPU holds the layers that
+    are gathered for their turn. On CPUs nothing changes."""
 
 
 class LocalSgd(Record):

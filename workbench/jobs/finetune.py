@@ -121,8 +121,8 @@ class FineTune(Record):
     local_sgd: Annotated[Mapping[str, object], BeforeValidator(_checked(LocalSgd))] = Field(default_factory=dict)
     """Options of the averaging, see `LocalSgd`; only with technique `local-sgd`."""
     precision: Annotated[str, Choice(Precision)] | None = None
-    """One of `Precision`; fp16 is refused for T5, which overflows in it. Default None: bf16 for a pretrained model on
-    GPUs that have it, else fp32."""
+    """One of `Precision`; fp16 scales the loss, and is refused for T5, which overflows in it, and on CPUs but under
+    `fsdp`. Default None: bf16 for a pretrained model on GPUs that have it, else fp32."""
     communication: Annotated[str, Choice(Communication)] | None = None
     """One of `Communication`: the number format in which gradients are sent; `local-sgd` sends weights, in FP32.
     Default None: bf16 between pods that are neither local nor have GPUs, since their network is slow beside their
@@ -171,6 +171,9 @@ class FineTune(Record):
     """Share of the training loss that is spread over all tokens of the vocabulary; evaluations leave it out."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
+    checkpoint_layers: Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of class names")] = ()
+    """Class names of the layers that `gradient_checkpointing` recomputes, such as those of `fsdp` `layers`. Default:
+    every transformer layer."""
     attn_implementation: Annotated[str, Choice(Attention)] | None = None
     """One of `Attention`. Default None: what transformers takes for the model, mostly `sdpa`."""
     torch_compile: bool = False

@@ -32,7 +32,6 @@ _SCHEDULE_NEEDS = {
     Schedule.COSINE_WARMUP_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
     Schedule.WARMUP_STABLE_DECAY: ("num_decay_steps",),
 }
-_SHARDS_WEIGHTS = (Technique.ZERO3, Technique.ZERO3_OFFLOAD, Technique.FSDP)
 
 
 def check_together(job: FineTune) -> None:
@@ -42,6 +41,10 @@ def check_together(job: FineTune) -> None:
     _check_optimizer(job)
     _check_schedule(job)
     check_training(job.training, type(job).model_fields)
+    if job.checkpoint_layers and not job.gradient_checkpointing:
+        raise ConfigError("checkpoint_layers says which layers are recomputed: give gradient_checkpointing=True too")
+    if job.checkpoint_layers and "activation_checkpointing_kwargs" in job.training:
+        raise ConfigError("activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers")
     if job.torch_compile and job.technique == Technique.FSDP:
         raise ConfigError("torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage")
     if job.packing and job.attn_implementation == Attention.FLASH_ATTENTION_2 and job.per_device_train_batch_size > 1:
@@ -112,8 +115,8 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
         raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
     if job.precision == Precision.TF32:
         raise ConfigError("precision 'tf32' needs NVIDIA GPUs of the Ampere generation or later; use 'fp32' on CPUs")
-    if job.precision == Precision.FP16:
-        raise ConfigError("precision 'fp16' needs GPUs, for its loss scaling runs there only; use 'bf16' on CPUs")
+    if job.precision == Precision.FP16 and job.technique != Technique.FSDP:
+        raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
     if Optimizer(job.optimizer).uses_bitsandbytes:
         raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
 
@@ -158,18 +161,16 @@ def _check_technique(job: FineTune) -> None:
         raise ConfigError(f"fsdp group is for shard 'hybrid', and shard is '{fsdp.shard}'; drop one")
     if fsdp.layer_parameters is not None and fsdp.layers:
         raise ConfigError("fsdp layers and layer_parameters both say what is sharded by itself; give one")
-    if technique is Technique.FSDP and job.precision == Precision.FP16:
-        raise ConfigError("precision 'fp16' with technique 'fsdp' is not offered: use 'bf16', or 'zero3' for fp16")
 
 
 def _check_peft(job: FineTune) -> None:
     technique = Technique(job.technique)
     if job.lora and job.peft == Peft.NONE:
         raise ConfigError("lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop them")
-    if job.peft == Peft.QLORA and technique in _SHARDS_WEIGHTS:
+    if job.peft == Peft.QLORA and technique.zero_stage == 3:
         raise ConfigError(
             f"peft 'qlora' with technique '{technique}' would shard weights of 4 bits; "
-            "use 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
+            "use 'fsdp', which can, 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"
         )
     if job.peft == Peft.QLORA and job.precision == Precision.FP16:
         raise ConfigError("peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.jobs.choices import Technique
-from workbench.planner.memory import CONTEXT_BYTES, SAVED_AT_ONCE, Memory, Need, kept, largest_layer
+from workbench.planner.memory import CONTEXT_BYTES, PACKED, SAVED_AT_ONCE, Memory, Need, kept, largest_layer
 from workbench.planner.setting import Setting
 from workbench.planner.tracing import Trace
 
@@ -42,8 +42,10 @@ def _loading(setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
     technique, size = setting.technique, setting.weight_bytes
     turned = 0.0 if size == setting.file_bytes else float(size)
     if technique is Technique.FSDP:
+        if setting.packed:  # each rank packs the whole model here, and then cuts it up
+            return Memory(parameters=size * (trace.parameters - trace.packed) + PACKED * trace.packed)
         group = max(largest_layer(trace).all, trace.rest.all)
-        shards = 0.0 if setting.gpu else size * trace.parameters / setting.shards
+        shards = 0.0 if setting.gpu and not setting.offload else size * trace.parameters / setting.shards
         return Memory(parameters=shards, communication=turned * group)
     if technique.zero_stage == 3:
         offloads = setting.gpu and "parameters" not in setting.offload

@@ -16,9 +16,10 @@ SAVED_AT_ONCE = 1 << 30
 """Bytes of weights after which rank 0 writes what it has gathered, at the end of a layer."""
 
 _FP32 = 4
-# NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for 256 of those
-# (https://arxiv.org/abs/2305.14314, section 3).
-_PACKED = 0.5 + 1 / 64 + 4 / (64 * 256)
+_FOUR_BITS = 0.5
+PACKED = _FOUR_BITS + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a weight in NF4 with double quantisation: half a byte, a byte for each block of 64 and an FP32 number for
+256 of those (https://arxiv.org/abs/2305.14314, section 3)."""
 # Not counted but taken as given: a CUDA context with its kernels and NCCL's buffers, and what a process with torch,
 # transformers and DeepSpeed imported holds. On CPUs 0.41 to 0.46 GiB were seen (torch 2.13, on 2026-11-21); CUDA's
 # libraries come on top of that, and were not measured.
@@ -106,7 +107,10 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     # Fused AdamW and SGD without momentum make nothing; the outer step of local SGD, which is not fused, does.
     makes = max(setting.update_bytes, _FP32 if setting.outer_bytes else 0.0)
     if not technique.uses_deepspeed:
-        at_once = shard if setting.gpu else min(trace.largest, trained) / setting.shards
+        on_host = not setting.gpu or "optimizer" in setting.offload
+        at_once = min(trace.largest, trained) / setting.shards if on_host else shard
+        if setting.offload:
+            return device, host.plus(Memory(optimizer=makes * at_once))
         work = Memory(gradients=_FP32 * shard, optimizer=makes * at_once)
         if technique is Technique.DDP:
             work = replace(work, communication=_FP32 * trained)
@@ -126,23 +130,25 @@ def _update(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
 def kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     """Return what a rank holds between two steps, on its device and on the host."""
     frozen = trace.parameters - trace.trained - trace.packed
-    packed = trace.packed * (_PACKED if setting.packed else setting.weight_bytes)
+    scales = trace.packed * (PACKED - _FOUR_BITS) * setting.packed  # which FSDP leaves whole
     trained, shards = trace.trained, setting.shards
     stage = setting.technique.zero_stage
-    weights = (frozen + trained) * setting.weight_bytes + packed
+    weights = float((frozen + trained) * setting.weight_bytes)
+    weights += trace.packed * (_FOUR_BITS if setting.packed else setting.weight_bytes)
     if stage == 3 or setting.technique is Technique.FSDP:
         weights /= shards
     master = _FP32 * trained / shards if stage else 0.0
     states = setting.state_bytes * trained / shards
     gradients = setting.weight_bytes * trained / shards if stage == 3 else 0.0
     bucket = float(setting.bucket * setting.weight_bytes) if stage == 3 else 0.0
-    device, host = Memory(communication=bucket, optimizer=setting.outer_bytes * trained), Memory()
+    device = Memory(parameters=scales, communication=bucket, optimizer=setting.outer_bytes * trained)
+    host = Memory()
     if "parameters" in setting.offload:
         host = host.plus(Memory(parameters=weights))
     else:
         device = device.plus(Memory(parameters=weights))
     if "optimizer" in setting.offload:
-        # DeepSpeed keeps gradients there in FP32 beside those of the weights' own format.
+        # Gradients are kept there in FP32, by DeepSpeed beside those of the weights' own format.
         kept = Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards)
         return device, host.plus(kept)
     if setting.paged and setting.gpu:
@@ -156,7 +162,7 @@ def _backward(setting: Setting, trace: Trace, moment: Moment) -> tuple[float, fl
     if technique.replicates:
         return _FP32 * held, float(_FP32 * trained) if technique is Technique.DDP else 0.0
     if technique is Technique.FSDP:
-        return _FP32 * held / setting.shards, _gathered_by_fsdp(setting, trace, moment)
+        return 0.0 if setting.offload else _FP32 * held / setting.shards, _gathered_by_fsdp(setting, trace, moment)
     size = setting.weight_bytes
     if technique.zero_stage == 3:
         # A full bucket is copied, cut and reduced into parts.
@@ -180,11 +186,15 @@ def _gathered_by_zero3(setting: Setting, trace: Trace, moment: Moment) -> float:
 
 
 def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:
-    layer = largest_layer(trace)
-    ahead = 1 + max(1, setting.prefetch)
-    gathered = trace.rest.all + (len(trace.layers) if setting.gathers_all else ahead) * layer.all
-    reducing = _FP32 * layer.trained + setting.compute_bytes * layer.trained if moment.gradients else 0.0
-    return setting.compute_bytes * min(gathered, trace.parameters) + reducing
+    layer, size = largest_layer(trace), setting.compute_bytes
+    packed = _FOUR_BITS if setting.packed else size
+
+    def whole(group: Parameters) -> float:
+        return size * (group.all - group.packed) + packed * group.packed
+
+    layers = len(trace.layers) if setting.gathers_all else 1 + max(1, setting.prefetch)
+    gathered = min(layers * whole(layer), sum(map(whole, trace.layers))) + whole(trace.rest)
+    return gathered + ((_FP32 + size) * layer.trained if moment.gradients else 0.0)
 
 
 def largest_layer(trace: Trace) -> Parameters:

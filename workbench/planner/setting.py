@@ -68,7 +68,7 @@ class Setting:
     sub_group: int
     """Elements that ZeRO-3 updates at once."""
     offload: tuple[str, ...]
-    """What DeepSpeed keeps on the host: `optimizer`, `parameters`."""
+    """What is kept on the host beside a GPU: `optimizer`, `parameters`."""
     gathers_all: bool
     """Whether parameters stay whole from their forward to their backward pass."""
     reduce_bytes: int = 4
@@ -105,7 +105,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         state_bytes=_STATES[Optimizer(job.optimizer)],
         outer_bytes=_outer_bytes(job),
         paged=job.optimizer.startswith("paged"),
-        update_bytes=(4.0 if gpus else 8.0) if unfused else 0.0,
+        update_bytes=(4.0 if gpus and not fsdp.offload else 8.0) if unfused else 0.0,
         accumulates=job.gradient_accumulation_steps > 1,
         bucket=_number(zero, "reduce_bucket_size", _BUCKET),
         buckets=2 if zero.get("overlap_comm") and technique.zero_stage < 3 else 1,
@@ -113,7 +113,9 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         persist=_number(zero, "stage3_param_persistence_threshold", _PERSIST),
         reuse=_number(zero, "stage3_max_reuse_distance", _REUSE),
         sub_group=_number(zero, "sub_group_size", _SUB_GROUP),
-        offload=tuple(
+        offload=("optimizer", "parameters")
+        if fsdp.offload and gpus
+        else tuple(
             name
             for name, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
             if part(zero, key).get("device", "none") != "none"
@@ -151,6 +153,7 @@ def request_of(
         "target": -(-target // 8) * 8,
         "arithmetic": sorted(set(arithmetic)),
         "checkpointing": job.gradient_checkpointing,
+        **({"checkpoint_layers": list(job.checkpoint_layers)} if job.checkpoint_layers else {}),
         "lora": None
         if job.peft == Peft.NONE
         else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},

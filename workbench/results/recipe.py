@@ -101,6 +101,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw") not in ("adamw", "sgd"),
         "going on from a checkpoint": bool(job.get("resume")),
         "the best model": bool(job.get("load_best_model_at_end")),
+        "recomputed layers by name": bool(job.get("checkpoint_layers")),
         "an early stop": job.get("early_stopping_patience") is not None,
     }
     return [name for name, there in parts.items() if there]

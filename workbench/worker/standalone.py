@@ -175,11 +175,11 @@ def training_options(job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None
         # Under FSDP the fused update held twice as much in a measured run on CPUs.
         "optim": _OPTIM[job["optimizer"]].removesuffix("_fused" if job["technique"] == "fsdp" else ""),
         **_from_deepspeed(deepspeed or {}),
-        # Under FSDP the layers themselves are gathered in bf16; autocast would convert a second time.
+        # Under FSDP the layers themselves are gathered in the half format; autocast would convert a second time.
         "bf16": job["precision"] == "bf16" and job["technique"] != "fsdp",
-        "fp16": job["precision"] == "fp16",
+        "fp16": job["precision"] == "fp16" and job["technique"] != "fsdp",
         "tf32": job["precision"] == "tf32" if gpus else None,
-        **({_CHECKPOINTING: True} if job["gradient_checkpointing"] else {}),
+        **({_CHECKPOINTING: True} if job["gradient_checkpointing"] and not job.get("checkpoint_layers") else {}),
         "logging_nan_inf_filter": False,  # it would put the last average in place of a NaN
         "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
         "eval_steps": job["eval_steps"],

@@ -28,8 +28,11 @@ from workbench.worker.rank import collectives as ranks
 WEIGHTS, _NAME = "adapter_model.safetensors", "default"
 
 
-def load_options(peft: str, precision: str) -> Mapping[str, Any]:
-    """Return what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded."""
+def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping[str, Any]:
+    """Return what `from_pretrained` takes to load a model's own weights in 4 bits, and see that they stay as loaded.
+
+    What is to be `sharded` is packed into numbers of the format that FSDP gathers, which it then passes on as they are.
+    """
     if peft != Peft.QLORA:
         return {}
     if find_spec("bitsandbytes") is None:
@@ -38,13 +41,16 @@ def load_options(peft: str, precision: str) -> Mapping[str, Any]:
             "or choose peft 'lora'"
         )
     _never_repack()
+    computed = torch.bfloat16 if precision == Precision.BF16 else torch.float32
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if precision == Precision.BF16 else torch.float32,
+        bnb_4bit_compute_dtype=computed,
+        bnb_4bit_quant_storage=computed if sharded else torch.uint8,
     )
-    device = torch.cuda.current_device() if torch.cuda.is_available() else "cpu"
+    # The whole model may be more than one GPU holds: FSDP brings it there layer by layer.
+    device = torch.cuda.current_device() if torch.cuda.is_available() and not sharded else "cpu"
     return {"quantization_config": config, "device_map": {"": device}}
 
 
@@ -76,8 +82,10 @@ def _continued(model: Any, folder: str, job: FineTune) -> Any:
 def counts(model: torch.nn.Module) -> tuple[int, int]:
     """Count the parameters that are trained and all of them, whole, however they are held."""
     trained = everything = 0
+    # Of 4 bits: several in a number, padded.
+    states = {id(m.weight): m.quant_state for m in model.modules() if getattr(m, "quant_state", None) is not None}
     for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)  # of 4 bits: two in a byte, padded
+        state: Any = states.get(id(parameter))
         shape = state.shape if state is not None else getattr(parameter, "ds_shape", parameter.shape)
         count = torch.Size(shape).numel()
         everything += count

@@ -55,7 +55,8 @@ def whole(value: Any) -> Iterator[torch.Tensor]:
             yield value.detach().cpu().clone() if ranks.rank() == 0 else value.detach()
     else:
         value = value.detach()
-        value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        if hasattr(value, "full_tensor"):  # first to where ranks exchange tensors: shards may be kept on the host
+            value = value.to(value.device_mesh.device_type).full_tensor()
         yield value.cpu() if ranks.rank() == 0 else value
 
 

@@ -16,13 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
 from workbench.jobs.choices import Communication, Precision, Shard
+from workbench.worker.model.checkpointing import named_layers
 from workbench.worker.rank import collectives as ranks
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -37,6 +45,7 @@ def shard_model(model: Any, options: Fsdp, *, precision: str, communication: str
     how: dict[str, Any] = {
         "mesh": _mesh(options, "cuda" if gpus else "cpu"),
         "mp_policy": _policy(precision, communication, options),
+        "offload_policy": CPUOffloadPolicy(pin_memory=gpus > 0) if options.offload else OffloadPolicy(),
     }
     keep = options.shard == Shard.GRADS
     for layer in reversed(layers):  # a layer within a layer comes first
@@ -45,6 +54,9 @@ def shard_model(model: Any, options: Fsdp, *, precision: str, communication: str
     # The rest (embeddings, output layer, last norms) is used at both ends of a forward pass: it stays gathered.
     _to_fp32(model)
     fully_shard(model, reshard_after_forward=False, **how)
+    for state in (getattr(module, "quant_state", None) for module in model.modules() if gpus):
+        if state is not None:  # the scales of weights in 4 bits, which are no parameters
+            state.to(torch.device("cuda", torch.cuda.current_device()))
     register_fsdp_forward_method(model, "generate")
     _prefetch(layers, options.prefetch)
 
@@ -59,19 +71,16 @@ def _return_what_is_freed() -> None:
 def _to_fp32(module: nn.Module) -> None:
     # A layer of its own at a time: what a model was read from is a file's pages, which all ranks of a pod share.
     for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.is_floating_point() and not isinstance(tensor, DTensor):
+        packed = hasattr(tensor, "quant_state")  # in 4 bits, whatever format it says
+        if tensor.is_floating_point() and not packed and not isinstance(tensor, DTensor):
             tensor.data = tensor.data.float()
 
 
 def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
     """Find the layers that are sharded each by itself."""
-    wanted = set(names or getattr(model, "_no_split_modules", None) or ())
-    layers = [module for module in model.modules() if type(module).__name__ in wanted]
-    missing = set(names) - {type(layer).__name__ for layer in layers}
-    if missing or not layers:
-        names_there = sorted({type(module).__name__ for module in model.modules()})
-        what = f"fsdp layers names {', '.join(sorted(missing))}" if missing else "fsdp layers is empty"
-        raise ConfigError(f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers")
+    there = {type(module).__name__ for module in model.modules()}
+    own = [name for name in getattr(model, "_no_split_modules", None) or () if name in there]
+    layers = named_layers(model, names or own, "fsdp layers")
     _check_nothing_is_tied(model, None, set(layers), {})
     return layers
 
@@ -113,11 +122,28 @@ def clip_gradients(model: Any, limit: float) -> torch.Tensor:
     """Clip a sharded model's gradients and return their norm; on the shards, since DTensor's first steps are slow."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     shards = [gradient.to_local() for gradient in gradients]
-    squared = get_total_norm(shards).square()
-    dist.all_reduce(squared, group=gradients[0].device_mesh.get_group("shard"))
-    norm = squared.sqrt()
+    mesh = gradients[0].device_mesh
+    squared = get_total_norm(shards).square().to(mesh.device_type)  # from the host, where the shards are kept there
+    dist.all_reduce(squared, group=mesh.get_group("shard"))
+    norm = squared.sqrt().to(shards[0].device)
     torch._foreach_mul_(shards, torch.clamp(limit / (norm + 1e-6), max=1.0))  # as torch's clip_grad_norm_ does
     return norm
+
+
+class ShardScaler(torch.amp.GradScaler):
+    """Scale the loss for fp16; ranks agree on whether their shards of the gradients have left its range."""
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        del allow_fp16  # shards are in FP32
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        shards = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+        found = found_inf.to(shards[0].device)  # the host, where the shards are kept there
+        torch._amp_foreach_non_finite_check_and_unscale_(shards, found, inv_scale.to(found.device))
+        found = found.to(found_inf.device)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return {found.device: found}
 
 
 def spread_over(options: Fsdp, world_size: int) -> int:
@@ -150,12 +176,11 @@ def _mesh(options: Fsdp, device: str) -> DeviceMesh:
 
 
 def _policy(precision: str, communication: str | None, options: Fsdp) -> MixedPrecisionPolicy:
-    half = precision == Precision.BF16
-    sent = communication or (Communication.BF16 if half and not options.reduce_in_fp32 else Communication.FP32)
-    return MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if half else None,
-        reduce_dtype=torch.bfloat16 if sent == Communication.BF16 else torch.float32,
-    )
+    half = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(Precision(precision))
+    sent = torch.float32 if half is None or options.reduce_in_fp32 else half
+    if communication:
+        sent = torch.bfloat16 if communication == Communication.BF16 else torch.float32
+    return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=sent)
 
 
 def _prefetch(layers: Sequence[nn.Module], ahead: int) -> None:

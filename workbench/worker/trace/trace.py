@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from workbench.jobs.adapters import Lora
 from workbench.planner.tracing import Moment
 from workbench.worker.data.rows import aligned
+from workbench.worker.model.checkpointing import recompute
 from workbench.worker.model.lora import with_lora
 from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch_layers
 
@@ -88,10 +89,11 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     with torch.device("meta"):
         model = family.from_config(shallow)
     model.train()
-    if request.get("checkpointing"):
+    if request.get("checkpointing") and not request.get("checkpoint_layers"):
         model.gradient_checkpointing_enable()
     if request.get("lora") is not None:
         model = _with_adapters(model, request)
+    recompute(model, request.get("checkpoint_layers") or ())
     return model
 
 

@@ -56,11 +56,11 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         yield f"precision {job.number_format} was asked for ({arithmetic}), but linear layers gave {held.arithmetic}"
     if held.updated.dtypes not in (("float32",), ()) and job.deepspeed is None:
         yield f"the optimizer was to update float32 weights, but they are {', '.join(held.updated.dtypes)}"
-    if job.peft == Peft.QLORA and "uint8" not in held.parameters.dtypes:
+    if job.peft == Peft.QLORA and not held.packed:
         yield f"peft qlora was asked for, but no weights are in 4 bits: they are {', '.join(held.parameters.dtypes)}"
     if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
         yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
-    if offloads and held.updated.devices not in (("cpu",), ()):
+    if (offloads or Fsdp.from_dict(job.fsdp).offload) and held.updated.devices not in (("cpu",), ()):
         yield f"the optimizer was to work on the host, but its weights are on {', '.join(held.updated.devices)}"
 
 
@@ -81,7 +81,7 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             return
         for module in self.trainer.model.modules():
             # A layer of 4-bit weights computes in the format that it was told to, and answers in that of its input.
-            if isinstance(module, nn.Linear) and module.weight.dtype.is_floating_point:
+            if isinstance(module, nn.Linear) and not hasattr(module, "quant_state"):
                 self._hooks.append(module.register_forward_hook(self._note))
         engine = getattr(self.trainer, "deepspeed", None)
         if engine is not None:
@@ -106,8 +106,13 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             problems.append("technique single was asked for, but a process group is open")
         if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
             problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
+        if self.job.precision == Precision.FP16 and not self._scales_loss():
+            problems.append("precision fp16 was asked for, but the loss is not scaled")
         if problems:
             raise RunError("; ".join([*problems, "check the DeepSpeed configuration of the job"]))
+
+    def _scales_loss(self) -> bool:
+        return getattr(self.trainer, "deepspeed", None) is not None or self.trainer.accelerator.scaler is not None
 
     def _look_no_more(self) -> None:
         for hook in self._hooks:

@@ -27,6 +27,7 @@ from workbench.worker.data.rows import Rows
 from workbench.worker.data.tokens import TokenRows, shared_rows
 from workbench.worker.model import adapters, sharding
 from workbench.worker.model import load as model
+from workbench.worker.model.checkpointing import recompute
 from workbench.worker.model.encode import Encoder
 from workbench.worker.model.saving import save_model
 from workbench.worker.rank import collectives as ranks
@@ -64,6 +65,7 @@ def _run(work: Assignment) -> None:
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
     loaded = adapters.attached(model.placed(_base(work.job, rows), work.job, gpus=work.gpus), work.job)
+    recompute(loaded.model, work.job.checkpoint_layers)
     encoder = Encoder(loaded, work.job)
     stop = StopCallback(work.stop)
     trainer = _trainer(work, arguments, loaded, encoder, rows)
@@ -86,7 +88,8 @@ def _run(work: Assignment) -> None:
 
 def _base(job: FineTune, rows: Rows) -> model.Loaded:
     attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
-    options = {**model.load_options(job), **adapters.load_options(job.peft, job.number_format), **attention}
+    packing = adapters.load_options(job.peft, job.number_format, sharded=job.technique == Technique.FSDP)
+    options = {**model.load_options(job), **packing, **attention}
     trained = job.lora.get("resume_from")
     if trained and model_kind(job.model) is ModelKind.BUILTIN:
         # Adapters belong to the tokens that they were trained with, and rows of now would give others.
@@ -141,6 +144,8 @@ def _trainer(work: Assignment, arguments: Any, loaded: model.Loaded, encoder: En
     check.trainer = trainer
     trainer.add_callback(check)
     scaled = work.job.precision == Precision.FP16
+    if scaled and work.technique is Technique.FSDP:
+        trainer.accelerator.scaler = sharding.ShardScaler(trainer.args.device.type)
     trainer.tell_first(
         EventCallback(
             clock,

@@ -47,6 +47,8 @@ class RankState:
     """The number format that most linear layers gave their results in."""
     offload: tuple[str, ...] = ()
     """What the engine keeps on the host: `optimizer`, `parameters`."""
+    packed: bool = False
+    """Whether weights are held in 4 bits."""
 
 
 def engine_of(trainer: Any) -> str:
@@ -102,6 +104,7 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
         states=_share(states, whole=per_element * _whole(trained)),
         arithmetic=arithmetic,
         offload=_offload(engine),
+        packed=any(getattr(module, "quant_state", None) is not None for module in trainer.model.modules()),
     )
 
 

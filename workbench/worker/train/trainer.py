@@ -142,6 +142,8 @@ class FineTuner(ResumableTrainer):
 
     def _clip_grad_norm(self, model: Any) -> Any:
         if self.sharded:
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.unscale_(self.optimizer.optimizer)
             return sharding.clip_gradients(self.model, self.args.max_grad_norm)
         return super()._clip_grad_norm(model)
 

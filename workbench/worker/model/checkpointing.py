@@ -1,0 +1,37 @@
+"""Activation checkpointing of chosen layers, under every technique and in the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from workbench.base.errors import ConfigError
+
+
+def recompute(model: nn.Module, names: Sequence[str]) -> None:
+    """Have layers of these classes compute again in the backward pass what they do not keep from the forward pass."""
+    # Their forward alone: weights keep their names, and hooks that gather a layer's weights run as without it.
+    for layer in named_layers(model, names, "checkpoint_layers") if names else ():
+        layer.forward = partial(_forward, layer, layer.forward)
+
+
+def _forward(layer: nn.Module, forward: Any, *args: Any, **options: Any) -> Any:
+    if not (layer.training and torch.is_grad_enabled()):
+        return forward(*args, **options)
+    return checkpoint(forward, *args, use_reentrant=False, **options)
+
+
+def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn.Module]:
+    """Find the modules of these classes; `option` is what asked for them."""
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    missing = set(names) - {type(layer).__name__ for layer in layers}
+    if missing or not layers:
+        names_there = sorted({type(module).__name__ for module in model.modules()})
+        what = f"{option} names {', '.join(sorted(missing))}" if missing else f"{option} is empty"
+        raise ConfigError(f"{what}, and the model consists of {', '.join(names_there)}; name its transformer layers")
+    return layers
