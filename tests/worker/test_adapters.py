@@ -74,7 +74,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         )
     bf16 = {"technique": "zero2", "precision": "bf16", "gradient_checkpointing": True, **SHORT}
     plan.add("t5-q", 1, model="tiny-t5", peft="qlora", technique="single", profile_step=0, **SHORT)
-    plan.add("bf16", 2, model="tiny-llama", peft="qlora", lora={"r": 2, "dropout": 0.1}, profile_step=2, **bf16)
+    more = {"model": "tiny-llama", "peft": "qlora", "lora": {"r": 2, "dropout": 0.1}, "profile_step": 2}
+    plan.add("bf16", 2, **more, **bf16)
+    plan.add("bf16-fsdp", 2, **more, **{**bf16, "technique": "fsdp", "fsdp": {"offload": True}})
     plan.add("no-such-module", 1, technique="single", peft="lora", lora={"target_modules": ["q_proj"]}, **SHORT)
     return plan.run()
 
@@ -128,6 +130,14 @@ def test_every_technique_trains_adapters_as_one_process_does(ran: dict[str, Ran]
         assert len(got) == STEPS
         assert got == pytest.approx(expected, rel=0.01), metric
     assert run.data("end")[0]["eval_loss"] == pytest.approx(reference.data("end")[0]["eval_loss"], rel=0.01)
+
+
+def test_fsdp_spreads_the_weights_of_4_bits_too(ran: dict[str, Ran]) -> None:
+    whole, shards = (ran[name].data("engine")[0]["parameters"] for name in ("qlora-single", "qlora-fsdp"))
+    assert shards["local"] == pytest.approx(shards["whole"] / 2, rel=0.02)  # type: ignore[index]
+    assert shards["whole"] < whole["whole"]  # type: ignore[index]  # eight in a number of FP32, and not two in a byte
+    counted = {name: ran[name].data("start")[0]["parameters"] for name in ("qlora-single", "qlora-fsdp")}
+    assert counted["qlora-fsdp"] == counted["qlora-single"]
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -225,14 +235,18 @@ def test_a_t5_in_four_bits_keeps_the_layers_that_overflow_whole(ran: dict[str, R
     assert kinds["encoder.block.0.layer.1.DenseReluDense.wo"] == kinds["lm_head"] == "Linear"
 
 
-def test_options_of_the_adapters_reach_them_also_in_bf16_with_recomputed_activations(ran: dict[str, Ran]) -> None:
-    run = ran["bf16"]
+@pytest.mark.parametrize("name", ["bf16", "bf16-fsdp"])
+def test_options_of_the_adapters_reach_them_also_in_bf16_with_recomputed_activations(
+    ran: dict[str, Ran], name: str
+) -> None:
+    run = ran[name]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     config = json.loads((folder_of(run) / "adapter_config.json").read_text())
     assert (config["r"], config["lora_dropout"], config["inference_mode"]) == (2, 0.1, True)
     assert "Profile Summary at step 2:" in (run.folder / "out" / "profile.txt").read_text()
     for text in (run.stderr(), run.stderr(1)):
         assert "Warning" not in text and "kernels" not in text
+    assert run.curve("loss") == pytest.approx(ran["bf16"].curve("loss"), rel=0.01)
 
 
 def test_modules_that_the_model_lacks_are_named(ran: dict[str, Ran]) -> None:
