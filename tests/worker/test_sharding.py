@@ -55,7 +55,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     add("llama-single", 1, technique="single", model="tiny-llama")
     llama = {"technique": "fsdp", "model": "tiny-llama", "gradient_checkpointing": True, "predict_rows": 2}
     add("llama", 2, fsdp={"prefetch": 2}, **llama)
-    add("fp16", 2, technique="fsdp", model="tiny-llama", precision="fp16", fsdp={"offload": True}, predict_rows=2)
+    half = {"technique": "fsdp", "model": "tiny-llama", "precision": "fp16", "fsdp": {"offload": True}}
+    add("fp16", 2, **half, save_steps=3, predict_rows=2)
+    add("fp16-on", 2, **half, resume="a run", more={"checkpoint": str(plan.root / "fp16" / "checkpoints" / "step-3")})
     return plan.run()
 
 
@@ -146,6 +148,7 @@ def test_fp16_computes_in_it_with_a_scaled_loss_and_keeps_fp32_shards(ran: dict[
     (told,) = run.data("engine")
     assert told["arithmetic"] == "float16"
     assert [told[name]["dtypes"] for name in ("trained", "gradients", "updated")] == [["float32"]] * 3  # type: ignore[index]
+    assert ran["fp16-on"].curve("loss") == run.curve("loss")[3:], ran["fp16-on"].stderr()
 
 
 def test_a_step_whose_gradients_leave_the_range_of_fp16_is_left_out_and_the_scale_halved() -> None:

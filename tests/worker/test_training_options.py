@@ -38,8 +38,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     how = {"profile_step": 0, "max_steps": STEPS, "model": "tiny-llama", **LENGTH}
     one, two = {**how, "per_device_train_batch_size": 8}, {**how, "per_device_train_batch_size": 4}
     plan.add("single", 1, technique="single", **one, **OPTIONS)
+    chosen = {"gradient_checkpointing": True, "checkpoint_layers": ["LlamaMLP", "LlamaAttention"]}
     for technique in TECHNIQUES:
-        plan.add(technique, 2, technique=technique, **two, **OPTIONS)
+        plan.add(technique, 2, technique=technique, **two, **OPTIONS, **chosen)
     plan.add("default", 1, technique="single", **one)
     # Its own backend compiles nothing: what is looked at is that a wrapped model trains and is saved as it was.
     compiled = {
