@@ -13,7 +13,7 @@ import pytest
 from takeover import curve
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import read_json
+from workbench.base.files import read_json, write_json
 from workbench.jobs.finetune import FineTune
 from workbench.keeper.link.context import Wishes
 from workbench.keeper.run.restart import loss_of, restored
@@ -25,7 +25,7 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.make.resume import write_resumption
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.result import RunFault
+from workbench.rundir.result import Restart, RunFault
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import RunTotals
@@ -95,7 +95,8 @@ def checkpoint(paths: RunPaths, step: int, ranks: int) -> None:
 
 
 def resumption(paths: RunPaths, ranks: int, last_step: int | None = None) -> tuple[int, dict[str, Any]]:
-    step = write_resumption(paths, gpus=0, before=3, ranks=ranks, last_step=last_step)
+    step, batch = write_resumption(paths, gpus=0, before=3, ranks=ranks, last_step=last_step)
+    assert batch is None, "24 rows are shared evenly by one, two and three"
     return step, read_json(paths.job)
 
 
@@ -119,15 +120,52 @@ def test_before_the_first_checkpoint_fewer_ranks_begin_again_with_the_same_batch
     assert read_json(paths.deepspeed) == made["deepspeed"]
 
 
-def test_a_checkpoint_of_more_ranks_says_why_it_stops(paths: RunPaths) -> None:
+def test_fewer_ranks_go_on_from_a_checkpoint_of_more_with_the_same_batch(paths: RunPaths) -> None:
     checkpoint(paths, 4, 3)
-    with pytest.raises(ConfigError, match=r"checkpoint of step 4 in .* is of 3 ranks, and this run has 2"):
+    step, made = resumption(paths, 2)
+    assert (step, made["resume"]["step"], len(made["resume"]["parts"]), made["ranks"]) == (4, 4, 3, 2)
+    assert FineTune.from_dict(made["job"]).global_batch(2) == 24
+
+
+def test_a_user_s_own_batch_sizes_do_not_keep_fewer_ranks_from_going_on(paths: RunPaths) -> None:
+    made = read_json(paths.job)
+    write_json(paths.job, {**made, "deepspeed": {**made["deepspeed"], "train_micro_batch_size_per_gpu": 8}})
+    _, made = resumption(paths, 2)
+    assert made["deepspeed"]["train_micro_batch_size_per_gpu"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"technique": "local-sgd"}, "each rank of local-sgd has weights of its own"),
+        ({"optimizer": "adamw-8bit"}, "the states of adamw-8bit are in blocks"),
+        ({}, "round_robin_gradients puts weights in an order"),
+    ],
+)
+def test_what_cannot_be_cut_anew_says_why_it_stops(paths: RunPaths, options: dict[str, object], why: str) -> None:
+    checkpoint(paths, 4, 3)
+    made = read_json(paths.job)
+    config = {"zero_optimization": {"stage": 1, "round_robin_gradients": True}} if not options else None
+    write_json(paths.job, {**made, "job": {**made["job"], **options}, "deepspeed": config})
+    with pytest.raises(ConfigError, match=rf"checkpoint of step 4 in .* is of 3 ranks, and this run has 2; {why}"):
         resumption(paths, 2)
 
 
-def test_a_batch_that_cannot_be_shared_evenly_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"global batch of 4 rows \(4 ranks\) cannot be shared evenly by 3"):
-        FineTune(per_device_train_batch_size=1).on_ranks(3, before=4)
+@pytest.mark.parametrize(
+    ("micro", "before", "ranks", "expected"),
+    [(8, 4, 2, (8, 2)), (8, 3, 2, (6, 2)), (8, 8, 7, (3, 3)), (1, 4, 3, (1, 1)), (2, 1, 3, (1, 1)), (4, 2, 3, (3, 1))],
+)
+def test_the_batch_stays_as_near_as_it_can(micro: int, before: int, ranks: int, expected: tuple[int, int]) -> None:
+    job = FineTune(per_device_train_batch_size=micro).on_ranks(ranks, before=before)
+    assert (job.per_device_train_batch_size, job.gradient_accumulation_steps) == expected
+
+
+def test_a_batch_that_cannot_stay_is_told(paths: RunPaths) -> None:
+    made = read_json(paths.job)
+    write_json(paths.job, {**made, "job": {**made["job"], "per_device_train_batch_size": 1}})
+    assert write_resumption(paths, gpus=0, before=3, ranks=2, last_step=None) == (0, 2)
+    restart = Restart(what="pod-2 was lost", lost_step=9, step=6, pods=2, batch=2)
+    assert str(restart) == "pod-2 was lost at step 9; went on from step 6 with 2 pods and 2 rows a step"
 
 
 @pytest.fixture

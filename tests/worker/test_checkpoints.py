@@ -197,5 +197,8 @@ def test_a_rank_refuses_what_arrived_damaged_or_is_another_s(tmp_path: Path) -> 
     with pytest.raises(RunError, match=r"arrived damaged: the checksum of rank-0/state\.safetensors is wrong"):
         Checkpoints(tmp_path, **options)  # type: ignore[arg-type]
     write_manifest(made, step=4, rank=1, world_size=2)
-    with pytest.raises(RunError, match="is of 2 ranks; use as many"):
+    with pytest.raises(RunError, match="arrived wrong: rank-0 is of rank 1"):
+        Checkpoints(tmp_path, **options)  # type: ignore[arg-type]
+    write_manifest(made, step=4, rank=0, world_size=2)
+    with pytest.raises(RunError, match="arrived damaged: rank-1 has no manifest"):
         Checkpoints(tmp_path, **options)  # type: ignore[arg-type]

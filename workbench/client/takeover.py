@@ -72,7 +72,7 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
     return True
 
 
-def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None) -> Checkpoint | None:
+def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None, ranks: int) -> Checkpoint | None:
     """Return the checkpoint that a run's pods hold, as a new keeper finds it if theirs died; see `held_checkpoint`."""
     home, ended = cluster_of(run), result_file(run).exists()
     if not cluster_status(home).alive and reattach(run, for_checkpoints=True):
@@ -87,7 +87,7 @@ def checkpoint_on_pods(cluster: Path, run: RunPaths, last_step: int | None) -> C
                     f"or cancel it: Run.load({str(run.root)!r})"
                 )
             time.sleep(_LOOK_S)
-    return held_checkpoint(cluster, run, last_step)
+    return held_checkpoint(cluster, run, last_step, ranks)
 
 
 def obstacle(cluster: Path) -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
-from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
     Choice,
@@ -289,21 +288,17 @@ class FineTune(Record):
         return self.checkpoints == "bring" or self.restarts > 0
 
     def on_ranks(self, ranks: int, before: int) -> Self:
-        """Return the job for another number of ranks, at the same global batch and no larger micro-batch.
+        """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before.
 
         Example:
             >>> fewer = FineTune(per_device_train_batch_size=8).on_ranks(2, before=3)
             >>> fewer.per_device_train_batch_size, fewer.gradient_accumulation_steps, fewer.global_batch(2)
             (6, 2, 24)
         """
-        rows, micro = self.global_batch(before), self.per_device_train_batch_size
-        if rows % ranks:
-            raise ConfigError(
-                f"the global batch of {rows} rows ({before} ranks) cannot be shared evenly by {ranks}; submit it with "
-                "resume= and another batch"
-            )
-        micro = next(size for size in range(micro, 0, -1) if rows // ranks % size == 0)
-        return self.replace(per_device_train_batch_size=micro, gradient_accumulation_steps=rows // ranks // micro)
+        rows, most = self.global_batch(before), self.per_device_train_batch_size
+        counts = [(max(1, rows // (micro * ranks) + more), micro) for micro in range(1, most + 1) for more in (0, 1)]
+        accumulation, micro = min(counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0]))
+        return self.replace(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation)
 
     def global_batch(self, ranks: int) -> int:
         """Return the rows that one optimizer step learns from, on so many ranks."""

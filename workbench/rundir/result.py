@@ -86,6 +86,8 @@ class Restart(TolerantRecord):
     """Pods that it went on with."""
     ranks: Whole = 0
     """Ranks on them."""
+    batch: Whole | None = None
+    """Rows of a step from then on, where they cannot share the global batch evenly; None where it stays."""
     lost_s: Number | None = None
     """When the loss was noticed, in seconds since 1970."""
     took_s: Number | None = None
@@ -98,10 +100,11 @@ class Restart(TolerantRecord):
             >>> str(Restart(what="pod-2 was lost", lost_step=120, step=100, pods=2, took_s=14.2))
             'pod-2 was lost at step 120; went on from step 100 with 2 pods after 14 s'
         """
+        batch = f" and {self.batch} rows a step" if self.batch else ""
         at = "" if self.lost_step is None else f" at step {self.lost_step}"
         how = f"went on from step {self.step}" if self.step else "began again"
         after = "" if self.took_s is None else f" after {self.took_s:.0f} s"
-        return f"{self.what}{at}; {how} with {counted(self.pods, 'pod')}{after}"
+        return f"{self.what}{at}; {how} with {counted(self.pods, 'pod')}{batch}{after}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

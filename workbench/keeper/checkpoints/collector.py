@@ -104,7 +104,7 @@ def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
 
 def send_checkpoint(link: AgentLink, chosen: Checkpoint, ranks: Collection[int], target: PurePosixPath) -> None:
     """Send the parts of the ranks of one pod into a folder on it; what lies on that pod is used where it is."""
-    for rank in sorted(ranks & chosen.parts.keys()):
+    for rank in sorted(ranks):
         part = chosen.parts[rank]
         if chosen.pods:
             if chosen.pods[rank] != link.pod.name:

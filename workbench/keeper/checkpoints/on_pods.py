@@ -12,6 +12,7 @@ from typing import Any
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import read_json
+from workbench.base.json_values import part
 from workbench.base.wire import ask
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -82,13 +83,17 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
     return read
 
 
-def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None) -> Checkpoint | None:
-    """Ask a cluster's keeper for the checkpoint that a run's pods hold, before another run goes on from it."""
+def held_checkpoint(cluster: Path, paths: RunPaths, last_step: int | None, ranks: int) -> Checkpoint | None:
+    """Ask a cluster's keeper for the checkpoint that a run's pods hold, before a run of so many ranks goes on from it.
+
+    What this cluster cannot use where it lies, because each of other ranks needs all parts, is brought back.
+    """
     if not paths.held.exists():
         return None
     info = read_json(paths.info)
     home = Path(str(info.get("cluster")))
-    if home != cluster:
+    parts = part(read_json(paths.held), "parts")
+    if home != cluster or any(len(part(parts, step)) != ranks for step in parts):
         try:
             ask(ClusterPaths(home).socket, {"op": "bring", "run": str(info.get("id"))}, timeout_s=_READ_S)
             return None

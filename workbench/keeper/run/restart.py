@@ -67,15 +67,16 @@ def gone_on(
     """Let a run begin once more on these pods, from its newest good checkpoint; return the event that says so."""
     ranks, totals = len(context.places), ledger.totals
     new = replace(context.on(links), restart=context.restart + 1, left=False)
-    step: int | None = None
+    step, batch = None, None
     match context.spec.job:
         case FineTune():
             gpus, last = context.spec.cluster.pods.gpus, totals.last_possible_step
-            step = write_resumption(context.paths, gpus=gpus, before=ranks, ranks=len(new.places), last_step=last)
+            now = len(new.places)
+            step, batch = write_resumption(context.paths, gpus=gpus, before=ranks, ranks=now, last_step=last)
     new.everywhere(partial(_make_ready, new))
     what, lost_s, fault = loss
     data: dict[str, object] = {"what": what, "why": fault.message, "lost_step": totals.reached_step, "step": step}
-    data |= {"pods": len(links), "ranks": len(new.places), "lost_s": round(lost_s, 3)}
+    data |= {"pods": len(links), "ranks": len(new.places), "batch": batch, "lost_s": round(lost_s, 3)}
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
 
 

@@ -89,7 +89,7 @@ def launch_plan(context: RunContext, master_port: int) -> LaunchPlan:
 
 
 def send_inputs(context: RunContext, link: AgentLink) -> None:
-    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts of its ranks."""
+    """Send the inputs of a run to one pod; of a checkpoint to go on from, the parts that its ranks need."""
     job, paths, target = context.spec.job, context.paths, context.on_pod(link)
     files, archive = {}, ""
     match job:
@@ -104,7 +104,8 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     if resume := resumed_from(paths):
         here = {place.rank for place in context.places if place.pod == link.pod.name}
-        send_checkpoint(link, resume, here, target.resume)
+        as_many = resume.world_size == len(context.places)  # else each rank takes what it needs of all parts
+        send_checkpoint(link, resume, here if as_many else resume.parts.keys(), target.resume)
 
 
 def travels(paths: RunPaths) -> str:

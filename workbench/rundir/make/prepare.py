@@ -117,6 +117,7 @@ def _prepare_finetune(
         "family": model_family(job.model),
         "chosen": chosen,
         "deepspeed": deepspeed,
+        "ranks": world_size,
         "metric_inputs": metric_inputs(job, data),
     }
     if job.resume is not None:

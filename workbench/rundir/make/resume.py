@@ -1,4 +1,4 @@
-"""Whether a run can go on from another one's checkpoint: the same training, on as many ranks, over the same rows."""
+"""Whether a run can go on from another one's checkpoint: the same training at the same global batch, the same rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
-from workbench.base.json_values import part
+from workbench.base.json_values import Json, part, whole
 from workbench.base.package import file_digest
-from workbench.jobs.choices import Sampling
+from workbench.jobs.choices import Optimizer, Sampling, Technique
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.deepspeed.config import resolve
 from workbench.jobs.finetune import FineTune
@@ -18,13 +18,13 @@ from workbench.jobs.model import has_chat_template
 from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint, newest_good, remove_after
 from workbench.rundir.paths import RunPaths
 
-AskPods = Callable[[RunPaths, int | None], Checkpoint | None]
-"""By a run and the last step: the checkpoint that its pods hold; None where all there are is in its directory."""
+AskPods = Callable[[RunPaths, int | None, int], Checkpoint | None]
+"""By a run, the last step and the ranks: the checkpoint that its pods hold for as many ranks; None where all there are
+is in its directory."""
 
 _SAME = (
     *("model", "technique", "peft", "lora", "fsdp", "local_sgd", "precision", "optimizer", "learning_rate", "seed"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "train_sampling_strategy"),
-    *("max_source_length", "max_target_length"),
+    *("train_sampling_strategy", "max_source_length", "max_target_length"),
     *("prompt", "chat_template", "system", "loss_on", "packing", "training", "lr_scheduler_type", "warmup_steps"),
     *(
         "warmup_ratio",
@@ -36,6 +36,9 @@ _SAME = (
         "label_smoothing_factor",
     ),
 )
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
+# In DeepSpeed's configuration.
+_BATCHES = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto")
 
 
 def resume_checkpoint(
@@ -49,58 +52,88 @@ def resume_checkpoint(
         raise ConfigError(
             f"resume is {str(root)!r}, which is not the directory of a FineTune run; give the one to go on from"
         )
-    held = ask_pods(RunPaths(root), job.max_steps) if ask_pods else None
+    held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
     checkpoint = held or newest_good(root, last_step=job.max_steps)
-    _check_settings(job, made, root)
+    before = whole(made.get("ranks")) or checkpoint.world_size  # older runs were of the ranks that saved
+    _check_settings(job, made, root, (world_size, before))
     _check_rows(paths, made, root, resolved)
-    if resolved["deepspeed"] != made.get("deepspeed"):
+    # What is sent in bf16 is chosen where there are several pods.
+    free = {**_BATCHES, "communication_data_type": None} if world_size != before else {}
+    now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
+    if now != then:
         raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
-    _check_ranks(checkpoint, world_size, root)
+    _check_ranks(job, checkpoint, world_size, root, part(resolved, "deepspeed"))
     return checkpoint
 
 
-def write_resumption(paths: RunPaths, *, gpus: int, before: int, ranks: int, last_step: int | None) -> int:
+def write_resumption(
+    paths: RunPaths, *, gpus: int, before: int, ranks: int, last_step: int | None
+) -> tuple[int, int | None]:
     """Let the inputs of a run, of `before` ranks, be those of going on with its newest good checkpoint on `ranks`.
 
-    Return the step of that, 0 for the beginning. A ConfigError says why it cannot go on so.
+    Return the step of that, 0 for the beginning, and the global batch where it cannot stay what it was. A ConfigError
+    says why it cannot go on so.
     """
     made = read_json(paths.job)
     job = FineTune.from_dict(made["job"])
+    rows, config = job.global_batch(before), part(made, "deepspeed")
     try:
         own: Checkpoint | None = newest_good(paths.root, last_step=last_step)
     except ConfigError:
         own = None
     checkpoint = own or (CHECKPOINT.validate_python(made["resume"]) if "resume" in made else None)
-    job = job if ranks == before else job.on_ranks(ranks, before)
+    if ranks != before:
+        job = job.on_ranks(ranks, before)
+        job = job.replace(deepspeed={**config, **_BATCHES}) if config else job
     if checkpoint is not None:
-        _check_ranks(checkpoint, ranks, paths.root)
+        _check_ranks(job, checkpoint, ranks, paths.root, config)
         remove_after(paths.checkpoints, checkpoint.step)
         resume = CHECKPOINT.dump_python(checkpoint, mode="json")
         made = {**made, "resume": {**resume, "notes": [] if own else resume["notes"]}}
         job = job.replace(resume=str(paths.root)) if own else job
     deepspeed = resolve(job, gpus=gpus, world_size=ranks)
-    write_json(paths.job, {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed})
+    write_json(paths.job, {**made, "job": {**job.to_dict(), "env": {}}, "deepspeed": deepspeed, "ranks": ranks})
     if deepspeed is not None:
         write_json(paths.deepspeed, deepspeed)
-    return 0 if checkpoint is None else checkpoint.step
+    batch = job.global_batch(ranks)
+    return 0 if checkpoint is None else checkpoint.step, batch if batch != rows else None
 
 
-def _check_ranks(checkpoint: Checkpoint, ranks: int, root: Path) -> None:
-    if checkpoint.world_size != ranks:
+def _check_ranks(job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json) -> None:
+    if checkpoint.world_size == ranks:
+        return
+    why = {
+        "each rank of local-sgd has weights of its own": job.technique == Technique.LOCAL_SGD,
+        f"the states of {job.optimizer} are in blocks of a rank's shard": (
+            Optimizer(job.optimizer).uses_bitsandbytes and job.technique != Technique.DDP
+        ),
+        "round_robin_gradients puts weights in an order of their number": (
+            part(config, "zero_optimization").get("round_robin_gradients") is True
+        ),
+        f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}": bool(checkpoint.pods),
+    }
+    if reason := next((words for words, so in why.items() if so), ""):
         raise ConfigError(
             f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} ranks, and this run has "
-            f"{ranks}; resume with as many pods and slots"
+            f"{ranks}; {reason}: resume with as many pods and slots"
         )
 
 
-def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path) -> None:
+def _check_settings(job: FineTune, made: Mapping[str, Any], root: Path, ranks: tuple[int, int]) -> None:
     # Older runs had no other order.
     before = FineTune.from_dict({"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None})
     # Older runs wrote 'plain' where nothing was asked for.
     chats = True if job.chat_template is not None else has_chat_template(job.model)
     default = {True: "chat", False: "plain", None: None}[chats]
     now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
-    different = [f"{name} is {now[name]!r} and was {then[name]!r}" for name in _SAME if now[name] != then[name]]
+    same = (*_SAME, *_BATCH) if ranks[0] == ranks[1] else _SAME
+    different = [f"{name} is {now[name]!r} and was {then[name]!r}" for name in same if now[name] != then[name]]
+    rows = job.global_batch(ranks[0]), before.global_batch(ranks[1])
+    if ranks[0] != ranks[1] and rows[0] != rows[1]:
+        fits = before.on_ranks(*ranks)
+        options = ", ".join(f"{name}={getattr(fits, name)}" for name in _BATCH)
+        how = f" ({options})" if fits.global_batch(ranks[0]) == rows[1] else ", which this number cannot share evenly"
+        different.append(f"the global batch is {rows[0]} rows on {ranks[0]} ranks and was {rows[1]} on {ranks[1]}{how}")
     if different:
         raise ConfigError(f"this job is not that of {root}: {'; '.join(different)}; resume with the same settings")
 

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
+from transformers import set_seed
 
 from workbench.base.errors import RunError
 from workbench.worker.checkpoint.tensor_tree import TreePacker, unpack
 from workbench.worker.rank import collectives as ranks
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
-_STAGE_3 = "fp32_partitioned_groups_flat"  # what only DeepSpeed's optimizer of stage 3 has
-_SHARD = "shard"
+STAGE_3 = "fp32_partitioned_groups_flat"  # what only DeepSpeed's optimizer of stage 3 has
+SHARD = "shard"
 
 
 def capture(trainer: Any) -> dict[str, object]:
@@ -43,9 +44,12 @@ def restore(trainer: Any, tree: Mapping[str, Any]) -> None:
     trainer.eval_losses.update(tree["eval_losses"])
 
 
-def restore_random(tree: Mapping[str, Any]) -> None:
-    """Put back the state of every source of random numbers."""
+def restore_random(tree: Mapping[str, Any], *, seed: int) -> None:
+    """Put back the state of every source of random numbers; of a checkpoint of another number of ranks, a new one."""
     state = tree["random"]
+    if state is None:
+        set_seed((seed * 1_000_003 + tree["step"] * 8_191 + ranks.rank()) % 2**32)
+        return
     random.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().view(np.uint32), *rest))
@@ -69,13 +73,13 @@ def _random_state(*, cuda: bool) -> dict[str, object]:
 def _engine_state(trainer: Any) -> dict[str, object] | None:
     if trainer.is_deepspeed_enabled:
         return _deepspeed_state(trainer.model_wrapped)
-    if _replicated(trainer) and ranks.rank():
+    if replicated(trainer) and ranks.rank():
         return None
     optimizer = trainer.optimizer.optimizer
     state = optimizer.state_dict()
     scaler = getattr(trainer.accelerator, "scaler", None)
     return {
-        "weights": {name: _local(p) for name, p in _trained(trainer).items()},
+        "weights": {name: _local(p) for name, p in trained_weights(trainer).items()},
         "optimizer": {
             "state": {n: {k: _marked(v) for k, v in each.items()} for n, each in state["state"].items()},
             "param_groups": state["param_groups"],
@@ -86,10 +90,10 @@ def _engine_state(trainer: Any) -> dict[str, object] | None:
 
 
 def _restore_plain(trainer: Any, state: Mapping[str, Any] | None) -> None:
-    if _replicated(trainer):
+    if replicated(trainer):
         state = _from_the_first(state)
     assert state is not None
-    trained = _trained(trainer)
+    trained = trained_weights(trainer)
     _check_shapes(trained, state["weights"])
     with torch.no_grad():
         for name, parameter in trained.items():
@@ -107,12 +111,14 @@ def _restore_plain(trainer: Any, state: Mapping[str, Any] | None) -> None:
         trainer.averaging.restore(state["averaging"])
 
 
-def _trained(trainer: Any) -> dict[str, torch.Tensor]:
+def trained_weights(trainer: Any) -> dict[str, torch.Tensor]:
+    """Return the weights that are trained, by name."""
     # What is not trained (the model beneath adapters) comes from where it came from the first time.
     return {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
 
 
-def _replicated(trainer: Any) -> bool:
+def replicated(trainer: Any) -> bool:
+    """Whether every rank holds the same, without DeepSpeed: the first one's is kept."""
     apart = trainer.averaging is not None
     return ranks.connected() and not apart and not any(isinstance(p, DTensor) for p in trainer.model.parameters())
 
@@ -135,7 +141,7 @@ def _deepspeed_state(engine: Any) -> dict[str, object]:
     zero = engine.optimizer
     scaler = getattr(zero, "loss_scaler", None)
     return {
-        "weights": [each.data for each in _owned_weights(zero)],
+        "weights": [each.data for each in owned_weights(zero)],
         "optimizer": _base_optimizer_state(zero),
         "scaler": {name: value for name, value in vars(scaler).items() if isinstance(value, int | float)}
         if scaler is not None
@@ -146,12 +152,12 @@ def _deepspeed_state(engine: Any) -> dict[str, object]:
 
 def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
     zero = engine.optimizer
-    owned = _owned_weights(zero)
+    owned = owned_weights(zero)
     if [each.shape for each in owned] != [each.shape for each in state["weights"]]:
-        raise RunError("the checkpoint is of another model or another number of ranks; its weights do not fit this run")
+        raise RunError("the checkpoint is of another model; its weights do not fit this run")
     if state["scaler"] is not None:
         vars(zero.loss_scaler).update(state["scaler"])
-    if hasattr(zero, _STAGE_3):
+    if hasattr(zero, STAGE_3):
         # DeepSpeed's own way, with what its checkpoint files would hold.
         scaling = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
         zero.checkpoint_event_prologue()
@@ -175,15 +181,16 @@ def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
         setattr(engine, name, value)
 
 
-def _owned_weights(zero: Any) -> list[torch.Tensor]:
-    for name in (_STAGE_3, "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+def owned_weights(zero: Any) -> list[torch.Tensor]:
+    """Return the flat FP32 weights that this rank updates."""
+    for name in (STAGE_3, "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(zero, name):
             return list(getattr(zero, name))
     raise RunError(f"checkpoints of DeepSpeed's {type(zero).__name__} are not known here; leave `save_steps` out")
 
 
 def _base_optimizer_state(zero: Any) -> dict[str, object]:
-    if not hasattr(zero, _STAGE_3):
+    if not hasattr(zero, STAGE_3):
         return dict(zero.optimizer.state_dict())
     zero._set_fp32_optimizer_param_groups()  # between steps stage 3 leaves its optimizer without parameters
     try:
@@ -199,14 +206,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _marked(value: object) -> object:
     match value:
         case DTensor():
-            return (_SHARD, _local(value))
+            return (SHARD, _local(value))
         case _:
             return value
 
 
 def _unmarked(value: Any, parameter: Any) -> object:
     match value:
-        case (str() as marker, shard) if marker == _SHARD:
+        case (str() as marker, shard) if marker == SHARD:
             place = parameter.device_mesh, parameter.placements
             shard = shard.to(_local(parameter).device)
             return DTensor.from_local(shard, *place, run_check=False, shape=parameter.shape, stride=parameter.stride())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from transformers import TrainerCallback
 
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.process import pod_name
+from workbench.rundir.checkpoints.choose import number_in
 from workbench.rundir.checkpoints.manifest import problem_of, read_manifest, write_manifest
 from workbench.rundir.events import emit
 from workbench.worker.checkpoint import snapshot
+from workbench.worker.checkpoint.reshard import resharded
 from workbench.worker.checkpoint.tensor_tree import read_tree, write_tree
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank.phases import phase
@@ -36,8 +39,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         self.every = every
         self.most = most or _KEPT
         self.stop = stop
-        self.sent = folder / "resume" / f"rank-{ranks.rank()}"
-        """Where the part of this rank was sent to, where one was; it is of no use once it is read."""
+        self.sent = _sent(folder / "resume") if resumes else []
+        """Where the part of this rank was sent to, or those of all ranks of another number; of no use once read."""
         self.tree: dict[str, Any] | None = _read_sent(self.sent) if resumes else None
         """What the run goes on from; None for a run from the beginning."""
         self._good: deque[int] = deque()
@@ -91,11 +94,15 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """Put the trainer back to where the checkpoint was made, where there is one; every rank must call it."""
         if self.tree is None:
             return
+        if engines := self.tree.pop("engines", None):
+            self.tree["engine"] = resharded(trainer, engines)
         snapshot.restore(trainer, self.tree)
-        self.tree["engine"] = None  # its tensors would stay in memory for the whole run
         if trainer.best.restore(self.tree.get("best") or {}, at_step=self.first_step) and trainer.best.wanted:
             self._keep_sent(trainer)
-        shutil.rmtree(self.sent, ignore_errors=True)
+        self.tree["engine"] = None  # its tensors would stay in memory for the whole run
+        ranks.barrier()  # ranks of one pod read the same parts
+        for part in self.sent:
+            shutil.rmtree(part, ignore_errors=True)
 
     def load_best(self, trainer: Any) -> bool:
         """Put the trainer back to its best evaluation; every rank must call it. False where no checkpoint has that."""
@@ -115,13 +122,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             shutil.rmtree(self.folder / f"step-{step}" / f"rank-{ranks.rank()}", ignore_errors=True)
 
     def _keep_sent(self, trainer: Any) -> None:
-        final = self.folder / f"step-{self.first_step}" / self.sent.name
-        try:
-            shutil.copytree(self.sent, final, dirs_exist_ok=True)
-            failed = False
-        except OSError:
-            failed = True
-        if not ranks.sums([float(failed)])[0]:
+        assert self.tree is not None
+        final = self.folder / f"step-{self.first_step}" / f"rank-{ranks.rank()}"
+        _, error = _write(final, self.tree, self.first_step)
+        if not ranks.sums([float(error is not None)])[0]:
             self._good.append(self.first_step)
             trainer.best.kept = self.first_step
 
@@ -178,7 +182,7 @@ class ResumableTrainer(DecayTrainer):
 
     def _load_rng_state(self, _checkpoint: Any) -> None:
         if (tree := self._tree) is not None:
-            snapshot.restore_random(tree)
+            snapshot.restore_random(tree, seed=self.args.seed)
 
     @property
     def _tree(self) -> dict[str, Any] | None:
@@ -204,11 +208,21 @@ def _problem(error: OSError) -> str:
             return f"on {pod_name()} {error.strerror or error}"
 
 
-def _read_sent(part: Path) -> dict[str, Any]:
-    if problem := problem_of(part):
-        raise RunError(f"the checkpoint to resume from arrived damaged: {problem}; submit the run again")
-    manifest = read_manifest(part)
-    if (manifest.get("rank"), manifest.get("world_size")) != (ranks.rank(), ranks.world_size()):
-        raise RunError(f"the checkpoint to resume from is of {manifest.get('world_size')} ranks; use as many")
-    tree: dict[str, Any] = read_tree(part)
-    return tree
+def _sent(folder: Path) -> list[Path]:
+    own = folder / f"rank-{ranks.rank()}"
+    size = read_manifest(own if own.is_dir() else folder / "rank-0").get("world_size", ranks.world_size())
+    return [own] if size == ranks.world_size() else [folder / f"rank-{rank}" for rank in range(size)]
+
+
+def _read_sent(parts: Sequence[Path]) -> dict[str, Any]:
+    for part in parts:
+        if problem := problem_of(part):
+            raise RunError(f"the checkpoint to resume from arrived damaged: {problem}; submit the run again")
+        if (rank := read_manifest(part).get("rank")) != number_in(part.name, "rank"):
+            raise RunError(
+                f"the checkpoint to resume from arrived wrong: {part.name} is of rank {rank}; submit it again"
+            )
+    first, *others = [read_tree(part) for part in parts]
+    if read_manifest(parts[0]).get("world_size") == ranks.world_size():
+        return dict(first)
+    return {**first, "random": None, "engines": [each["engine"] for each in (first, *others)]}
