@@ -15,9 +15,9 @@ from workbench.rundir.status import cluster_status
 _COUNT = Path(__file__).parent / "scripts" / "count.py"
 
 
-def counting(cluster: Cluster, *args: str, **more: object) -> Run:
+def counting(cluster: Cluster, *args: str, pods: int | None = None, **more: object) -> Run:
     """Submit the script whose lines and events `exact` knows."""
-    return cluster.submit(Script(path=str(_COUNT), args=list(args), **more))  # type: ignore[arg-type]
+    return cluster.submit(Script(path=str(_COUNT), args=list(args), **more), pods=pods)  # type: ignore[arg-type]
 
 
 def kill_keeper(cluster: Cluster) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -207,11 +208,6 @@ def test_another_training_is_refused_before_anything_starts(
     assert len(cluster.runs) == before
 
 
-def test_another_number_of_ranks_is_refused(cluster: Cluster, killed: Run) -> None:
-    with pytest.raises(ConfigError, match=r"is of 2 ranks, and this run has 1; resume with as many pods and slots"):
-        cluster.submit(FineTune(**{**JOB, "resume": str(killed.path)}), pods=1)  # type: ignore[arg-type]
-
-
 def test_a_run_that_is_stopped_leaves_a_checkpoint_too(cluster: Cluster) -> None:
     run = submit(cluster, technique="single", max_steps=5000, save_steps=5000, checkpoints="bring")
     until(lambda: curve(run))
@@ -290,6 +286,23 @@ def test_a_run_goes_on_from_a_checkpoint_on_the_pods_where_it_lies(cluster: Clus
     said = f"the checkpoint of step {newer} was left out: the checksum of rank-1/state.safetensors is wrong (pod-1)"
     assert said in result.message
     assert not left.paths.checkpoints.exists()
+
+
+def test_another_number_of_ranks_goes_on_from_what_lies_on_the_pods(cluster: Cluster, left: Run, whole: Run) -> None:
+    newer, held = on_the_pods(cluster, left)[-1], left.paths.held.read_bytes()
+    said = r"batch is 2 rows on 1 ranks and was 4 on 2 \(per_device_train_batch_size=2, gradient_accumulation_steps=2\)"
+    with pytest.raises(ConfigError, match=said):
+        cluster.submit(FineTune(**{**JOB, "resume": str(left.path)}), pods=1)  # type: ignore[arg-type]
+    assert kept(left) == [newer], "a rank needs all parts, so they come here first"
+    alone = {"per_device_train_batch_size": 4, "technique": "zero1", "resume": str(left.path)}
+    run = cluster.submit(FineTune(**{**JOB, **alone}), pods=1)  # type: ignore[arg-type]
+    result = run.wait(120, progress=False).raise_for_status()
+    assert (result.resumed_step, result.steps, len(result.workers)) == (newer, STEPS, 1)
+    losses, expected = ({step: loss for step, (loss, _) in curve(each).items()} for each in (run, whole))
+    assert losses == pytest.approx({step: expected[step] for step in range(newer + 1, STEPS + 1)}, rel=1e-4)
+    assert result.eval_loss == pytest.approx(whole.result.eval_loss, rel=1e-4)
+    left.paths.held.write_bytes(held)  # they still lie there, for those who come next
+    shutil.rmtree(left.paths.checkpoints)
 
 
 def test_what_a_run_that_did_not_succeed_left_on_its_pods_comes_back_when_they_go(cluster: Cluster, left: Run) -> None:

@@ -15,7 +15,7 @@ from tests.pods.cmlplace import CMLPlace
 from tests.pods.conftest import PLACES, Place, on_pods
 from tests.pods.kubeplace import KubernetesPlace
 from tests.pods.sshhosts import HostsPlace
-from workbench import Cluster, PodSpec, Run
+from workbench import Cluster, FineTune, PodSpec, Run
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.rundir.paths import ClusterPaths
 
@@ -29,31 +29,74 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
-    options = {"count": 2, "warm": False, "path": tmp_path / "cluster", "lease_s": 20.0}
+    count = 2 if place.owns_daemons else 3  # there are no other hosts in the place of those that go
+    options = {"count": count, "warm": False, "path": tmp_path / "cluster", "lease_s": 20.0}
     with Cluster(place.backend(), PodSpec(), **options) as cluster:  # type: ignore[arg-type]
-        run = counting(cluster, "--lines", "200")
+        run = counting(cluster, "--lines", "200", pods=2)
         until(lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)), 120, why=lambda: run.message)
         killed, pods = kill_keeper(cluster), cluster.pods
         Run.load(run.path).wait(120, progress=False).raise_for_status()
         exact(run, 200)
         log = ClusterPaths(cluster.path).keeper_log.read_text()
         assert log.count("taking over from a keeper that died") == 1
-        again = counting(cluster, "--lines", "3", launcher="openmpi")  # the launcher finds the pods where they are now
+        again = counting(
+            cluster, "--lines", "3", pods=2, launcher="openmpi"
+        )  # the launcher finds the pods where they are now
         again.wait(120, progress=False).raise_for_status()
         exact(again, 3)
         assert kill_keeper(cluster) != killed
         attached = Cluster.attach(cluster.path)
         assert {pod.phase for pod in attached.pods} == {"Running"}
         assert attached.runs[0].result.raise_for_status().left_processes == 0
-        lost = losing(place, attached)
+        lost = [] if place.owns_daemons else [leaving_out(place, attached)]
+        lost += losing(place, attached)
     assert on_pods([*pods, *lost]) == []
     if place.owns_daemons:  # nobody can tidy up a host that is gone
         assert place.left(LaunchContext(cluster_id="", directory=cluster.path, public_key="")) == []
 
 
+def leaving_out(place: Place, cluster: Cluster) -> Pod:
+    """Have a fine-tuning lose a host for good, and hold that the others go on with its curve; return its pod."""
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 240, "eval_rows": 0},
+        technique="fsdp",
+        max_steps=100_000,
+        per_device_train_batch_size=4,
+        profile_step=0,
+        save_steps=20,
+        restarts=1,
+    )
+    run, pod = cluster.submit(job), cluster.pods[2]
+    until(lambda: list(run.paths.checkpoints.glob("step-*")), 120, why=lambda: run.message)
+    lose(place, pod, cluster.path)
+    until(lambda: losses(run)[1:], 180, why=lambda: run.message)
+    until(lambda: max(losses(run)[1]) > max(losses(run)[0]))
+    run.stop()
+    result = run.wait(120, progress=False)
+    (restart,) = result.restarts
+    assert (restart.what, restart.pods, restart.ranks, restart.batch) == ("pod-2 was lost", 2, 2, None)
+    before, after = losses(run)
+    again = before.keys() & after.keys()
+    assert min(after) == (restart.step or 0) + 1 > 20
+    assert {step: after[step] for step in again} == pytest.approx({step: before[step] for step in again}, rel=1e-4)
+    assert [host.pod for host in result.hosts] == ["pod-0", "pod-1"]
+    return pod
+
+
+def losses(run: Run) -> list[dict[int, float]]:
+    """The curve of each attempt that had a step."""
+    curves: list[dict[int, float]] = [{}]
+    for event in run.events():
+        if event.kind == "restarted":
+            curves.append({})
+        elif event.kind == "step":
+            curves[-1][int(str(event.data["step"]))] = float(str(event.data["loss"]))
+    return [curve for curve in curves if curve]
+
+
 def losing(place: Place, cluster: Cluster) -> Sequence[Pod]:
     """Have a run lose a pod, and hold that it goes on with another, or without; return the pod that was lost."""
-    run, pod = counting(cluster, "--lines", "300", restarts=1), cluster.pods[1]
+    run, pod = counting(cluster, "--lines", "300", pods=2, restarts=1), cluster.pods[1]
     until(lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)), 120, why=lambda: run.message)
     lose(place, pod, cluster.path)
     result = run.wait(180, progress=False).raise_for_status()
@@ -70,7 +113,7 @@ def losing(place: Place, cluster: Cluster) -> Sequence[Pod]:
         assert f"rank {rank} line 299\n" in log
         assert "\0" not in log
     if ranks == 2:
-        after = counting(cluster, "--lines", "3")
+        after = counting(cluster, "--lines", "3", pods=2)
         after.wait(120, progress=False).raise_for_status()
         exact(after, 3)
     return [pod]
@@ -83,6 +126,6 @@ def lose(place: Place, pod: Pod, folder: Path) -> None:
         case CMLPlace():
             place.api.stop_workers(json.loads((folder / "pods" / f"{pod.name}.id").read_text()))
         case HostsPlace():
-            place.hosts[1].stop()
+            place.hosts[int(pod.name.removeprefix("pod-"))].stop()
             for process in on_pods([pod]):
                 process.send(signal.SIGKILL)

@@ -228,11 +228,13 @@ class FineTune(Record):
     """Where checkpoints are kept: `pod` leaves them on the pods that wrote them, and the last one of a run that did not
     succeed comes back when its cluster closes; `bring` carries them here while the run goes on."""
     resume: PathText | None = None
-    """A run directory whose last good checkpoint this run goes on from."""
+    """A run directory whose last good checkpoint this run goes on from: with the same settings, and the same global
+    batch where it has another number of ranks (not under `local-sgd`)."""
     restarts: Annotated[Count, Unit("restarts")] = 0
     """How often the run goes on, from its last good checkpoint or else from the beginning, after it lost a pod, or had
-    a rank killed from outside (not for its memory). A lost pod is replaced; a host that is gone is left out, where the
-    global batch can stay what it was. Checkpoints are then carried here as with `bring`. Default 0: it fails."""
+    a rank killed from outside (not for its memory). A lost pod is replaced; a host that is gone is left out, and the
+    others share the global batch, or the nearest that they can share evenly. Checkpoints are then carried here as with
+    `bring`. Default 0: it fails."""
     report_to: Annotated[Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")] = ()
     """Trackers that get the metrics too, where they are installed: `wandb`, `mlflow`."""
     profile_step: Count = 5
