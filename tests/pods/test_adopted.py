@@ -58,10 +58,11 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Place, tmp_path:
 def leaving_out(place: Place, cluster: Cluster) -> Pod:
     """Have a fine-tuning lose a host for good, and hold that the others go on with its curve; return its pod."""
     job = FineTune(
-        dataset={"kind": "wikisql-mini", "train_rows": 240, "eval_rows": 0},
+        dataset={"kind": "wikisql-mini", "train_rows": 240, "eval_rows": 4},
         technique="fsdp",
         max_steps=100_000,
         per_device_train_batch_size=4,
+        predict_rows=0,
         profile_step=0,
         save_steps=20,
         restarts=1,

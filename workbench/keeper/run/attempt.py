@@ -259,9 +259,13 @@ class Attempt:
 
     def _settle(self) -> None:
         # Longer while it may be a pod that does not answer.
-        began = time.monotonic()
-        while (waited_s := time.monotonic() - began) < _SETTLE_S or (waited_s < _PATIENCE_S and self._unexplained()):
+        c, began = self._context, time.monotonic()
+        # A run that may go on waits until the pod counts as lost: its peers ended at once, its lease has not.
+        patience_s = _PATIENCE_S + (c.spec.cluster.lease_s if c.spec.job.restarts > c.restart else 0.0)
+        while (waited_s := time.monotonic() - began) < _SETTLE_S or (waited_s < patience_s and self._unexplained()):
             self._take(timeout_s=0.05)
+            if self._wishes.cancel.is_set():
+                return
 
     def _unexplained(self) -> bool:
         silent = bool(self.ledger.silent(_UNANSWERED_S)) and not self.ledger.lost
