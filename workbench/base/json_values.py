@@ -18,7 +18,7 @@ _LARGEST = 2**63  # SQLite, TensorBoard and arrays take no larger whole number
 
 def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
     """Parse JSON, with hooks of `json.loads`; ValueError also for what is nested too deeply to be walked."""
-    text = text if isinstance(text, str) else text.decode()
+    text = _decoded(text)
     try:
         value: object = json.loads(text, **hooks)
     except RecursionError:
@@ -34,7 +34,7 @@ def parse_json(text: str | bytes | bytearray, **hooks: Any) -> object:
 
 def parse_record(text: str | bytes | bytearray) -> object:
     """Parse JSON that will be shown and written again; ValueError also for text that no file can hold."""
-    text = text if isinstance(text, str) else text.decode()
+    text = _decoded(text)
     value = parse_json(text)
     if _SURROGATE.search(text):
         try:
@@ -42,6 +42,10 @@ def parse_record(text: str | bytes | bytearray) -> object:
         except UnicodeEncodeError:
             raise ValueError("it holds half of a surrogate pair") from None
     return value
+
+
+def _decoded(text: str | bytes | bytearray) -> str:
+    return text if isinstance(text, str) else text.decode()
 
 
 def problem_in(value: object) -> str:

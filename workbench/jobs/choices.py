@@ -42,8 +42,6 @@ class Technique(StrEnum):
 
 
 class Peft(StrEnum):
-    """Which weights are trained."""
-
     NONE = "none"
     """All of the model's own."""
     LORA = "lora"
@@ -133,8 +131,6 @@ class Schedule(StrEnum):
 
 
 class Launcher(StrEnum):
-    """How ranks start."""
-
     SSH = "ssh"
     """The agents, over SSH: the default and the fastest."""
     PDSH = "pdsh"
@@ -144,8 +140,6 @@ class Launcher(StrEnum):
 
 
 class Optimizer(StrEnum):
-    """The update rule."""
-
     ADAMW = "adamw"
     SGD = "sgd"
     ADAMW_8BIT = "adamw-8bit"

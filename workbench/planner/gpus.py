@@ -35,8 +35,6 @@ KINDS: Mapping[str, tuple[float, bool]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRow:
-    """What to take of one kind."""
-
     kind: str
     memory_gib: float
     """Memory of one, as sold."""
@@ -62,7 +60,6 @@ class GpuTable(Shown):
     rows: Sequence[GpuRow]
 
     def row(self, kind: str) -> GpuRow:
-        """Return the row of a kind."""
         for row in self.rows:
             if row.kind == kind:
                 return row

@@ -28,7 +28,6 @@ def host_of(setting: Setting, trace: Trace, need: Need, gpu_bytes: float | None)
 
 
 def highest(stages: Mapping[str, Memory]) -> Memory:
-    """Return the need of the stage that needs most."""
     return max(stages.values(), key=lambda memory: memory.total)
 
 
@@ -38,7 +37,6 @@ def _files(setting: Setting, trace: Trace) -> Memory:
 
 
 def _loading(setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
-    """Return what each rank makes of the pages."""
     technique, size = setting.technique, setting.weight_bytes
     turned = 0.0 if size == setting.file_bytes else float(size)
     if technique is Technique.FSDP:

@@ -57,7 +57,6 @@ class Memory:
         return float(sum(getattr(self, field.name) for field in fields(self)) - self.overhead - self.files)
 
     def times(self, factor: float) -> Memory:
-        """Return as much for several ranks."""
         return Memory(**{field.name: getattr(self, field.name) * factor for field in fields(self)})
 
     def plus(self, other: Memory) -> Memory:
@@ -66,15 +65,12 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What one rank needs at its highest moment."""
-
     gpu: Memory | None
     """On its GPU; None where it computes on the CPU."""
     host: Memory
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
-    """Work out what a rank needs."""
     if not setting.gpu:  # of a bucket in a CPU's memory only what is written takes room: at most all gradients
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     moments = [_at(setting, trace, moment, rows) for moment in trace.moments[setting.arithmetic]]
@@ -198,5 +194,4 @@ def _gathered_by_fsdp(setting: Setting, trace: Trace, moment: Moment) -> float:
 
 
 def largest_layer(trace: Trace) -> Parameters:
-    """Return the largest transformer layer."""
     return max(trace.layers, key=lambda layer: layer.all, default=trace.rest)

@@ -179,7 +179,6 @@ def _trace(
 
 
 def traced(job: FineTune, arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None) -> Trace:
-    """Return the trace of a job's step."""
     return trace_step(request_of(job, model_config(job.model), arithmetic, gpu=gpu, lengths=lengths))
 
 

@@ -15,8 +15,6 @@ from workbench.pods.doctor.exchange import Exchange
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """What the speeds of one plan are worked out from."""
-
     settings: Mapping[str, Setting]
     """By technique; those that are refused are missing."""
     trace: Trace

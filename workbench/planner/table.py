@@ -19,8 +19,6 @@ GIB = 2**30
 
 
 class Fit(StrEnum):
-    """Whether a technique fits."""
-
     FITS = "fits"
     TIGHT = "tight"
     NOT = "does not fit"
@@ -30,8 +28,6 @@ class Fit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRow:
-    """What one technique needs."""
-
     technique: str
     fit: Fit
     gpu: Memory | None = None
@@ -122,7 +118,6 @@ class PlanTable(Shown):
         return next((row for row in self.rows if row.cheapest), None)
 
     def row(self, technique: str) -> PlanRow:
-        """Return the row of a technique."""
         for row in self.rows:
             if row.technique == technique:
                 return row

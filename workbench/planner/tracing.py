@@ -47,7 +47,6 @@ class Moment(NamedTuple):
     """Elements of gradients that parameters have got by then."""
 
     def held(self, rows: int) -> float:
-        """Return the bytes with that many rows."""
         return max(0.0, self.base + rows * self.row)
 
 
@@ -69,7 +68,6 @@ class Parameters:
 
     @property
     def all(self) -> int:
-        """Elements of all of them."""
         return self.frozen + self.trained + self.packed
 
 
@@ -89,12 +87,10 @@ class Trace:
 
     @property
     def parameters(self) -> int:
-        """Elements of all parameters."""
         return sum(group.all for group in self._groups)
 
     @property
     def trained(self) -> int:
-        """Those that are trained."""
         return sum(group.trained for group in self._groups)
 
     @property
@@ -104,7 +100,6 @@ class Trace:
 
     @property
     def largest(self) -> int:
-        """Elements of the largest parameter."""
         return max(group.largest for group in self._groups)
 
     @property
@@ -126,7 +121,6 @@ def cached_trace(request: Request) -> Trace | None:
 
 
 def cached_answer(request: Request) -> Answer | None:
-    """Return the cached answer to a request for one arithmetic."""
     (place,) = places(request).values()
     answer = read_json(place)
     try:

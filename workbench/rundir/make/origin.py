@@ -21,7 +21,6 @@ _LEFT_OUT = 100  # names kept of what did not travel
 
 
 def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
-    """Return where a prepared run came from."""
     return {"commit": commit_of(folder), "data": _data(paths), **_script(job)}
 
 

@@ -37,8 +37,6 @@ _ROOM_BYTES = 512 << 10  # what a run writes here in any case: its states and ev
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedRun:
-    """A run that only needs a cluster."""
-
     run_id: str
     """Its id, the name of its directory unless the caller chose one."""
     paths: RunPaths

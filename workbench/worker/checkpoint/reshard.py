@@ -122,9 +122,12 @@ def _fsdp_state(trainer: Any, states: Sequence[Any]) -> dict[str, object]:
     in_order = [weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]]
 
     def state_of(number: int, key: str, value: Any) -> object:
-        sharded = isinstance(value, tuple) and value[0] == SHARD
-        pieces = [state["optimizer"]["state"][number][key][1] for state in states] if sharded else []
-        return (SHARD, cut(in_order[number], pieces)) if sharded else value
+        match value:
+            case (str() as marker, _) if marker == SHARD:
+                pieces = [state["optimizer"]["state"][number][key][1] for state in states]
+                return (SHARD, cut(in_order[number], pieces))
+            case _:
+                return value
 
     names = trained_weights(trainer).items()
     kept = first["optimizer"]["state"].items()

@@ -22,7 +22,6 @@ _HEADERS = 1 << 20  # bytes; what the names and shapes of the tensors take besid
 
 
 def write_tree(folder: Path, tree: object) -> None:
-    """Write a tree into a folder and see it to the disk."""
     packer = TreePacker()
     text = json.dumps(packer.pack(tree)).encode()
     needed = sum(t.numel() * t.element_size() for t in packer.tensors.values()) + len(text) + _HEADERS

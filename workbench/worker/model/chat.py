@@ -54,7 +54,6 @@ class Chat:
 
     @property
     def stops(self) -> list[int]:
-        """Return the tokens that end an answer."""
         return sorted({*self._ends, self._eos} - {None})
 
     def prompt(self, turns: Sequence[Message], tools: Tools = ()) -> list[int]:

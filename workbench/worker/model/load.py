@@ -21,8 +21,6 @@ _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """A model with its tokenizer."""
-
     model: Any
     """A model of transformers, in FP32 unless it was loaded with other options."""
     tokenizer: Any

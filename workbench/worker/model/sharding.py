@@ -77,7 +77,6 @@ def _to_fp32(module: nn.Module) -> None:
 
 
 def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
-    """Find the layers that are sharded each by itself."""
     there = {type(module).__name__ for module in model.modules()}
     own = [name for name in getattr(model, "_no_split_modules", None) or () if name in there]
     layers = named_layers(model, names or own, "fsdp layers")

@@ -30,8 +30,6 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Template:
-    """Makes text of turns."""
-
     def __init__(self, source: str, render: Callable[..., str]) -> None:
         self.marks_itself = bool(_GENERATION.search(source))
         """Whether it says itself what of its text is the assistant's."""

@@ -25,7 +25,6 @@ _TOKENIZER_ROWS = 4000  # enough for the vocabulary, and under a second; 16,000 
 
 
 def make(name: str, tokenizer: Any, seed: int) -> Any:
-    """Make a built-in model."""
     torch.manual_seed(seed)
     if name == TINY_LLAMA:
         return LlamaForCausalLM(_llama_config(len(tokenizer)))

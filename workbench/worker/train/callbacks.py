@@ -98,7 +98,6 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             emit_memory(1)
 
     def on_epoch_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Take note of where the epoch begins."""
         self._epoch = state.global_step, self.clock.runtime_s
 
     def on_epoch_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -95,7 +95,6 @@ class Assignment:
 
     @property
     def out(self) -> Path:
-        """What rank 0 leaves to be fetched."""
         return self.folder / "out"
 
     @property

@@ -30,8 +30,6 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankState:
-    """What a rank holds and what works on it."""
-
     engine: str
     world_size: int
     parameters: Share

@@ -39,7 +39,6 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
         self._profiler: Any = None
 
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Begin with the first of them."""
         if state.global_step + 1 == self.steps.start:
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profiler = profile(activities=[ProfilerActivity.CPU, *gpu])
