@@ -32,7 +32,7 @@ def parent(options: str = "{}") -> str:
 
 def child_of(agent, run: str) -> Process:
     """The child of rank 0, once it is up and deaf."""
-    text = agent.until_printed(run, "up").decode()
+    text = agent.until_printed(run, "up\n").decode()  # the line's end is a write of its own, which may meet no reader
     process = look_up(int(text.split("child ")[1].split()[0]))
     assert process is not None
     return process
