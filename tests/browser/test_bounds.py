@@ -39,7 +39,7 @@ START = """
 import os
 from workbench import Cluster, LocalPods, Script
 cluster = Cluster(LocalPods(), count=1, path="pods-{lines}", warm=False).start()
-print(f"process {os.getpid()} of this kernel")
+print(f"process {{os.getpid()}} of this kernel")
 """
 PRINT = """
 job = Script(path="printing.py", args=["{lines}", "{per_s}", "{at_once}", "{go}"])

@@ -27,6 +27,11 @@ ASLEEP = """
 import os, time
 import torch.distributed as dist
 
+def compute():
+    until = time.process_time() + 9
+    while time.process_time() < until:
+        pass
+
 def dawdle():
     time.sleep(600)
 
@@ -34,6 +39,7 @@ dist.init_process_group("gloo")
 dist.barrier()
 print("together", flush=True)
 if os.environ["RANK"] == "1":
+    compute()
     dawdle()
 dist.barrier()
 """
@@ -68,17 +74,17 @@ def test_a_stopped_rank_is_named_at_once_and_a_script_that_runs_says_so(world: W
     assert world.ended(run).state is RunState.CANCELLED
 
 
-def test_a_script_whose_rank_sleeps_is_ended_with_where_it_was(world: World, tmp_path: Path) -> None:
+def test_a_script_whose_rank_sleeps_is_ended_with_where_it_was_and_not_while_it_computes(world: World, tmp_path: Path) -> None:
     script = tmp_path / "asleep.py"
     script.write_text(ASLEEP)
-    run = world.cluster.submit(Script(path=str(script), stall_timeout_s=8), pods=2)
+    run = world.cluster.submit(Script(path=str(script), stall_timeout_s=6), pods=2)
     error = world.ended(run, 120).error
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
     assert (
-        "no output and no CPU for" in error.message and "rank 1 on pod-1 is at asleep.py:6 in dawdle" in error.message
+        "no output and no CPU for" in error.message and "rank 1 on pod-1 is at asleep.py:11 in dawdle" in error.message
     )
-    assert "stall_timeout_s=8" in error.message and "in dawdle" in error.traceback
+    assert "stall_timeout_s=6" in error.message and "in dawdle" in error.traceback
     stacks = run.paths.stacks.read_text()
     assert all(f"rank {rank} on pod-{rank}\n" in stacks for rank in range(2)) and "barrier" in stacks
 

@@ -114,7 +114,18 @@ def test_ranks_that_do_not_start_are_told_and_ranks_that_have_ended_are_not() ->
 
 def test_stacks_tell_who_waits_and_who_is_waited_for() -> None:
     ranks = list(Story().ranks().values())
-    assert [rank.rank for rank in culprits(ranks, {0: BARRIER, 1: LOOP})] == [1]
-    assert [rank.rank for rank in culprits(ranks, {0: BARRIER, 1: ""})] == [1]
-    assert culprits(ranks, {0: BARRIER, 1: BARRIER}) == []
-    assert culprits(ranks, {0: LOOP, 1: LOOP}) == ()
+    stall = Stall(30, "", ranks)
+    assert [rank.rank for rank in culprits(stall, {0: BARRIER, 1: LOOP})] == [1]
+    assert [rank.rank for rank in culprits(stall, {0: BARRIER, 1: ""})] == [1]
+    assert culprits(stall, {0: BARRIER, 1: BARRIER}) == []
+    assert culprits(stall, {0: LOOP, 1: LOOP}) == ()
+
+
+def test_a_rank_that_computes_is_waited_for_where_all_idle_ones_wait() -> None:
+    story = Story()
+    story.passes(40, busy=(0.0, 1.0))
+    stall = story.stall()
+    assert stall is not None and [rank.rank for rank in stall.suspects] == [0]
+    assert [rank.rank for rank in culprits(stall, {0: BARRIER, 1: LOOP})] == [1]
+    assert [rank.rank for rank in culprits(stall, {0: LOOP, 1: BARRIER})] == [0], "peers on a GPU spin"
+    assert culprits(stall, {0: BARRIER, 1: BARRIER}) == []

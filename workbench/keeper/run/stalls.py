@@ -36,6 +36,7 @@ class StallGuard:
         self._ask_stacks = ask_stacks
         self._limit_s = context.spec.job.stall_timeout_s
         self._stacks: Mapping[int, str] = {}
+        self._asked_for: set[int] = set()
         self._flight: list[str] = []
         self._launcher_halted_at: float | None = None
 
@@ -45,17 +46,20 @@ class StallGuard:
             ledger.ranks, training=ledger.in_steps, least_s=self._limit_s
         )
         if stall is None:
-            self.remark, self._stacks, self._flight = "", {}, []
+            self.remark, self._stacks, self._asked_for, self._flight = "", {}, set(), []
             return None
-        if not self._stacks and ledger.started:
-            self._stacks = self._keep_stacks(ledger.ranks)
+        suspects = {rank.rank for rank in stall.suspects}
+        # A rank that computed when it was asked may have come to a stand elsewhere.
+        if ledger.started and (not self._stacks or (not ledger.in_steps and suspects - self._asked_for)):
+            self._stacks, self._asked_for = self._keep_stacks(ledger.ranks), self._asked_for | suspects
             self._flight = self._keep_flight()
-        blamed = stall.suspects if stall.halted else culprits(stall.suspects, self._stacks)
+        blamed = stall.suspects if stall.halted else culprits(stall, self._stacks)
         parts = [stall.what, *map(self._words, blamed[:_NAMED])]
         parts += self._flight[:_NAMED]
         parts += [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"] if self._stacks else []
         self.remark = "; ".join(filter(None, parts))
-        if self._limit_s is None or stall.seconds < self._limit_s:
+        computing = not ledger.in_steps and any(rank in stall.others for rank in blamed)
+        if self._limit_s is None or stall.seconds < self._limit_s or computing:
             return None
         return self._fault(blamed[0] if blamed else None)
 

@@ -31,6 +31,8 @@ class Stall:
     """What has not happened, in words."""
     suspects: Sequence[RankStatus] = ()
     """Ranks that may hold the others up; all that run where nothing tells them apart."""
+    others: Sequence[RankStatus] = ()
+    """The other ranks that run: they use CPU."""
     halted: bool = False
     """Whether the suspects are stopped by a signal."""
 
@@ -97,20 +99,24 @@ class StallWatch:
                 else Stall(silent_s, f"no rank has started for {silent_s:.0f} s")
             )
         idle = [rank for rank in running if now - self._busy[rank.rank][0] >= patience_s]
+        others = [rank for rank in running if rank not in idle]
         if training:
-            return Stall(silent_s, f"no step for {silent_s:.0f} s{self._last_step(', ')}", idle or running)
+            what = f"no step for {silent_s:.0f} s{self._last_step(', ')}"
+            return Stall(silent_s, what, idle or running, others if idle else ())
         what = f"no output and no CPU for {silent_s:.0f} s{self._last_step(', ')}"
-        return Stall(silent_s, what, idle) if idle else None
+        return Stall(silent_s, what, idle, others) if idle else None
 
     def _last_step(self, before: str = "") -> str:
         step = self._step.whole("step") if self._step is not None else None
         return "" if step is None else f"{before}the last step was {step}"
 
 
-def culprits(suspects: Sequence[RankStatus], stacks: Mapping[int, str]) -> Sequence[RankStatus]:
+def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
     """Return those that do not wait for others, by their stacks; none where nothing tells the ranks apart."""
     waiting = {rank for rank, stack in stacks.items() if _IN_A_COLLECTIVE.search(innermost(stack))}
-    apart = [rank for rank in suspects if rank.rank not in waiting]
+    apart: list[RankStatus] = []
+    for ranks in (stall.suspects, stall.others):
+        apart = apart or [rank for rank in ranks if rank.rank not in waiting]
     return apart if len(apart) < len(stacks) else ()
 
 
