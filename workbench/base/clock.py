@@ -11,7 +11,6 @@ CLOCK_MARK = "WORKBENCH_BOOTED_S"
 
 
 def now_s() -> float:
-    """Return seconds since the epoch."""
     return _since_boot_s() + _booted_s()
 
 

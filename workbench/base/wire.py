@@ -19,7 +19,6 @@ _LARGEST = 16 << 20  # bytes of a message
 
 
 def to_line(message: Mapping[str, object]) -> bytes:
-    """Write a JSON object as one line."""
     return json.dumps(message).encode() + b"\n"
 
 

@@ -112,7 +112,6 @@ def _work(row: BenchmarkRow) -> dict[str, object]:
 
 
 def _for_people(same: Mapping[str, object]) -> dict[str, object]:
-    """Name a dataset, not its fingerprint."""
     return {"data" if name == "dataset" else name: value for name, value in same.items() if name != "data"}
 
 

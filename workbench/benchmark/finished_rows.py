@@ -62,7 +62,6 @@ class FinishedRows:
         return next((path for path in self._same(note) if not row_of(path).outcome.is_terminal), None)
 
     def rows(self) -> Sequence[BenchmarkRow]:
-        """Return all rows, of any version."""
         return [row_of(path) for runs in self._by_place.values() for path, _ in runs]
 
     def _same(self, note: Mapping[str, object]) -> list[Path]:

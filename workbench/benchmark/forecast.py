@@ -32,8 +32,6 @@ class MemoryForecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeForecast:
-    """How long a row is expected to take."""
-
     seconds: float | None = None
     """Seconds; None where no row on disk tells."""
     basis: str = "not known yet"

@@ -57,7 +57,6 @@ def greater_is_better(job: FineTune) -> bool:
 
 
 def metric_function(metric: str) -> tuple[str, str]:
-    """Split `path.py:function`."""
     path, _, function = metric.rpartition(":")
     return path, function
 

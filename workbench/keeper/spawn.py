@@ -30,7 +30,6 @@ class Leash(io.FileIO):
         super().__init__(near_end, "wb")
 
     def drop(self) -> None:
-        """Let the keeper live on."""
         with suppress(BrokenPipeError):  # it has ended
             self.write(STAY)
 

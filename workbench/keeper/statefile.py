@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 
 
 class StateFile:
-    """One `state.json` of a cluster."""
-
     def __init__(self, path: Path, redact: Redactor, lock: int):
         pid = os.getpid()
         self._file, self._redact = KeptFile(path), redact

@@ -160,7 +160,6 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
 
 
 def machine_memory_gib() -> float:
-    """Return this machine's memory in GiB."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
 

@@ -144,7 +144,6 @@ def arithmetic_of(job: FineTune) -> str:
 def request_of(
     job: FineTune, config: Mapping[str, object], arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None
 ) -> dict[str, object]:
-    """Ask for the trace of a job's step."""
     source, target = lengths or (job.max_source_length, job.max_target_length)
     lora = Lora.from_dict(job.lora)
     return {

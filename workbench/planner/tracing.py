@@ -95,7 +95,6 @@ class Trace:
 
     @property
     def packed(self) -> int:
-        """Those that 4 bits can hold."""
         return sum(group.packed for group in self._groups)
 
     @property

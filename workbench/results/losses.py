@@ -14,8 +14,6 @@ from workbench.rundir.paths import RunPaths
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """A loss, and when it was."""
-
     step: int
     seconds: float
     """Seconds since the run's start was asked for."""

@@ -72,8 +72,6 @@ class RunFault(TolerantRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart(TolerantRecord):
-    """What a run lost, and how it went on."""
-
     what: str = ""
     """What was lost: "pod-2 was lost"."""
     why: str = ""

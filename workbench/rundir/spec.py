@@ -64,8 +64,6 @@ class ClusterSpec(Record):
 
 
 class RunSpec(Record):
-    """A whole `SPEC.json`."""
-
     label: ClassVar[str] = "spec"
 
     cluster: Annotated[ClusterSpec, nested(ClusterSpec.from_dict)] = Field(default_factory=ClusterSpec)

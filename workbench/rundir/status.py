@@ -60,7 +60,6 @@ class ClusterStatus(TolerantRecord):
 
     @property
     def alive(self) -> bool:
-        """Whether the keeper lives, now."""
         same_boot = self.boot in ("", boot_id())  # else the machine was started again: its pids are others'
         return self.pid is not None and same_boot and is_alive(self.pid, self.start_time)
 

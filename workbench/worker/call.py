@@ -21,7 +21,6 @@ _PLAIN = (str, bool, int, float, type(None))
 
 
 def main() -> None:
-    """Do so, in the folder of the run."""
     here = Path(__file__).absolute().parent
     facts = json.loads((here / "function.json").read_text(encoding="utf-8"))
     try:

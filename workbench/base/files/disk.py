@@ -39,7 +39,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_room(folder: Path, needed: int, *, where: str = HERE) -> None:
-    """Raise unless so many bytes are free."""
     if (free := free_bytes(folder)) < needed:
         raise disk_full(folder, needed, free, where=where)
 

@@ -20,7 +20,6 @@ LARGEST = 16 << 20
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace a file atomically."""
     with full_disk_named(path.parent, len(data)):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -39,7 +38,6 @@ def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> None:
-    """Replace a JSON file atomically."""
     write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode)
 
 

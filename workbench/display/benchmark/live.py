@@ -159,7 +159,6 @@ class BenchmarkLive:
             self._draw()
 
     def close(self) -> None:
-        """Draw the last state. Idempotent."""
         self._draw()
         if self._passing:
             self._screen.write("\n")

@@ -11,7 +11,6 @@ _WORD = 40  # letters of a word
 
 
 def html_table(grid: Grid) -> str:
-    """Draw a table as HTML."""
     prose = _prose(grid) if grid.whole else []
     styles = [_style(grid, title, 90 // len(prose) if title in prose else 0) for title in grid.columns]
     cut = [title in grid.cut for title in grid.columns]

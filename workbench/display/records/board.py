@@ -21,7 +21,6 @@ def board_html(board: Board) -> str:
 
 
 def board_bundle(board: Board) -> dict[str, object]:
-    """Return the line as text and HTML."""
     return {"text/plain": repr(board), "text/html": board_html(board)}
 
 

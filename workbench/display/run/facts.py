@@ -64,7 +64,6 @@ class RunFacts:
 
     @property
     def share(self) -> float:
-        """How much of the way is done, 0 to 1."""
         p = self.progress
         if self.state is RunState.SUCCEEDED:
             return 1.0

@@ -74,7 +74,6 @@ class RunPanel:
         self._folds[title] = is_open
 
     def still(self) -> bytes:
-        """Draw the losses as PNG."""
         return plot_png(curve_plot(self.view))
 
     def prepare(self) -> None:

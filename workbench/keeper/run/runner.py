@@ -60,7 +60,6 @@ class Runner:
 
     @property
     def ended(self) -> bool:
-        """Whether its result is on disk."""
         return result_file(self._context.paths).exists()
 
     @property

@@ -67,7 +67,6 @@ class Identity:
 
     @property
     def key(self) -> Path:
-        """The private key, mode 0600."""
         return self.folder / "id_ed25519"
 
     @property

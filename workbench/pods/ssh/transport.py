@@ -49,7 +49,6 @@ class Destination:
 
 
 def reach(destination: Destination, timeout_s: float, through: Transport | None = None) -> Transport:
-    """Connect, check the host key, log in."""
     check_key_file(destination.key)
     if not destination.pinned:
         raise PodError(

@@ -49,7 +49,6 @@ class Pushed(Shown):
 def push(
     result: ResultRecord, repo_id: str, *, private: bool, token: str | None, dtype: str | None, merged: bool
 ) -> Pushed:
-    """Upload a run's model; see `Run.push`."""
     from huggingface_hub import HfApi
 
     paths = RunPaths(result.path)

@@ -45,7 +45,6 @@ class ModuleProfile:
             yield from child.at(depth - 1, f"{within}.{child.name}" if within else child.name)
 
     def figure(self, name: str) -> float:
-        """Return one of `FIGURES`."""
         return {"params": self.params, "macs": self.macs, "latency": self.latency_s}[name]
 
 

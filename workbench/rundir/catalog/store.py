@@ -57,7 +57,6 @@ class RunRecord(ResultRecord):
 
     @property
     def is_live(self) -> bool:
-        """Whether it has not ended."""
         return not self.state.is_terminal
 
 

@@ -113,7 +113,6 @@ class WorkerBook:
 
     @property
     def epochs(self) -> Sequence[EpochTime]:
-        """The epochs that have ended, in order."""
         ends = ((epoch, list(ranks.values())) for epoch, ranks in sorted(self._ends.items()))
         return [EpochTime(epoch=e, steps=took[0][0], seconds=max(s for _, s in took)) for e, took in ends]
 

@@ -95,7 +95,6 @@ class Agent:
         return settled or time.monotonic() > self._end_by
 
     def end(self, why: str, grace_s: float = _GRACE_S) -> None:
-        """Begin to end everything. Idempotent."""
         if self._end_by is None:
             _log.info("ending: %s", why)
             self._end_by = time.monotonic() + grace_s + _LAST_S

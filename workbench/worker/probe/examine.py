@@ -20,7 +20,6 @@ _GIB = 1024**3
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
-    """Look at this machine."""
     gpus = GpuWatch().latest()
     gpu_gib, memory_limit_gib = limits(gpus)
     return {

@@ -17,7 +17,6 @@ from workbench.base.errors import RunError
 
 
 def connected() -> bool:
-    """Whether there is a process group."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -98,7 +97,6 @@ def alike(*, collective: bool) -> Iterator[None]:
 
 
 def close() -> None:
-    """Leave the process group; idempotent."""
     if connected():
         dist.destroy_process_group()
 

@@ -14,7 +14,6 @@ _EVERY_S = 1.0
 
 
 def phase(name: str, **how_far: int) -> None:
-    """Emit what this rank is doing now."""
     emit("phase", name=name, **how_far)
 
 

@@ -44,7 +44,6 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Count the bytes of a training step."""
     config = _config(request["config"])
     sizes = _sizes(config, request)
     # Layers that are not alike, as where mixtures of experts begin after some dense ones, are all stepped through.

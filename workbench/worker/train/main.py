@@ -45,7 +45,6 @@ from workbench.worker.train.trainer import FineTuner
 
 
 def main() -> None:
-    """Run this rank of a job."""
     work = Assignment.read()
     try:
         _run(work)

@@ -33,8 +33,6 @@ _BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """The job as this rank reads it."""
-
     job: FineTune
     """What is asked; a model folder is named as it lies on this pod."""
     base: str

@@ -83,7 +83,6 @@ def gradients_of(trainer: Any) -> Share:
 
 
 def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
-    """Count everything, between two steps."""
     every = _parameters(trainer.model)
     trained = [p for p in every if p.requires_grad]
     engine = getattr(trainer, "deepspeed", None)

@@ -68,7 +68,6 @@ class LivePlot:
         self._closing.set()
 
     def draw(self, doc: Doc) -> None:
-        """Send the figure, if it is another."""
         figure = interactive(_plot_of(doc))
         if figure != self.widget.figure:
             self.widget.figure = figure

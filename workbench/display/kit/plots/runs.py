@@ -62,7 +62,6 @@ def memory_plot(view: RunView) -> Plot:
 
 
 def curves_svg(view: RunView, name: str = "loss") -> str:
-    """Draw a curve over optimizer steps."""
     return plot_svg(curve_plot(view, name))
 
 

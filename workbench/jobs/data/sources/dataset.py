@@ -55,7 +55,6 @@ class Release(Record):
     """Path of `data.tar.bz2`."""
 
     def check(self) -> None:
-        """Refuse a path at which nothing is."""
         if not is_there(user_path(self.path)) or not user_path(self.path).is_file():
             raise ConfigError(f"dataset path: there is no file {self.path}; paths count from {Path.cwd()}")
 
@@ -105,7 +104,6 @@ class Mix(Record):
         return self
 
     def check(self) -> None:
-        """Refuse what a part refuses."""
         for part in self.parts:
             dataset_from(part.dataset)
 

@@ -62,7 +62,6 @@ class RowFiles(Record):
         return self
 
     def check(self) -> None:
-        """Refuse paths at which nothing is."""
         for option in ("train", "eval", "tables"):
             self.paths(option)
 
