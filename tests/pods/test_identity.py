@@ -107,6 +107,7 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
     keys = [line.split(" ", 1)[1] for line in shown.stdout.splitlines() if line.startswith("identityfile ")]
     assert [key.replace("%%", "%") for key in keys] == [str(identity.key), "none"]
     assert options["userknownhostsfile"].replace("%%", "%") == str(identity.known_hosts)
+    assert "sntrup761" not in options["kexalgorithms"] and "curve25519-sha256" in options["kexalgorithms"]
 
 
 @pytest.mark.parametrize("name", ['quo"te', "do$llar", "back\\slash", "new\nline"])
@@ -175,6 +176,7 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
     assert options["identityfile"] == [str(other.key), "none"]
     assert options["proxycommand"][0].endswith("-W [%h]:%p -- workbench-jump-0")
     assert shown("127.0.0.3")["identityfile"] != options["identityfile"]
+    assert options["kexalgorithms"] == shown("elsewhere")["kexalgorithms"] != shown("127.0.0.3")["kexalgorithms"]
     assert "proxycommand" not in shown("127.0.0.3")
     hop = shown("workbench-jump-0")
     assert (hop["hostname"], hop["user"], hop["port"]) == (["127.0.0.8"], ["hop"], ["22"])
