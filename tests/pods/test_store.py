@@ -25,6 +25,7 @@ from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_a
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.sftp import Files
+from workbench.worker.agent.supervisor import stamp
 
 _T = TypeVar("_T")
 KIB = 1 << 10
@@ -188,6 +189,25 @@ def test_pods_that_share_a_store_look_at_a_file_once_a_run(tmp_path: Path) -> No
         pod.put(data, ".zip")
     assert asked[2:] == ["holds", "take"]
     assert Path(path).read_bytes() == data
+
+
+def test_a_file_that_the_agent_finds_unchanged_is_not_read_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class WithAgent(PodHere):
+        def _stamp_now(self, path: str) -> str:
+            return str(stamp({"path": path})["stamp"])
+
+    pod, data = WithAgent(tmp_path / "pod-0"), b"rows"
+    ask = pod.line._ask_far_end
+    pod.line._ask_far_end = lambda words, data=b"": asked.append(words[0]) or ask(words, data)  # type: ignore
+    for _ in range(4):
+        path = Path(pod.put(data, ".jsonl"))
+    assert asked == ["holds", "take", "holds"]
+    path.write_bytes(b"spoi")
+    pod.put(data, ".jsonl")
+    assert asked[3:] == ["holds", "take"]
+    assert path.read_bytes() == data
 
 
 @pytest.mark.slow

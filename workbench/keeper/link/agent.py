@@ -181,6 +181,11 @@ class AgentLink(PodFiles):
             )
         return done.stdout
 
+    def _stamp_now(self, path: str) -> str:
+        with suppress(RemoteError):
+            return str(self.call("stamp", path=path)["stamp"])
+        return ""
+
     def _free_bytes(self) -> int:
         words = self._connection().run(["df", "-B1", "--output=avail", "--", self.pod.root]).stdout.split()
         return int(words[-1]) if words and words[-1].isdigit() else 0

@@ -98,9 +98,10 @@ class PodFiles:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(f"{local} changed while it was sent; submit the run again", host=self.pod.address)
 
-        self._stock.ensure(
-            path, self.pod.name, lambda stamp: self.lasting(lambda ssh: ssh.stamp_of(path, digest, stamp)), send
-        )
+        def look(stamp: str) -> str:
+            return self.lasting(lambda ssh: self._look(ssh, path, digest, stamp))
+
+        self._stock.ensure(path, self.pod.name, look, send)
         return path
 
     def size(self, remote: str) -> int:
@@ -130,9 +131,17 @@ class PodFiles:
         self._stock.ensure(
             path,
             self.pod.name,
-            lambda stamp: ssh.stamp_of(path, digest, stamp),
+            lambda stamp: self._look(ssh, path, digest, stamp),
             lambda: ssh.put_bytes(data, path),
         )
+
+    def _look(self, ssh: SSHConnection, path: str, digest: str, stamp: str) -> str:
+        """Return the stamp of a file with this digest, empty for any other; no program reads one that is unchanged."""
+        return stamp if stamp and self._stamp_now(path) == stamp else ssh.stamp_of(path, digest, stamp)
+
+    def _stamp_now(self, _path: str) -> str:
+        """Return the stamp that a file has now; empty where nobody on the pod can tell."""
+        return ""
 
     def put_file(self, local: Path, path: str) -> str:
         """Send a file of any size to a path on the pod, 0600; return its digest."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
-import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.files import write_text
-from workbench.base.package import file_digest
 
 _CACHES = frozenset(("__pycache__", ".git", ".cache", ".ipynb_checkpoints"))
 _PIECE = 1 << 20
@@ -23,6 +21,8 @@ def files_left(out: Path, script: Path, archive: Path, below: int) -> dict[str, 
     """List both folders; of the script's, what its archive does not hold so. Links and pipes are named alone."""
     sent: dict[str, tuple[int, int]] = {}
     if archive.is_file():
+        import zipfile
+
         with zipfile.ZipFile(archive) as packed:
             sent = {member.filename: (member.file_size, member.CRC) for member in packed.infolist()}
     put, wrote = _Listing(below, {}, frozenset()), _Listing(below, sent, _CACHES)
@@ -38,6 +38,8 @@ def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, obj
     for name, text in files.items():
         write_text(folder / Path(name).name, text)
     if archive:
+        import zipfile  # each run has a fork of the agent import it
+
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(folder / "script")
     return {}
@@ -61,6 +63,8 @@ class _Listing:
                     self._take((here / name).relative_to(folder).as_posix(), here / name)
 
     def _take(self, name: str, path: Path) -> None:
+        from workbench.base.package import file_digest
+
         try:
             facts = path.lstat()
             if not stat.S_ISREG(facts.st_mode):

@@ -63,6 +63,7 @@ class Agent:
             "hello": self._hello,
             "ping": lambda _: {"time_s": now_s(), "pid": os.getpid()},
             "free_port": lambda message: {"port": network.free_port(str(message["address"]))},
+            "stamp": stamp,
             "stage": self._stage,
             "left": self._left,
             "task": lambda message: {"answer": self._tasks.take(whole_in(message, "task"))},
@@ -303,6 +304,12 @@ class Agent:
         if now - taken > (_HURRY_S / 2 if fresh else _TABLE_S):
             self._table = (now, family_table({os.getpid(), self.warm.pid or os.getpid()}))
         return self._table[1]
+
+
+def stamp(message: Message) -> Reply:
+    """Return what changes with a file, as `far_end.py` of SSH writes it."""
+    facts = Path(str(message["path"])).stat()
+    return {"stamp": f"{facts.st_size}-{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"}
 
 
 def _request_of(message: Message) -> RunRequest:
