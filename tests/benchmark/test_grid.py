@@ -54,6 +54,9 @@ def test_options_of_a_jobs_own_technique_do_not_go_to_another() -> None:
         {"gradient_clipping": 1.0},
         None,
     ]
+    grid = make_grid([FineTune(technique="single", device_map="auto", max_memory={0: 1})], ["single", "zero1"])
+    jobs = [row.job for row in grid.rows if isinstance(row.job, FineTune)]
+    assert [(job.device_map, job.max_memory) for job in jobs] == [("auto", {"0": 1}), (None, {})]
 
 
 def test_combinations_that_are_refused_say_why() -> None:

@@ -96,7 +96,7 @@ def test_memory_is_predicted_where_the_step_was_counted_before(tmp_path: Path, m
     form = Composition(technique="zero3", count=2)
     assert preview_of(form).memory == "Memory is being counted; plan(job, pods=2) shows every technique."
     assert not preview_of(form).is_counted
-    request = request_of(form.make_job(), model_config(form["model"]), ["fp32"], gpu=False, lengths=None)
+    request = request_of(form.make_job(), model_config(form["model"]), ["fp32"], gpus=0, lengths=None)
     sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
     preview = preview_of(form)

@@ -69,6 +69,12 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ({"checkpoint_layers": ["T5Block"]}, "checkpoint_layers says which layers are recomputed: give gradient_ch"),
         ({"peft": "qlora", "technique": "zero3"}, "would shard weights of 4 bits; use 'fsdp', which can, 'zero2'"),
         ({"technique": "fsdp", "torch_compile": True}, "torch_compile with technique 'fsdp' is not offered"),
+        ({"device_map": "auto"}, "technique 'zero1' takes a process for each; use 'single', or 'fsdp' without device"),
+        ({"device_map": "balanced"}, "job device_map 'balanced' is not known"),
+        ({"technique": "single", "max_memory": {0: 1}}, "give device_map='auto' too"),
+        ({"max_memory": {0: 20, "disk": 9}}, "max_memory names 'disk': weights that accelerate keeps there get no"),
+        ({"max_memory": {0: "20 GiB each"}}, "job max_memory is a dict; it must be an object of GPU numbers and GiB"),
+        ({"max_memory": {"gpu": 1}}, "it must be an object of GPU numbers and GiB, such as {0: 20, 1: '20GiB'}"),
         ({"training": {"neftune_noise_alfa": 5}}, "'neftune_noise_alfa' is not known: did you mean 'neftune_noise_alp"),
         ({"training": {"output_dir": "x"}}, "training 'output_dir' is not for a job to set: what a run writes"),
         ({"training": {"seed": 1}}, "training 'seed' is an option of the job itself: give seed=… beside"),
@@ -111,6 +117,16 @@ def test_a_refused_spec_shows_no_secret(spec: object) -> None:
     with pytest.raises(ConfigError, match="must be an object") as refused:
         RunSpec.from_dict(spec)
     assert "canary" not in str(refused.value)
+
+
+def test_the_memory_of_each_gpu_is_kept_in_gib_and_is_of_gpus_that_there_are() -> None:
+    sizes = {0: "20GiB", 1: 20, 2: "40960MB"}
+    job = FineTune(technique="single", device_map="auto", max_memory=sizes)
+    assert job.max_memory == {"0": 20.0, "1": 20, "2": pytest.approx(38.147, abs=1e-3)}
+    assert job_from_dict(job.to_dict()) == job
+    check_at_submit(job, gpus=3)
+    with pytest.raises(ConfigError, match="max_memory names GPU 2, and a pod has 2, numbered from 0"):
+        check_at_submit(job, gpus=2)
 
 
 def test_a_job_is_not_changed_in_place() -> None:

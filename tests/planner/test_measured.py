@@ -97,7 +97,7 @@ def job_of(root: Path, name: str) -> FineTune:
 
 def request(job: FineTune) -> dict[str, object]:
     """What `predict` has traced for a job."""
-    return request_of(job, model_config(job.model), [arithmetic_of(job)], gpu=False, lengths=None)
+    return request_of(job, model_config(job.model), [arithmetic_of(job)], gpus=0, lengths=None)
 
 
 @pytest.fixture(scope="module")

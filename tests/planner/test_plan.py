@@ -189,6 +189,22 @@ def test_mixtures_of_experts_are_planned_from_their_configuration(
     assert row.stages["loading"].files == 2 * table.parameters
 
 
+@pytest.mark.slow
+def test_layers_over_several_gpus_are_planned_by_the_fullest(cache: Path) -> None:
+    pytest.importorskip("transformers")
+    job = FineTune(model="tiny-llama", technique="single", device_map="auto", max_source_length=16)
+    one, two = (plan(job, gpus=gpus, gpu_memory_gib=2, techniques=["single", "ddp"]) for gpus in (1, 2))
+    whole, fullest = one.row("single"), two.row("single")
+    assert (whole.gpus_on_pod, fullest.gpus_on_pod, fullest.ranks) == (1, 2, 1)
+    assert whole.gpu is not None and fullest.gpu is not None and fullest.fit is Fit.FITS
+    assert fullest.gpu.parameters + fullest.gpu.optimizer == pytest.approx(6 * two.parameters, rel=0.05)
+    assert two.row("ddp").gpu is not None and two.row("ddp").gpu.parameters == whole.gpu.parameters  # type: ignore[union-attr]
+    assert "single with its layers over 2 GPUs, the fullest of which is shown" in str(two)
+    assert "single with its layers over 1 GPU," not in str(one)
+    small = plan(job.replace(max_memory={0: 0.002, 1: 0.002}), gpus=2, gpu_memory_gib=2, techniques=["single"])
+    assert small.row("single").fit is Fit.REFUSED and "device_map has no room for" in small.row("single").why
+
+
 def test_what_was_never_traced_is_not_known_without_tracing() -> None:
     assert predict(FineTune(max_source_length=8), pods=1, gpus=0, trace=False) is None
     assert cached_trace({"config": {}, "arithmetic": ["fp32"]}) is None

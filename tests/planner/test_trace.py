@@ -38,6 +38,22 @@ def test_two_shallow_copies_say_what_the_whole_model_does(shape: str, arithmetic
             assert peak(shallow, rows, weight) == pytest.approx(peak(whole, rows, weight), rel=1e-9)
 
 
+def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() -> None:
+    request = {"config": SHAPES["llama"], "source": 24, "target": 16, "arithmetic": ["fp32"], "lora": None}
+    spread = {"limits": {"0": 1 << 60, "1": 1 << 60, "2": 1 << 60}, "packed": False}
+    found = trace({**request, "spread": spread})
+    assert {name: found[name] for name in ("points", "sizes")} == trace(request)
+    part, whole = found["part"]["sizes"], found["sizes"]
+    # The embeddings with one layer, three layers, one with the output layer.
+    assert found["gpus"] == 3 and part == {"layers": whole["layers"][1:4], "rest": []}
+    alone = trace({**request, "config": SHAPES["llama"] | {"num_hidden_layers": 3}, "whole": True})
+    for rows in (1, 40):
+        peaks = [max(base + rows * row for base, row, *_ in one["points"]["fp32"]) for one in (found["part"], alone)]
+        assert peaks[0] == pytest.approx(peaks[1], rel=1e-9)
+    small = trace({**request, "spread": {**spread, "limits": {"0": 1 << 12, "1": 1 << 16}}})
+    assert "part" not in small and "device_map has no room for" in small["unplaced"]
+
+
 def test_stacks_of_unequal_depth_are_traced_as_they_are() -> None:
     config = SHAPES["t5"] | {"num_decoder_layers": 3}
     found = trace({"config": config, "source": 8, "target": 8, "arithmetic": ["fp32"], "lora": None})

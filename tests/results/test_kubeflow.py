@@ -338,6 +338,9 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
         other = run_of(tmp_path / technique, FineTune(technique=technique))
         with pytest.raises(ConfigError, match=f"technique '{technique}' cannot be elastic: .*{why}"):
             other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))
+    spread = run_of(tmp_path / "spread", FineTune(technique="single", device_map="auto"), gpus=2)
+    with pytest.raises(ConfigError, match="device_map spreads a model over the GPUs of one process, and a manifest"):
+        spread.manifest("trainjob", image=IMAGE)
 
 
 def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:
         (FineTune(technique="fsdp"), "technique 'fsdp'"),
         (FineTune(technique="local-sgd"), "technique 'local-sgd'"),
         (FineTune(peft="lora"), "peft 'lora'"),
+        (FineTune(technique="single", device_map="auto", max_memory={0: "2GiB"}), "layers spread by device_map"),
         (FineTune(model="tiny-llama", technique="ddp", peft="qlora"), "a causal model and peft 'qlora'"),
         (FineTune(optimizer="adamw-8bit"), "optimizer 'adamw-8bit'"),
         (FineTune(eval_steps=2, load_best_model_at_end=True), "the best model"),

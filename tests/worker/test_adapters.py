@@ -47,6 +47,8 @@ RUNS = {
     "qlora-zero1": ("zero1", 2, 6, 1),
     "qlora-zero2": ("zero2", 2, 3, 2),
     "qlora-fsdp": ("fsdp", 2, 6, 1),
+    "qlora-pipeline": ("single", 1, 12, 1),
+    "t5-pipeline": ("single", 1, 12, 1),
 }
 TRAINED = {"lora": ("tiny-llama", "lora"), "t5": ("tiny-t5", "lora"), "qlora": ("tiny-llama", "qlora")}
 ANSWERS, STEPS = 5, 10
@@ -70,6 +72,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
             profile_step=0,
             max_target_length=24,
             max_steps=STEPS,
+            **({"device_map": "auto", "max_memory": {0: 1, 1: 1}} if name.endswith("pipeline") else {}),
             predict_rows=ANSWERS if name == "qlora-single" else 0,
         )
     bf16 = {"technique": "zero2", "precision": "bf16", "gradient_checkpointing": True, **SHORT}

@@ -44,6 +44,13 @@ def test_only_rank_0_reports_to_trackers_and_checkpointing_reaches_the_trainer(t
     assert not first.bf16 and not first.fp16  # type: ignore[attr-defined]
 
 
+def test_one_process_with_several_gpus_does_not_cut_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings.Seq2SeqTrainingArguments, "n_gpu", property(lambda _: 4))
+    assert arguments_of(tmp_path)._n_gpu == 1  # type: ignore[attr-defined]
+
+
 def test_a_precision_that_was_chosen_gives_way_where_the_gpu_lacks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for technique in TECHNIQUES:
         plan.add(technique, 2, technique=technique, **two, **OPTIONS, **chosen)
     plan.add("default", 1, technique="single", **one)
+    spread = {"device_map": "auto", "max_memory": {0: 1, 1: 1}}
+    plan.add("pipeline", 1, technique="single", **{**one, **OPTIONS, **chosen, **spread, "profile_step": 2})
     # Its own backend compiles nothing: what is looked at is that a wrapped model trains and is saved as it was.
     compiled = {
         "torch_compile": True,
@@ -57,7 +59,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(960)
-@pytest.mark.parametrize("name", [*TECHNIQUES, "compiled", "compiled-zero3"])
+@pytest.mark.parametrize("name", [*TECHNIQUES, "pipeline", "compiled", "compiled-zero3"])
 def test_every_technique_follows_one_process_with_other_options_than_the_defaults(
     ran: dict[str, Ran], name: str
 ) -> None:
@@ -80,7 +82,20 @@ def test_a_compiled_model_is_saved_under_its_own_names(ran: dict[str, Ran]) -> N
         with safe_open(str(run.folder / "out" / "model" / "model.safetensors"), "pt") as weights:
             return set(weights.keys())
 
-    assert names(ran["compiled"]) == names(ran["single"]) == names(ran["compiled-zero3"])
+    assert names(ran["compiled"]) == names(ran["single"]) == names(ran["compiled-zero3"]) == names(ran["pipeline"])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(960)
+def test_layers_on_two_devices_train_as_on_one_and_the_run_says_where_they_are(ran: dict[str, Ran]) -> None:
+    run, single = ran["pipeline"], ran["single"]
+    # The same sums in the same order.
+    assert run.curve("loss") == single.curve("loss") and run.curve("grad_norm") == single.curve("grad_norm")
+    parts = (
+        "GPU 0 has model.embed_tokens, model.layers.0; GPU 1 has model.layers.1, model.norm, model.rotary_emb, lm_head"
+    )
+    assert {"message": f"device_map: {parts}"} in run.data("note")
 
 
 def options_of(**job: object) -> dict[str, object]:

@@ -131,7 +131,7 @@ def _tuned(job: FineTune, given: str | None, options: Mapping[str, object], pods
         changed |= _batch(changed.pop("global_batch_size"), of_one.global_batch(ranks))
     if technique != job.technique:
         # What only the job's own technique knows does not go with it to another.
-        changed = {"fsdp": {}, "local_sgd": {}, "deepspeed": None, **changed}
+        changed = {"fsdp": {}, "local_sgd": {}, "deepspeed": None, "device_map": None, "max_memory": {}, **changed}
     return job.replace(**changed)
 
 

@@ -45,6 +45,7 @@ def check_together(job: FineTune) -> None:
         raise ConfigError("checkpoint_layers says which layers are recomputed: give gradient_checkpointing=True too")
     if job.checkpoint_layers and "activation_checkpointing_kwargs" in job.training:
         raise ConfigError("activation_checkpointing_kwargs are for transformers' own layers: drop checkpoint_layers")
+    _check_device_map(job)
     if job.torch_compile and job.technique == Technique.FSDP:
         raise ConfigError("torch_compile with technique 'fsdp' is not offered: drop it, or use 'ddp' or a ZeRO stage")
     if job.packing and job.attn_implementation == Attention.FLASH_ATTENTION_2 and job.per_device_train_batch_size > 1:
@@ -109,6 +110,8 @@ def check_at_submit(job: FineTune, *, gpus: int) -> None:
             "fsdp shard 'hybrid' shards within each pod, and a pod without several GPUs has one slot; "
             "use 'full' or 'grads', or give a group"
         )
+    if gpus and (missing := [gpu for gpu in job.max_memory if int(gpu) >= gpus]):
+        raise ConfigError(f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop it")
     if gpus:
         return
     if job.attn_implementation == Attention.FLASH_ATTENTION_2:
@@ -161,6 +164,19 @@ def _check_technique(job: FineTune) -> None:
         raise ConfigError(f"fsdp group is for shard 'hybrid', and shard is '{fsdp.shard}'; drop one")
     if fsdp.layer_parameters is not None and fsdp.layers:
         raise ConfigError("fsdp layers and layer_parameters both say what is sharded by itself; give one")
+
+
+def _check_device_map(job: FineTune) -> None:
+    if job.max_memory and not job.device_map:
+        raise ConfigError("max_memory says what device_map puts on each GPU: give device_map='auto' too")
+    if job.device_map and job.technique != Technique.SINGLE:
+        raise ConfigError(
+            f"device_map spreads layers over the GPUs that one process sees, and technique '{job.technique}' takes a "
+            "process for each; use 'single', or 'fsdp' without device_map, which spreads weights over the GPUs of all "
+            "pods"
+        )
+    if job.device_map and job.torch_compile:
+        raise ConfigError("torch_compile with device_map is not offered: drop one of them")
 
 
 def _check_peft(job: FineTune) -> None:

@@ -83,7 +83,8 @@ def gpus_for(
     """Find the least number of GPUs of every kind on which some technique fits, with a tenth of the memory to spare.
 
     Args:
-        job: The job; its technique is left open. A precision that is left open is bf16 where the GPU has it, else fp32.
+        job: The job; its technique is left open, and its `device_map` out. A precision that is left open is bf16 where
+            the GPU has it, else fp32.
         gpus_on_pod: The most GPUs of one pod; more are several full pods.
         most_pods: The most pods.
         memory_gib: Memory of one pod in GiB. None leaves it out of the verdict.
@@ -101,9 +102,10 @@ def gpus_for(
     for name in techniques or ():
         if name not in [*Technique]:
             raise one_of("technique", name, [*Technique])
+    job = job.replace(device_map=None, max_memory={})
     jobs = {bf16: _decided(job, bf16) for bf16 in {bf16 for _, bf16 in kinds.values()}}
     planned = [as_planned(decided, technique) for decided in jobs.values() for technique in CHEAPEST]
-    trace = traced(job, sorted({arithmetic_of(each) for each in planned}), gpu=True, lengths=lengths)
+    trace = traced(job, sorted({arithmetic_of(each) for each in planned}), gpus=1, lengths=lengths)
     rows = []
     for kind, (memory, bf16) in kinds.items():
         row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))

@@ -98,8 +98,11 @@ def plan(
     gpus = gpus if gpu_memory_gib else 0
     job = choose(job, gpus=gpus)
     settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
-    trace = _trace(job, list(settings.values()), gpu=gpus > 0, lengths=lengths)
+    trace = _trace(job, list(settings.values()), gpus=gpus, lengths=lengths)
     assert trace is not None
+    for name, setting in settings.items():
+        if setting.spread and trace.unplaced:
+            refused[name] = PlanRow(technique=name, fit=Fit.REFUSED, why=trace.unplaced)
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
     rows = [refused.get(name) or row_of(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
     accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
@@ -134,7 +137,7 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
     """Predict what a job needs as it is, without a verdict."""
     job = choose(job, gpus=gpus)
     setting = setting_of(job, pods=pods, gpus=gpus, model=model_config(job.model))
-    there = _trace(job, [setting], gpu=gpus > 0, only_cached=not trace)
+    there = _trace(job, [setting], gpus=gpus, only_cached=not trace)
     return None if there is None else row_of(setting, there, job.per_device_train_batch_size, (None, None))
 
 
@@ -142,7 +145,7 @@ def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -
     """Return what several pods make of one pod's step of a job; None where its trace is not cached."""
     job = choose(job, gpus=gpus)
     setting = setting_of(job, pods=pods, gpus=gpus)
-    there = _trace(job, [setting], gpu=gpus > 0, only_cached=True)
+    there = _trace(job, [setting], gpus=gpus, only_cached=True)
     accumulation = job.gradient_accumulation_steps
     return None if there is None else scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
 
@@ -155,6 +158,8 @@ def as_planned(job: FineTune, technique: str) -> FineTune:
         deepspeed=job.deepspeed if own else None,
         fsdp=job.fsdp if own else {},
         local_sgd=job.local_sgd if own else {},
+        device_map=job.device_map if own else None,
+        max_memory=job.max_memory if own else {},
         launcher=job.launcher if technique != Technique.SINGLE else Launcher.SSH.value,
     )
 
@@ -167,18 +172,18 @@ def _trace(
     job: FineTune,
     settings: Sequence[Setting],
     *,
-    gpu: bool,
+    gpus: int,
     lengths: tuple[int, int] | None = None,
     only_cached: bool = False,
 ) -> Trace | None:
     wanted = sorted({setting.arithmetic for setting in settings}) or ["fp32"]
     if not only_cached:
-        return traced(job, wanted, gpu=gpu, lengths=lengths)
-    return cached_trace(request_of(job, model_config(job.model), wanted, gpu=gpu, lengths=lengths))
+        return traced(job, wanted, gpus=gpus, lengths=lengths)
+    return cached_trace(request_of(job, model_config(job.model), wanted, gpus=gpus, lengths=lengths))
 
 
-def traced(job: FineTune, arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None) -> Trace:
-    return trace_step(request_of(job, model_config(job.model), arithmetic, gpu=gpu, lengths=lengths))
+def traced(job: FineTune, arithmetic: list[str], *, gpus: int, lengths: tuple[int, int] | None) -> Trace:
+    return trace_step(request_of(job, model_config(job.model), arithmetic, gpus=gpus, lengths=lengths))
 
 
 def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
@@ -199,14 +204,14 @@ def row_of(setting: Setting, trace: Trace, rows: int, limits: Limits, *, searche
         gpu=gpu,
         host=highest(stages),
         stages=stages,
-        gpus_on_pod=setting.on_pod if setting.gpu else 0,
+        gpus_on_pod=trace.gpus if setting.spread else setting.on_pod if setting.gpu else 0,
         ranks=setting.ranks,
         micro_batch=most_rows(setting, trace, limits) if searches and fit is not Fit.UNKNOWN else None,
     )
 
 
 def _needs(setting: Setting, trace: Trace, rows: int, limits: Limits) -> tuple[Memory | None, Mapping[str, Memory]]:
-    need = need_of(setting, trace, rows)
+    need = need_of(setting, trace.part if setting.spread and trace.part else trace, rows)
     return need.gpu, host_of(setting, trace, need, None if limits[0] is None else limits[0] * GIB)
 
 

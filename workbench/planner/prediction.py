@@ -50,7 +50,7 @@ def inquiry_of(job: FineTune, *, pods: int, spec: PodSpec, local: bool) -> dict[
     job = choose(job, gpus=spec.gpus)
     config = model_config(job.model)
     setting = setting_of(job, pods=pods, gpus=spec.gpus, model=config)
-    request = request_of(job, config, [setting.arithmetic], gpu=setting.gpu, lengths=None)
+    request = request_of(job, config, [setting.arithmetic], gpus=spec.gpus, lengths=None)
     return {
         "setting": asdict(setting),
         "others": _others(job, setting, pods=pods, gpus=spec.gpus, config=config),

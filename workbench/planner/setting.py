@@ -36,6 +36,8 @@ class Setting:
     shards: int
     """Ranks that the state is cut over; fewer where replicas stand on other pods."""
     on_pod: int
+    spread: bool = False
+    """Whether its one rank spreads the layers over the GPUs of the pod."""
     gpu: bool
     arithmetic: str
     """Which of the trace's steps it is."""
@@ -96,6 +98,7 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
         ranks=ranks,
         shards=(fsdp.group or on_pod) if technique is Technique.FSDP and fsdp.shard == Shard.HYBRID else shards,
         on_pod=on_pod,
+        spread=job.device_map is not None and gpus > 1,
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
         weight_bytes=2 if half and technique.uses_deepspeed else 4,
@@ -142,7 +145,7 @@ def arithmetic_of(job: FineTune) -> str:
 
 
 def request_of(
-    job: FineTune, config: Mapping[str, object], arithmetic: list[str], *, gpu: bool, lengths: tuple[int, int] | None
+    job: FineTune, config: Mapping[str, object], arithmetic: list[str], *, gpus: int, lengths: tuple[int, int] | None
 ) -> dict[str, object]:
     source, target = lengths or (job.max_source_length, job.max_target_length)
     lora = Lora.from_dict(job.lora)
@@ -156,8 +159,14 @@ def request_of(
         "lora": None
         if job.peft == Peft.NONE
         else {name: value for name, value in lora.to_dict().items() if name != "resume_from"},
-        "gpu": gpu,
+        "gpu": gpus > 0,
+        **({"spread": _spread(job, gpus)} if job.device_map and gpus > 1 else {}),
     }
+
+
+def _spread(job: FineTune, gpus: int) -> dict[str, object]:
+    limits = {gpu: int(gib * 2**30) for gpu, gib in job.max_memory.items()}
+    return {"limits": limits or dict.fromkeys(map(str, range(gpus)), 1 << 60), "packed": job.peft == Peft.QLORA}
 
 
 def _reduce_bytes(job: FineTune, config: Mapping[str, Any], *, half: bool) -> int:

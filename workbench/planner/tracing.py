@@ -23,7 +23,7 @@ from workbench.base.files import read_json, write_json
 
 Request = Mapping[str, Any]
 Answer = Mapping[str, Any]
-"""What the tracing process writes: `points` by arithmetic and `sizes`."""
+"""What the tracing process writes: `points` by arithmetic and `sizes`; of spread layers `part`, the same."""
 
 _LIMIT_S = 300.0
 # No collections while modules load: torch and transformers take 3.1 s of CPU then rather than 4.0.
@@ -80,6 +80,12 @@ class Trace:
     layers: Sequence[Parameters]
     rest: Parameters
     """What is in none of them: embeddings, the output layer, last norms."""
+    part: Trace | None = None
+    """What the fullest GPU holds of a model whose layers are spread over several; None where they are not."""
+    gpus: int = 1
+    """GPUs that it lies on."""
+    unplaced: str = ""
+    """Why its layers cannot be spread as they should be."""
 
     @property
     def _groups(self) -> Sequence[Parameters]:
@@ -148,6 +154,9 @@ def trace_of(answers: Sequence[Answer]) -> Trace:
         },
         layers=[_parameters(layer) for layer in sizes["layers"]],
         rest=_parameters(sizes["rest"]),
+        part=trace_of([each["part"] for each in answers]) if "part" in answers[0] else None,
+        gpus=answers[0].get("gpus", 1),
+        unplaced=answers[0].get("unplaced", ""),
     )
 
 

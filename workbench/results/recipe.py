@@ -102,6 +102,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         "going on from a checkpoint": bool(job.get("resume")),
         "the best model": bool(job.get("load_best_model_at_end")),
         "recomputed layers by name": bool(job.get("checkpoint_layers")),
+        "layers spread by device_map": bool(job.get("device_map")),
         "an early stop": job.get("early_stopping_patience") is not None,
     }
     return [name for name, there in parts.items() if there]

@@ -219,6 +219,8 @@ def _what(table: PlanTable) -> str:
     what = [str(job.number_format), job.optimizer, *([job.peft] if job.peft != "none" else [])]
     what += [f"gradients sent in {job.communication}"] if job.communication else []
     what += ["gradient checkpointing"] if job.gradient_checkpointing else []
+    spread = {row.gpus_on_pod for row in table.rows if row.gpus_on_pod > row.ranks == 1}
+    what += [f"single with its layers over {counted(gpus, 'GPU')}, the fullest of which is shown" for gpus in spread]
     return (
         f"Predicted for {table.model} ({scaled(table.parameters)} parameters, {scaled(table.trained)} trained) on "
         f"{counted(table.pods, 'pod')}; micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "

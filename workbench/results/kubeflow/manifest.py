@@ -126,6 +126,11 @@ def _check(kind: str, job: Job, options: HandoverOptions) -> None:
             f"the run went on from a checkpoint in {tuned.resume}, on this machine, where no cluster finds it; hand "
             "over a run that began at its beginning (one with save_steps resumes by itself on the cluster)"
         )
+    if tuned and tuned.device_map:
+        raise ConfigError(
+            "device_map spreads a model over the GPUs of one process, and a manifest gives each one GPU; hand over "
+            "a run with technique 'fsdp' instead"
+        )
     if options.elastic is None:
         return
     if kind != "pytorchjob":

@@ -14,7 +14,7 @@ from workbench.jobs.choices import Peft, Precision, Technique
 from workbench.jobs.data.rows import Example
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import Family, ModelKind, model_kind
-from workbench.worker.model import tiny
+from workbench.worker.model import pipeline, tiny
 
 _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
@@ -46,12 +46,14 @@ def load(
     return _from_pretrained(place, tokenizer, options)
 
 
-def load_options(job: FineTune) -> Mapping[str, Any]:
+def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
     """Return how `from_pretrained` is to read the weights of a model that is trained: in their files' own format.
 
     Such weights are pages of the files, which the ranks of a pod share, until `placed` or FSDP's sharding copies them.
     Under ZeRO-3 transformers reads on rank 0 alone and sends every other rank its part.
     """
+    if job.device_map:
+        return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus)}
     if job.peft == Peft.QLORA or Technique(job.technique).zero_stage == 3:
         return {}
     return {} if model_kind(job.model) is ModelKind.BUILTIN else {"dtype": "auto"}
@@ -60,7 +62,7 @@ def load_options(job: FineTune) -> Mapping[str, Any]:
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     """Put a loaded model into the number format and to the device that it is trained in, a tensor at a time."""
     technique = Technique(job.technique)
-    if technique is Technique.FSDP or technique.zero_stage == 3 or job.peft == Peft.QLORA:
+    if technique is Technique.FSDP or technique.zero_stage == 3 or job.peft == Peft.QLORA or job.device_map:
         return loaded
     half = _HALF.get(job.number_format) if technique.uses_deepspeed else None  # which turns all weights to it anyway
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
@@ -76,9 +78,7 @@ def outline(
     place = str(Path(name).expanduser())
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    with torch.device("meta"):
-        model = _auto(config).from_config(config, trust_remote_code=False)
-    return Loaded(model=model, tokenizer=_padded(tokenizer), family=_family(config))
+    return Loaded(model=_without_weights(config), tokenizer=_padded(tokenizer), family=_family(config))
 
 
 def initial(name: str, tokenizer: Any, *, seed: int, options: Mapping[str, Any] | None = None) -> Loaded:
@@ -104,8 +104,12 @@ def parameter_count(model: torch.nn.Module) -> int:
 def weight_bytes(place: str) -> int:
     """Count the bytes of a model's weights in FP32 from its configuration alone."""
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    return 4 * parameter_count(_without_weights(config))
+
+
+def _without_weights(config: Any) -> Any:
     with torch.device("meta"):
-        return 4 * parameter_count(_auto(config).from_config(config, trust_remote_code=False))
+        return _auto(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
 
 
 def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
@@ -115,17 +119,19 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
         model.set_attn_implementation(attention)
     if not options:
         return Loaded(model=model, tokenizer=tokenizer, family=_family(model.config))
+    options, placed = pipeline.placed_options(options, lambda: model)
     # As if it had been saved and read; among several ranks `save_pretrained` would write on the first one alone.
     read = type(model).from_pretrained(
         None, config=model.config, state_dict=model.state_dict(), **{"dtype": torch.float32, **options}
     )
-    return Loaded(model=read, tokenizer=tokenizer, family=_family(read.config))
+    return Loaded(model=pipeline.hooked(read, placed), tokenizer=tokenizer, family=_family(read.config))
 
 
 def _from_pretrained(place: str, tokenizer: Any, options: Mapping[str, Any] | None) -> Loaded:
     config = AutoConfig.from_pretrained(place, trust_remote_code=False)
-    model = _auto(config).from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **(options or {})})
-    return Loaded(model=model, tokenizer=_padded(tokenizer), family=_family(config))
+    options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
+    model = _auto(config).from_pretrained(place, trust_remote_code=False, **{"dtype": torch.float32, **options})
+    return Loaded(model=pipeline.hooked(model, placed), tokenizer=_padded(tokenizer), family=_family(config))
 
 
 def _padded(tokenizer: Any) -> Any:

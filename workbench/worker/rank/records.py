@@ -37,14 +37,15 @@ def write_done(folder: Path, rank: int) -> None:
 
 
 def memory() -> dict[str, float]:
-    """Measure this process's memory: resident now and at its peak, and the GPU's peaks where it uses one."""
+    """Measure this process's memory: resident now and at its peak, and the peaks of the fullest GPU that it uses."""
     import torch
 
     now, peak = process_memory.memory(os.getpid())
     sizes = {"rss_gib": now / _GIB, "peak_rss_gib": peak / _GIB}
     if torch.cuda.is_available():
-        sizes["cuda_allocated_gib"] = torch.cuda.max_memory_allocated() / _GIB
-        sizes["cuda_reserved_gib"] = torch.cuda.max_memory_reserved() / _GIB
+        gpus = range(torch.cuda.device_count())  # a model may lie on several
+        sizes["cuda_allocated_gib"] = max(map(torch.cuda.max_memory_allocated, gpus)) / _GIB
+        sizes["cuda_reserved_gib"] = max(map(torch.cuda.max_memory_reserved, gpus)) / _GIB
     return {name: round(value, 4) for name, value in sizes.items()}
 
 

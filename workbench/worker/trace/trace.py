@@ -10,14 +10,16 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Lora
 from workbench.planner.tracing import Moment
 from workbench.worker.data.rows import aligned
@@ -27,6 +29,7 @@ from workbench.worker.trace.recorder import Recorder, front, layer_stacks, watch
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
 _DEPTHS = (2, 3)
+_Runs = Mapping[str, Mapping[int, Recorder]]
 _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 
 
@@ -45,19 +48,52 @@ def prepared_trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     config = _config(request["config"])
-    sizes = _sizes(config, request)
+    model = _model(config, request, 0)
+    sizes = _sizes(model)
     # Layers that are not alike, as where mixtures of experts begin after some dense ones, are all stepped through.
     alike = all(layer == stack[1] for stack in sizes["stacks"] for layer in stack[2:])
     shallow = alike and _depth(config) > max(_DEPTHS) and not request.get("whole")
     depths = _DEPTHS if shallow else None
-    points = {}
-    for arithmetic in request["arithmetic"]:
-        runs = {
-            depth: _step(config, request, arithmetic, depth=depth, rows=_prime(request)) for depth in depths or (0,)
-        }
-        points[arithmetic] = [list(p) for p in front(_extrapolated(runs, _depth(config)))]
+    rows = _prime(request)
+    runs = {
+        arithmetic: {depth: _step(config, request, arithmetic, depth=depth, rows=rows) for depth in depths or (0,)}
+        for arithmetic in request["arithmetic"]
+    }
+    spread = _spread(config, request, model, runs) if "spread" in request else {}
+    return {**_answer(runs, _depth(config), sizes), **spread}
+
+
+def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    points = {name: [list(p) for p in front(_extrapolated(each, depth))] for name, each in runs.items()}
     layers = [layer for stack in sizes["stacks"] for layer in stack]
     return {"points": points, "sizes": {"layers": layers, "rest": sizes["rest"]}}
+
+
+def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) -> dict[str, Any]:
+    """Count the GPUs that the layers are spread over, and what the fullest holds: a model of its layers alone."""
+    from workbench.worker.model.pipeline import placement
+
+    limits = {int(gpu): size for gpu, size in request["spread"]["limits"].items()}
+    packed = request["spread"]["packed"]
+    try:
+        placed = placement(_model(config, {**request, "lora": None}, 0), limits, packed=packed)
+    except ConfigError as error:
+        return {"unplaced": str(error)}
+    parts = [_sizes(model, partial(_is_on, gpu, placed)) for gpu in sorted(set(placed.values()))]
+    fullest = max(parts, key=partial(_bytes, packed=packed))
+    stacks = len(layer_stacks(model))
+    depth = -(-sum(map(len, fullest["stacks"])) // max(1, stacks))
+    return {"part": _answer(runs, depth, fullest), "gpus": len(parts)}
+
+
+def _is_on(gpu: int, placed: Mapping[str, int], parameter: str) -> bool:
+    name = parameter.removeprefix("base_model.model.")  # peft's
+    return placed[max((part for part in placed if not part or name.startswith(f"{part}.")), key=len)] == gpu
+
+
+def _bytes(sizes: Mapping[str, Any], *, packed: bool) -> float:
+    groups = [sizes["rest"], *(layer for stack in sizes["stacks"] for layer in stack)]
+    return sum(size * (0.5 if packed and can_pack else 4) for group in groups for size, _, can_pack in group)
 
 
 def _prime(request: Mapping[str, Any]) -> int:
@@ -179,9 +215,9 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
     return [first + (second - first) * share for first, second in zip(values[0], values[1], strict=True)]
 
 
-def _sizes(config: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
     """List the parameters by stack and layer: [elements, whether they are trained, whether 4 bits can hold them]."""
-    model = _model(config, request, 0)
+    here = {id(p) for name, p in model.named_parameters() if is_here(name)}
     stacks = layer_stacks(model)
     output = model.get_output_embeddings()
     linear = {
@@ -192,9 +228,12 @@ def _sizes(config: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         frozen = not parameter.requires_grad
         return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in linear)]
 
-    listed = [[[entry(p) for p in layer.parameters()] for layer in stack] for stack in stacks]
+    listed = [[[entry(p) for p in layer.parameters() if id(p) in here] for layer in stack] for stack in stacks]
     inside = {id(p) for stack in stacks for layer in stack for p in layer.parameters()}
-    return {"stacks": listed, "rest": [entry(p) for p in model.parameters() if id(p) not in inside]}
+    return {
+        "stacks": [[layer for layer in stack if layer] for stack in listed],
+        "rest": [entry(p) for p in model.parameters() if id(p) in here - inside],
+    }
 
 
 def _is_lora(module: Any) -> bool:

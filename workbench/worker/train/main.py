@@ -25,7 +25,7 @@ from workbench.worker.data import rows as data
 from workbench.worker.data.packing import PackingCheck, packed
 from workbench.worker.data.rows import Rows
 from workbench.worker.data.tokens import TokenRows, shared_rows
-from workbench.worker.model import adapters, sharding
+from workbench.worker.model import adapters, pipeline, sharding
 from workbench.worker.model import load as model
 from workbench.worker.model.checkpointing import recompute
 from workbench.worker.model.encode import Encoder
@@ -63,7 +63,9 @@ def _run(work: Assignment) -> None:
     phase("loading data")
     rows = data.load(work.train, work.evaluation, work.hub)
     phase("loading model")
-    loaded = adapters.attached(model.placed(_base(work.job, rows), work.job, gpus=work.gpus), work.job)
+    loaded = adapters.attached(model.placed(_base(work.job, rows, work.gpus), work.job, gpus=work.gpus), work.job)
+    if work.job.device_map:
+        note(f"device_map: {pipeline.described(loaded.model)}")
     recompute(loaded.model, work.job.checkpoint_layers)
     encoder = Encoder(loaded, work.job)
     stop = StopCallback(work.stop)
@@ -85,10 +87,10 @@ def _run(work: Assignment) -> None:
     ranks.close()
 
 
-def _base(job: FineTune, rows: Rows) -> model.Loaded:
+def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
     attention = {"attn_implementation": job.attn_implementation} if job.attn_implementation else {}
     packing = adapters.load_options(job.peft, job.number_format, sharded=job.technique == Technique.FSDP)
-    options = {**model.load_options(job), **packing, **attention}
+    options = {**model.load_options(job, gpus=gpus), **packing, **attention}
     trained = job.lora.get("resume_from")
     if trained and model_kind(job.model) is ModelKind.BUILTIN:
         # Adapters belong to the tokens that they were trained with, and rows of now would give others.

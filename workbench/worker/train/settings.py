@@ -145,6 +145,7 @@ def training_arguments(work: Assignment) -> Any:
         average_tokens_across_devices=work.technique is not Technique.LOCAL_SGD,
         **training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus)),
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # else the Trainer cuts batches over all GPUs that one process sees
     half = work.job.precision == Precision.BF16
     if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
         raise ConfigError("some GPUs of these pods have bf16 and others have not: give the job a precision")
