@@ -1,16 +1,51 @@
-"""Options of LoRA, of FSDP and of local SGD: the objects inside a job that have options of their own."""
+"""Options of LoRA, of FSDP, of local SGD and the memory of GPUs: what a job holds as objects of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Count, PathText, Positive, Record, Size, Text, Unit
 from workbench.jobs.choices import Shard
 
 ALL_LINEAR = "all-linear"
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GM]i?B)")
+_BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
+
+
+def _gib(value: object) -> object:
+    match value:
+        case str() if size := _SIZE.fullmatch(value):
+            return float(size[1]) * _BYTES[size[2]] / 2**30
+    return value
+
+
+def _by_gpu(value: object) -> object:
+    match value:
+        case Mapping():
+            sizes = {str(gpu): _gib(size) for gpu, size in value.items()}
+        case _:
+            return value
+    if host := next((name for name in sizes if name in ("cpu", "disk")), None):
+        raise ConfigError(
+            f"max_memory names {host!r}: weights that accelerate keeps there get no gradients; name GPUs alone, or use "
+            "technique 'fsdp' with fsdp={'offload': True}"
+        )
+    if not all(name.isdecimal() for name in sizes):
+        raise ValueError(value)
+    return sizes
+
+
+GpuMemory = Annotated[
+    Mapping[str, Positive],
+    BeforeValidator(_by_gpu),
+    Unit("GiB"),
+    Allowed("an object of GPU numbers and GiB, such as {0: 20, 1: '20GiB'}"),
+]
 
 
 class Lora(Record):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
-from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
     Choice,
@@ -22,7 +20,7 @@ from workbench.base.record import (
     Unit,
     read_kind,
 )
-from workbench.jobs.adapters import Fsdp, LocalSgd, Lora
+from workbench.jobs.adapters import Fsdp, GpuMemory, LocalSgd, Lora
 from workbench.jobs.choices import (
     Attention,
     Communication,
@@ -52,8 +50,6 @@ _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}
 _DATASET_PATHS = ("train", "eval", "tables", "path", "name")
 _Tracker = Annotated[str, Choice(TRACKERS)]
 _Metric = Annotated[Metric, PlainSerializer(metric_text)]
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GM]i?B)")
-_BYTES = {"GiB": 2**30, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
 
 
@@ -61,29 +57,6 @@ def _prompt(value: str | None) -> str | None:
     if value is not None and value not in PROMPTS and "{instruction}" not in value:
         raise ValueError(value)
     return value
-
-
-def _gib(value: object) -> object:
-    match value:
-        case str() if size := _SIZE.fullmatch(value):
-            return float(size[1]) * _BYTES[size[2]] / 2**30
-    return value
-
-
-def _by_gpu(value: object) -> object:
-    match value:
-        case Mapping():
-            sizes = {str(gpu): _gib(size) for gpu, size in value.items()}
-        case _:
-            return value
-    if host := next((name for name in sizes if name in ("cpu", "disk")), None):
-        raise ConfigError(
-            f"max_memory names {host!r}: weights that accelerate keeps there get no gradients; name GPUs alone, or use "
-            "technique 'fsdp' with fsdp={'offload': True}"
-        )
-    if not all(name.isdecimal() for name in sizes):
-        raise ValueError(value)
-    return sizes
 
 
 def _checked(options: type[Record]) -> Callable[[object], object]:
@@ -147,17 +120,9 @@ class FineTune(Record):
     local_sgd: Annotated[Mapping[str, object], BeforeValidator(_checked(LocalSgd))] = Field(default_factory=dict)
     """Options of the averaging, see `LocalSgd`; only with technique `local-sgd`."""
     device_map: Annotated[str, Choice(["auto"])] | None = None
-    """`auto` spreads the layers of a model that is larger than one GPU over those of the pod, one after another: a
-    naive pipeline, in which one GPU works at a time; only with technique `single`. Default None: one GPU has them all.
-    """
-    max_memory: Annotated[
-        Mapping[str, Positive],
-        BeforeValidator(_by_gpu),
-        Unit("GiB"),
-        Allowed("an object of GPU numbers and GiB, such as {0: 20, 1: '20GiB'}"),
-    ] = Field(default_factory=dict)
-    """GiB of weights that `device_map` puts on each GPU at most, by its number, such as `{0: 20, 1: "20GiB"}`; one that
-    is not named gets none. Default: what is free on each."""
+    """`auto` lays the layers over the GPUs of one pod, a naive pipeline; only with `single`. Default None: on one."""
+    max_memory: GpuMemory = Field(default_factory=dict)
+    """GiB of weights that this may put on each GPU: `{0: 20, 1: "20GiB"}`, others get none. Default: what is free."""
     precision: Annotated[str, Choice(Precision)] | None = None
     """One of `Precision`; fp16 scales the loss, and is refused for T5, which overflows in it, and on CPUs but under
     `fsdp`. Default None: bf16 for a pretrained model on GPUs that have it, else fp32."""
