@@ -93,7 +93,7 @@ def _is_on(gpu: int, placed: Mapping[str, int], parameter: str) -> bool:
 
 def _bytes(sizes: Mapping[str, Any], *, packed: bool) -> float:
     groups = [sizes["rest"], *(layer for stack in sizes["stacks"] for layer in stack)]
-    return sum(size * (0.5 if packed and can_pack else 4) for group in groups for size, _, can_pack in group)
+    return float(sum(n * (0.5 if packed and can_pack else 4) for group in groups for n, _, can_pack in group))
 
 
 def _prime(request: Mapping[str, Any]) -> int:
