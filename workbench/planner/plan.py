@@ -100,11 +100,8 @@ def plan(
     settings, refused = _settings(job, techniques or list(Technique), pods=pods, gpus=gpus)
     trace = _trace(job, list(settings.values()), gpus=gpus, lengths=lengths)
     assert trace is not None
-    for name, setting in settings.items():
-        if setting.spread and trace.unplaced:
-            refused[name] = PlanRow(technique=name, fit=Fit.REFUSED, why=trace.unplaced)
     limits, micro = (gpu_memory_gib, memory_gib), job.per_device_train_batch_size
-    rows = [refused.get(name) or row_of(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
+    rows = [refused.get(name) or _row(settings[name], trace, micro, limits) for name in techniques or list(Technique)]
     accumulation, speed_ups = job.gradient_accumulation_steps, dict[int, float]()
     if paces:
         speeds = Speeds(settings=settings, trace=trace, micro=micro, paces=paces, exchange=exchange)
@@ -116,6 +113,12 @@ def plan(
         rows=_marked(rows), paces=paces or {}, exchange=exchange, speed_ups=speed_ups,
         scheduling=nodes.verdict if nodes is not None else "",
     )  # fmt: skip
+
+
+def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
+    if setting.spread and trace.unplaced:
+        return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
+    return row_of(setting, trace, rows, limits)
 
 
 def _settings(
