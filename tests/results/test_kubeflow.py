@@ -333,8 +333,11 @@ def test_elastic_is_for_what_can_be(tmp_path: Path) -> None:
     assert not [word for word in worker["template"]["spec"]["containers"][0]["command"] if "nnodes" in word]
     with pytest.raises(ConfigError, match="elastic is a policy of PyTorchJobs; a trainjob has a fixed number"):
         run.manifest("trainjob", image=IMAGE, elastic=(2, 4))
-    reasons = {"zero2": "DeepSpeed 0.19 has no elasticity", "fsdp": "shards", "local-sgd": "each rank's own"}
-    for technique, why in {**reasons, "single": "one proc"}.items():
+    assert "all ranks begin again, as many" in str(run.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)))
+    for technique in ("zero2", "fsdp"):
+        other = run_of(tmp_path / technique, FineTune(technique=technique, save_steps=2))
+        assert "all ranks go on from the last" in str(other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4)))
+    for technique, why in {"local-sgd": "each rank of local-sgd has weights of its own", "single": "one proc"}.items():
         other = run_of(tmp_path / technique, FineTune(technique=technique))
         with pytest.raises(ConfigError, match=f"technique '{technique}' cannot be elastic: .*{why}"):
             other.manifest("pytorchjob", image=IMAGE, elastic=(2, 4))

@@ -1,8 +1,8 @@
 """Run unattended ranks as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
 
 `python forkunattended.py JOB_FOLDER SPEC.json OUT`: first the trainer alone in JOB_FOLDER, which holds a job.json; then
-unattended ranks into OUT; then once more, as if the first attempt had failed after its last checkpoint but one. Prints
-the exit codes as JSON. Not a test.
+unattended ranks into OUT; then with a rank less, as if the first attempt had failed after its last checkpoint but
+one. Prints the exit codes as JSON. Not a test.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def main() -> None:
     (out / "first.json").write_text(json.dumps(result))
     (out / "result.json").write_text(json.dumps({**result, "state": "failed"}))
     shutil.rmtree(out / "checkpoints" / "step-4", ignore_errors=True)
-    codes.append(ranks_of(lambda _: unattended([str(spec), str(out)])))
+    codes.append(ranks_of(lambda _: unattended([str(spec), str(out)]), RANKS - 1))
     codes.append(ranks_of(lambda _: unattended([str(spec), str(out)])))  # it has succeeded: nothing to do
     sys.stderr.flush()
     print(json.dumps(codes), flush=True)
 
 
-def ranks_of(run: Callable[[int], int]) -> list[int]:
+def ranks_of(run: Callable[[int], int], count: int = RANKS) -> list[int]:
     port = free_port()
     pids = []
-    for rank in range(RANKS):
+    for rank in range(count):
         pid = os.fork()
         if pid:
             pids.append(pid)
@@ -63,7 +63,7 @@ def ranks_of(run: Callable[[int], int]) -> list[int]:
         code = 1
         try:
             os.dup2(2, 1)  # this program's own output is its answer
-            places = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+            places = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in places.items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
             code = run(rank)

@@ -239,7 +239,7 @@ def _refuse() -> Mapping[str, object]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
+def test_the_same_losses_and_it_goes_on_with_a_rank_less_after_a_failure(tmp_path: Path) -> None:
     data = {"kind": "wikisql-mini", "train_rows": 96, "eval_rows": 6}
     job = FineTune(
         technique="zero1", dataset=data, max_steps=4, save_steps=2, predict_rows=0, profile_step=0, seed=3,
@@ -258,7 +258,7 @@ def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
     argv = [sys.executable, str(program), str(alone), str(config / "spec.json"), str(out)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=500, env={**os.environ, **job.env})
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0, 0]] * 4, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == [[0] * ranks for ranks in (3, 3, 2, 3)], done.stderr[-3000:]
     lines = [line for line in (alone / "rank-0" / "stdout.log").read_text().splitlines() if '"kind": "end"' in line]
     wanted = json.loads(lines[0].partition(" ")[2])
     first = json.loads((out / "attempt-1" / "first.json").read_text())
@@ -266,6 +266,7 @@ def test_the_same_losses_and_it_goes_on_after_a_failure(tmp_path: Path) -> None:
         assert first[name] == pytest.approx(wanted[name], abs=1e-6), name
     result = RunResult.load(out)
     assert (result.state, result.steps, result.resumed_step) == (RunState.SUCCEEDED, 4, 2)
-    assert result.eval_loss == pytest.approx(wanted["eval_loss"], abs=1e-6)
+    assert (result.world_size, result.global_batch_size) == (2, 12)
+    assert result.eval_loss == pytest.approx(wanted["eval_loss"], abs=0.02)  # dropout draws anew
     assert (out / "model" / "model.safetensors").is_file()
     assert not (out / "work").exists()

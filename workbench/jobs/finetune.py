@@ -34,6 +34,7 @@ from workbench.jobs.choices import (
     Schedule,
     Technique,
 )
+from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.evaluation import METRICS, Metric, check_metrics, metric_function, metric_text, own_metrics
 from workbench.jobs.refusals import check_together
 from workbench.jobs.script import Script
@@ -304,7 +305,10 @@ class FineTune(Record):
         rows, most = self.global_batch(before), self.per_device_train_batch_size
         counts = [(max(1, rows // (micro * ranks) + more), micro) for micro in range(1, most + 1) for more in (0, 1)]
         accumulation, micro = min(counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0]))
-        return self.replace(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation)
+        match own := self.deepspeed:
+            case Mapping():
+                own = {**own, **AUTO_BATCHES}
+        return self.replace(per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation, deepspeed=own)
 
     def global_batch(self, ranks: int) -> int:
         """Return the rows that one optimizer step learns from, on so many ranks."""

@@ -9,6 +9,7 @@ from workbench.jobs.choices import Optimizer, Precision, Technique
 from workbench.jobs.deepspeed.check import check
 from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.deepspeed.files import load
+from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.refusals import check_at_submit, check_ranks
 
@@ -46,8 +47,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
 
 
 def _fill(config: dict[str, Any], job: FineTune, *, gpus: int) -> dict[str, object]:
-    for key in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"):
-        config.setdefault(key, "auto")
+    config.update({**AUTO_BATCHES, **config})
     config.setdefault("gradient_clipping", "auto")
     # DeepSpeed prints a line every 10 steps by default; the trainer tells every step by itself.
     config.setdefault("steps_per_print", 1_000_000_000)

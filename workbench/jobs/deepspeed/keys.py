@@ -32,6 +32,10 @@ from workbench.jobs.deepspeed.sections import (
     WEIGHT_QUANTIZATION,
 )
 
+AUTO_BATCHES = dict.fromkeys(
+    ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto"
+)
+
 REMOVED: Mapping[str, str] = {
     "amp": "use 'bf16'",
     "compression_training": "delete it; the model would train uncompressed",

@@ -20,11 +20,10 @@ from workbench.results.kubeflow.files import config_files
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of
 from workbench.results.kubeflow.options import HandoverOptions
 from workbench.results.kubeflow.yaml_text import yaml_of
+from workbench.rundir.make.resume import bound_to_ranks
 from workbench.rundir.make.script import travelling
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
-
-_ELASTIC = (Technique.DDP,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +76,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     options = _options(cluster, given)
     pod = (options.pod or run_pod).replace(env=run_pod.env, pip=run_pod.pip)
     options = options.replace(image=options.image or pod.image or "")
-    _check(kind, job, options)
+    _check(kind, job, options, part(read_json(paths.job), "deepspeed"))
     match job:
         case FineTune():
             single, resumes = job.technique == Technique.SINGLE, job.save_steps is not None
@@ -114,7 +113,7 @@ def _options(cluster: Json, given: Mapping[str, object]) -> HandoverOptions:
     return HandoverOptions.from_dict({**own, **given})
 
 
-def _check(kind: str, job: Job, options: HandoverOptions) -> None:
+def _check(kind: str, job: Job, options: HandoverOptions, config: Json) -> None:
     if not options.image:
         raise ConfigError(
             "a manifest needs the image of its containers, with this project's requirements: "
@@ -135,15 +134,9 @@ def _check(kind: str, job: Job, options: HandoverOptions) -> None:
         return
     if kind != "pytorchjob":
         raise ConfigError(f"elastic is a policy of PyTorchJobs; a {kind} has a fixed number of nodes: leave it out")
-    if tuned and tuned.technique not in _ELASTIC:
-        why = {
-            Technique.SINGLE: "it is one process",
-            Technique.LOCAL_SGD: "optimizer states, and so checkpoints, are each rank's own",
-            Technique.FSDP: "its shards, and so its checkpoints, are those of a number of ranks",
-        }.get(Technique(tuned.technique), "DeepSpeed 0.19 has no elasticity: its shards are those of a number of ranks")
-        raise ConfigError(
-            f"technique {tuned.technique!r} cannot be elastic: {why}; 'ddp' can, and a script that sees to it itself"
-        )
+    alone = "it is one process" if tuned and tuned.technique == Technique.SINGLE else ""
+    if tuned and (why := alone or bound_to_ranks(tuned, config)):
+        raise ConfigError(f"technique {tuned.technique!r} cannot be elastic: {why}")
 
 
 def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
@@ -178,7 +171,8 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     if plan.resumes and plan.kind != "trainjob":
         notes.append("A rank that fails is started again and goes on from the last checkpoint.")
     if options.elastic is not None:
-        notes.append("When nodes come or go, all ranks begin again, as many as there are then; the batch follows them.")
+        begin = "go on from the last checkpoint" if plan.resumes else "begin again"
+        notes.append(f"When nodes come or go, all ranks {begin}, as many as there are then.")
     return notes
 
 

@@ -13,6 +13,7 @@ from workbench.base.package import file_digest
 from workbench.jobs.choices import Optimizer, Sampling, Technique
 from workbench.jobs.data.sources.hub import Hub
 from workbench.jobs.deepspeed.config import resolve
+from workbench.jobs.deepspeed.keys import AUTO_BATCHES
 from workbench.jobs.finetune import FineTune
 from workbench.jobs.model import has_chat_template
 from workbench.rundir.checkpoints.choose import CHECKPOINT, Checkpoint, newest_good, remove_after
@@ -37,8 +38,6 @@ _SAME = (
     ),
 )
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
-# In DeepSpeed's configuration.
-_BATCHES = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto")
 
 
 def resume_checkpoint(
@@ -58,7 +57,7 @@ def resume_checkpoint(
     _check_settings(job, made, root, (world_size, before))
     _check_rows(paths, made, root, resolved)
     # What is sent in bf16 is chosen where there are several pods.
-    free = {**_BATCHES, "communication_data_type": None} if world_size != before else {}
+    free = {**AUTO_BATCHES, "communication_data_type": None} if world_size != before else {}
     now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
     if now != then:
         raise ConfigError(f"the DeepSpeed configuration differs from that of {root}; resume with the same")
@@ -83,8 +82,7 @@ def write_resumption(
         own = None
     checkpoint = own or (CHECKPOINT.validate_python(made["resume"]) if "resume" in made else None)
     if ranks != before:
-        job = job.on_ranks(ranks, before)
-        job = job.replace(deepspeed={**config, **_BATCHES}) if config else job
+        job = (job.replace(deepspeed=config) if config else job).on_ranks(ranks, before)
     if checkpoint is not None:
         _check_ranks(job, checkpoint, ranks, paths.root, config)
         remove_after(paths.checkpoints, checkpoint.step)
@@ -99,9 +97,8 @@ def write_resumption(
     return 0 if checkpoint is None else checkpoint.step, batch if batch != rows else None
 
 
-def _check_ranks(job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json) -> None:
-    if checkpoint.world_size == ranks:
-        return
+def bound_to_ranks(job: FineTune, config: Json) -> str:
+    """Return why the checkpoints of a job are of use only to as many ranks; empty where any number can go on."""
     why = {
         "each rank of local-sgd has weights of its own": job.technique == Technique.LOCAL_SGD,
         f"the states of {job.optimizer} are in blocks of a rank's shard": (
@@ -110,9 +107,15 @@ def _check_ranks(job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, 
         "round_robin_gradients puts weights in an order of their number": (
             part(config, "zero_optimization").get("round_robin_gradients") is True
         ),
-        f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}": bool(checkpoint.pods),
     }
-    if reason := next((words for words, so in why.items() if so), ""):
+    return next((words for words, so in why.items() if so), "")
+
+
+def _check_ranks(job: FineTune, checkpoint: Checkpoint, ranks: int, root: Path, config: Json) -> None:
+    if checkpoint.world_size == ranks:
+        return
+    apart = f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}" if checkpoint.pods else ""
+    if reason := bound_to_ranks(job, config) or apart:
         raise ConfigError(
             f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} ranks, and this run has "
             f"{ranks}; {reason}: resume with as many pods and slots"

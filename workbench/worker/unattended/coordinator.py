@@ -11,12 +11,14 @@ from pathlib import Path
 from workbench.base.clock import now_s
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
+from workbench.base.json_values import part
 from workbench.base.package import file_digest
 from workbench.base.redact import Redactor
 from workbench.jobs.finetune import FineTune
-from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest, newest_good
+from workbench.rundir.checkpoints.choose import Checkpoint, keep_newest, newest_good, remove_after
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.make.resume import bound_to_ranks
 from workbench.rundir.paths import RunPaths, is_left
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -39,7 +41,12 @@ class Coordinator:
         spec_file = _unpacked(self._spec_file, scratch)
         again = self._put_aside()
         spec = RunSpec.load(spec_file).resolved()
-        pods = max(1, self._world_size // spec.cluster.pods.slots)  # an elastic job may have fewer than were asked for
+        # An elastic job may have fewer pods than were asked for.
+        asked, slots = spec.cluster.count or 1, spec.cluster.pods.slots
+        pods = max(1, self._world_size // slots)
+        match spec.job:
+            case FineTune() as job if pods != asked:
+                spec = spec.replace(job=job.on_ranks(self._world_size, before=asked * slots))
         spec = spec.replace(cluster=spec.cluster.replace(count=pods), pods=None)
         # Elsewhere first: a run directory is made new, and this one may hold earlier attempts.
         shutil.rmtree(scratch / "new", ignore_errors=True)  # of a start that was killed
@@ -112,12 +119,15 @@ class Coordinator:
             newest = newest_good(self._paths.root, last_step=job.max_steps)
         except ConfigError:
             return None  # from the beginning, then
-        return newest if newest.world_size == self._world_size else None
+        if newest.world_size != self._world_size and bound_to_ranks(job, part(read_json(self._paths.job), "deepspeed")):
+            return None
+        remove_after(self._paths.checkpoints, newest.step)  # parts of another number of ranks must not mix
+        return newest
 
     def _write_job(self, spec: RunSpec, checkpoint: Checkpoint | None) -> None:
         resolved = json.loads(self._paths.job.read_text(encoding="utf-8"))
-        for part in ("train", "eval"):
-            resolved[part] = str(self._paths.inputs / resolved[part]) if resolved[part] else None
+        for rows in ("train", "eval"):
+            resolved[rows] = str(self._paths.inputs / resolved[rows]) if resolved[rows] else None
         resolved["gpus"] = spec.cluster.pods.gpus
         if checkpoint is not None:
             resolved["job"]["resume"] = str(self._paths.root)
@@ -141,11 +151,11 @@ class Coordinator:
             write_json(self._paths.manifest, digests)
 
     def _keep_checkpoints(self) -> list[int]:
-        for part in self._work.glob("checkpoints/step-*/rank-*"):
-            if part.suffix != ".part":
-                target = self._paths.checkpoints / part.parent.name / "pods" / part.name
+        for saved in self._work.glob("checkpoints/step-*/rank-*"):
+            if saved.suffix != ".part":
+                target = self._paths.checkpoints / saved.parent.name / "pods" / saved.name
                 target.parent.mkdir(parents=True, exist_ok=True)
-                part.replace(target)
+                saved.replace(target)
         return keep_newest(self._paths.checkpoints)
 
 
