@@ -128,6 +128,7 @@ writer.close()
     until(lambda: not is_alive(pid, start_time))
 
 
+@pytest.mark.long
 def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str], Any]) -> None:
     (lab.folder / "fail.py").write_text(FAILING)
     book = open_book(lab.add(notebook(START, FAIL, TRAIN, ATTACH, HISTORY), "scenes.ipynb"))

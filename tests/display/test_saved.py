@@ -54,7 +54,7 @@ with BenchmarkLive() as live:
         live.update([make_row("zero1", pods, float(pods)) for pods in range(1, ended + 2)])
 """
 RUNS = 20
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,7 @@ def test_a_pod_count_is_extrapolated_between_those_that_computed_at_once() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None:
     with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "cluster") as cluster:
         table = cluster.plan(FineTune(technique="zero1", max_source_length=32, max_target_length=16))

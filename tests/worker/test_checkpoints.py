@@ -50,7 +50,7 @@ CASES: dict[str, tuple[int, int, dict[str, object]]] = {
         {"technique": "local-sgd", "local_sgd": {"sync_steps": 3}, "peft": "lora", "lora": {"dropout": 0.2}},
     ),
 }
-RARE = ("zero2-sgd", "offload")
+RARE = ("zero2-sgd", "offload", "local-sgd-lora")
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in CASES]
 
 
