@@ -58,6 +58,7 @@ def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_a
         assert None not in (result.train_loss, result.train_samples_per_s, result.train_runtime_s, result.eval_loss)
         assert history(run.path).records[0].eval_loss == result.eval_loss
         assert "notebook is not told" not in run.logs(0, "stderr")
+        assert "built successfully" not in run.logs(0), "a minute of compiling that training does not use"
         assert board_folder(run.paths) == run.path, "its own event files are shown beside ours"
         losses.append(logged)
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)

@@ -16,10 +16,16 @@ def _executed(spec: ModuleSpec) -> ModuleType:
     return module
 
 
+def _spare_compiling(comm: ModuleType) -> None:
+    # On CPUs DeepSpeed would compile an op for a minute or more, whose shared memory has one name for all runs.
+    vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
+
+
 _here = __file__.rpartition("/")[0]
 _worker = _here.rpartition("/")[0]
 if _store := PathFinder.find_spec("store", [f"{_worker}/rank"]):
     (_imports := _executed(_store)).install()
+    _imports.when_imported("deepspeed.comm.torch", _spare_compiling)
     if _events := PathFinder.find_spec("trainer_events", [f"{_worker}/rank"]):
         _executed(_events).install(_imports.when_imported)
 if _stacks := PathFinder.find_spec("stacks", [f"{_worker}/agent/ranks"]):
