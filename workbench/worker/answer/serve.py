@@ -73,9 +73,10 @@ class Answerer:
     def _model(self, which: str) -> model.Loaded:
         if which not in self._loaded:
             loaded = self._trained() if which == "after" else self._initial(self._model("after").tokenizer)
-            # A small model's threads would wait for each other longer than they work: 11 times, on a busy machine.
-            if model.parameter_count(loaded.model) < _SMALL:
-                torch.set_num_threads(1)
+            # On a busy machine threads would wait for each other longer than they work, 11 times; those of a small
+            # model do so anywhere.
+            idle = len(os.sched_getaffinity(0)) - round(os.getloadavg()[0])
+            torch.set_num_threads(1 if model.parameter_count(loaded.model) < _SMALL else max(1, idle))
             self._loaded[which] = loaded
         return self._loaded[which]
 
