@@ -295,13 +295,7 @@ class FineTune(Record):
         return self.checkpoints == "bring" or self.restarts > 0
 
     def on_ranks(self, ranks: int, before: int) -> Self:
-        """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before.
-
-        Example:
-            >>> fewer = FineTune(per_device_train_batch_size=8).on_ranks(2, before=3)
-            >>> fewer.per_device_train_batch_size, fewer.gradient_accumulation_steps, fewer.global_batch(2)
-            (6, 2, 24)
-        """
+        """Return the job for another number of ranks: no larger micro-batches, the nearest global batch to before."""
         rows, most = self.global_batch(before), self.per_device_train_batch_size
         counts = [(max(1, rows // (micro * ranks) + more), micro) for micro in range(1, most + 1) for more in (0, 1)]
         accumulation, micro = min(counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0]))
