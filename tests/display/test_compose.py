@@ -134,7 +134,7 @@ def test_what_was_never_counted_is_counted_beside(monkeypatch: pytest.MonkeyPatc
         asked.append(composition)
         sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
         config = model_config(composition["model"])
-        request = request_of(composition.make_job(), config, ["fp32"], gpu=False, lengths=None)
+        request = request_of(composition.make_job(), config, ["fp32"], gpus=0, lengths=None)
         remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
 
     monkeypatch.setattr("workbench.display.compose.form.count_memory", count)
