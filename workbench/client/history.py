@@ -175,7 +175,10 @@ def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -
 
 
 def _key(value: object) -> tuple[float, str]:
-    return (float(value), "") if isinstance(value, int | float) else (0.0, str(value))
+    match value:
+        case int() | float():
+            return float(value), ""
+    return 0.0, str(value)
 
 
 def _figure(record: RunRecord, name: str) -> object:

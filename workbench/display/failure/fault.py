@@ -29,7 +29,6 @@ class FaultCard(Shown):
 
     @property
     def where(self) -> str:
-        """The rank, the pod and the host."""
         fault = self.fault
         host = f" ({fault.host})" if fault.host else ""
         if fault.rank is not None:

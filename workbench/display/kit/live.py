@@ -43,9 +43,7 @@ class Watched(Protocol):
     def clickable(self) -> bool: ...
 
     @property
-    def tick_s(self) -> float:
-        """Seconds between two looks at least."""
-        ...
+    def tick_s(self) -> float: ...
 
     def prepare(self) -> None:
         """Load what drawing needs; in a thread, for it may take a second."""

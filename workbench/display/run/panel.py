@@ -38,8 +38,6 @@ def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
 
 
 class RunPanel:
-    """The look of one run, time and again."""
-
     def __init__(self, run: Run):
         self.view = RunView(run.path)
         self._run = run

@@ -22,8 +22,6 @@ TYPES = ("text", "real")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqlTable:
-    """One table, as WikiSQL describes it."""
-
     id: str
     name: str = ""
     header: tuple[str, ...]

@@ -27,8 +27,6 @@ _ROLE = "docker/kubernetes/rbac.yaml has the Role that is needed"
 
 
 class ApiRefusal(BackendError):
-    """Report what the API server answered."""
-
     def __init__(self, message: str, status: int, retry_after_s: float | None = None):
         """Keep the HTTP status, 0 where there was no answer, and how long the server wants us to wait."""
         super().__init__(message)

@@ -35,7 +35,6 @@ class Question(Example):
 
     @property
     def text(self) -> str:
-        """What a person reads of it."""
         return self.opening or source_text(self.source, self.input)
 
 

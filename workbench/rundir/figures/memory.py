@@ -12,8 +12,6 @@ from workbench.rundir.figures.curve import Curve
 
 
 class _Source(IntEnum):
-    """Who tells, the better the higher."""
-
     NOBODY = 0
     RANKS = 1
     """Ranks, of their resident memory, at evaluations."""

@@ -17,8 +17,6 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileRendezvous:
-    """One rank's side of the meeting."""
-
     folder: Path
     """The same one for all ranks."""
     rank: int
