@@ -167,8 +167,8 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
     book.shoot(3, "history")
 
     book.run(4)
-    said = book.see(4, "failing", 30)
-    assert "watched" in said
+    said = book.see(4, "fail.py", 30)
+    assert "zero1" in said
     assert "cancelled" in said
     book.shoot(4, "runs")
 
