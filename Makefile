@@ -112,7 +112,7 @@ types: setup
 doctests: setup
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
 
-bench: setup ## Measure our pieces beside the plain way, as ratios (minutes; on a quiet machine)
+bench: setup ## Measure our pieces beside the plain way, as ratios (over 25 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python tests/bench.py $(ONLY)
 
 chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1)

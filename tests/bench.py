@@ -1,6 +1,6 @@
 """`make bench`: what the project's own pieces cost or save, each beside the plain way, in one run on one machine.
 
-Both ways of a pair take turns, so that other load of the machine hits both; a figure is the median of its turns. The
+Both ways of a row take turns, so that other load of the machine hits both; a figure is the median of its turns. The
 ratio is what counts: seconds are those of the machine. Nothing here is a test, and no test is timed.
 """
 
@@ -9,25 +9,29 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from benchforecast import forecasts
 from benchlink import link
-from benchpair import Pair, Turn
-from benchstarts import doctor_and_close, first_steps, from_nothing, launchers, many_pods, output, overhead
+from benchpair import Laps, Measured, Pair, Turn, measure
+from benchstarts import first_steps, launchers, many_pods, output
 from benchwork import answers, reading, training
 
 from workbench import Cluster, LocalPods
 from workbench.base.table import Grid
 
+Rows = Iterator[Sequence[Pair]]
+"""Rows that take turns together."""
 
-def transfers(root: Path) -> Iterator[Pair]:
+
+def transfers(root: Path) -> Rows:
     """Compare the speed of one large file over a loopback sshd, verified as ours is, with scp's, which is not."""
     from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
     from workbench.pods.ssh.identity import Identity
@@ -54,61 +58,68 @@ def transfers(root: Path) -> Iterator[Pair]:
         def plain(*words: str) -> Turn:
             return lambda: rate(lambda: subprocess.run([*scp, *words], check=True))
 
-        yield Pair(
-            what="MiB/s from a pod, 256 MiB, loopback",
-            ours=lambda: rate(lambda: fetch_file(route, str(source), target)),
-            plain=plain(f"{pod.address}:{source}", str(target)),
-            plain_is="scp, which verifies nothing",
-            more_is_better=True,
-        )
-        yield Pair(
-            what="MiB/s to a pod, 256 MiB, loopback",
-            ours=lambda: rate(lambda: send_file(route, source, str(target), f"{target}.part")),
-            plain=plain(str(source), f"{pod.address}:{target}"),
-            plain_is="scp, which verifies nothing",
-            more_is_better=True,
+        both = {"plain_is": "scp, which verifies nothing", "more_is_better": True}
+        yield (
+            Pair(
+                what="MiB/s from a pod, 256 MiB, loopback",
+                ours=lambda: rate(lambda: fetch_file(route, str(source), target)),
+                plain=plain(f"{pod.address}:{source}", str(target)),
+                **both,
+            ),
+            Pair(
+                what="MiB/s to a pod, 256 MiB, loopback",
+                ours=lambda: rate(lambda: send_file(route, source, str(target), f"{target}.part")),
+                plain=plain(str(source), f"{pod.address}:{target}"),
+                **both,
+            ),
         )
 
 
-PAIRS: Sequence[Callable[[Path], Iterator[Pair]]] = (
-    *(first_steps, launchers, from_nothing, many_pods, doctor_and_close, overhead, output),
-    *(training, answers, reading, transfers, forecasts, link),
+GROUPS: Sequence[Callable[[Path], Rows]] = (
+    *(training, answers, reading, forecasts, link, first_steps, launchers, many_pods, output, transfers),
 )
 
 
-def measured(pair: Pair, turns: int) -> tuple[float, float]:
-    """Let both ways take turns; give both medians."""
-    ours, plain = [], []
-    for turn in range(turns):
-        print(f"  {pair.what}: turn {turn + 1} of {turns}", file=sys.stderr, flush=True)
-        ours.append(pair.ours())
-        plain.append(pair.plain())
-    return statistics.median(ours), statistics.median(plain)
+def figures_of(make: Callable[[Path], Rows], root: Path, turns: int) -> tuple[list[Measured], bool]:
+    """Measure a group; what it has is returned also where the rest of it failed, and whether it did not."""
+    done, laps, whole = list[Measured](), Laps(), True
+    try:
+        with closing(make(root)) as groups:
+            for pairs in groups:
+                done += measure(pairs, turns, laps)
+    except Exception:
+        traceback.print_exc()
+        whole = False
+    if done:
+        done[-1].took_s += laps.lap()
+    return done, whole
 
 
 def main() -> None:
     """Measure what is named, all by default, and print the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    names = [make.__name__ for make in PAIRS]
+    names = [make.__name__ for make in GROUPS]
     parser.add_argument("only", nargs="*", help=f"which: {', '.join(names)}")
-    parser.add_argument("--turns", type=int, default=3, help="how often each way runs; the median counts (default 3)")
+    parser.add_argument(
+        "--turns", type=int, default=3, help="how often each way runs at most; the median counts (default 3)"
+    )
     options = parser.parse_args()
     if unknown := set(options.only) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(names)}")
-    lines = []
+    rows, failed, laps = list[Measured](), list[str](), Laps()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for make in PAIRS:
+        for make in GROUPS:
             if options.only and make.__name__ not in options.only:
                 continue
-            for pair in make(Path(folder)):
-                ours, plain = measured(pair, options.turns)
-                ratio = ours / plain if pair.more_is_better else plain / ours
-                print(f"  {pair.what}: {ours:.3g}, plain {plain:.3g}, {ratio:.2f} x", file=sys.stderr, flush=True)
-                lines.append((pair.what, f"{ours:.3g}", f"{plain:.3g}", pair.plain_is, f"{ratio:.2f} x", pair.bound))
-    columns = ("measured", "ours", "plain", "the plain way", "better by", "bound")
+            done, whole = figures_of(make, Path(folder), options.turns)
+            rows += done
+            failed += [] if whole else [make.__name__]
     day, load = time.strftime("%Y-%m-%d"), f"load {os.getloadavg()[0]:.1f}"
-    where = f"{os.cpu_count()} cores, {platform.machine()}, {load}, {day}, median of {options.turns}"
-    print(Grid(columns=columns, rows=lines, right=("ours", "plain", "better by", "bound"), caption=where))
+    where = f"{os.cpu_count()} cores, {platform.machine()}, {load}, {day}, medians, {laps.lap():.0f} s in all"
+    right = ("ours", "plain", "better by", "bound", "turns", "seconds")
+    print(Grid(columns=Measured.COLUMNS, rows=[row.cells for row in rows], right=right, caption=where))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

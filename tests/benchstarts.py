@@ -1,4 +1,4 @@
-"""Rows of `make bench` on starts, on many pods, and on what our watching costs a training."""
+"""Rows of `make bench` on starts, on many pods, and on what our reading of a rank's output costs it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from benchpair import Pair
-from benchwork import ROWS, write_model
+from benchpair import Laps, Pair
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
 from workbench.pods.ssh.identity import Identity
@@ -26,167 +26,118 @@ BIN = Path(sys.executable).parent
 LOSS = re.compile(r"'loss'")
 
 
-def first_steps(root: Path) -> Iterator[Pair]:
+def first_steps(root: Path) -> Iterator[Sequence[Pair]]:
     """Compare the time from asking for a three-rank run to its first step's end, pods already there."""
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "cluster") as cluster:
         zero1 = cluster.submit(FineTune(technique="zero1", **JOB)).wait().raise_for_status()
         folder = recipe_in(root / "plain", zero1)
-        torchrun = ["torchrun", "--nproc-per-node", "3", "train.py"]
-        for technique, bound in (("zero1", 1.5), ("zero3", 2.5), ("zero3-offload", 2.5), ("fsdp", 2.5)):
-            job = FineTune(technique=technique, **JOB)
-            cluster.submit(job).wait().raise_for_status()  # then the warm servers are ready
-            yield Pair(
+
+        def torchrun() -> float:
+            return loss_times(["torchrun", "--nproc-per-node", "3", "train.py"], folder)[0]
+
+        yield [
+            Pair(
                 what=f"seconds to the first step, 3 ranks, {technique}",
-                ours=lambda job=job: first_step_of(cluster, job),
-                plain=lambda: until_first_step(torchrun, folder),
+                ours=partial(first_step_of, cluster, FineTune(technique=technique, **JOB)),
+                plain=torchrun,
                 plain_is="torchrun, ZeRO-1",
                 bound=f"<= {bound} s",
             )
+            for technique, bound in (("zero1", 1.5), ("zero3", 2.5), ("zero3-offload", 2.5), ("fsdp", 2.5))
+        ]
 
 
-def launchers(root: Path) -> Iterator[Pair]:
-    """Compare the first step through DeepSpeed's launchers with that of the `deepspeed` command by hand."""
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "launchers") as cluster:
-        for launcher in ("pdsh", "openmpi"):
-            job = FineTune(technique="zero1", launcher=launcher, **JOB)
-            folder = recipe_in(root / launcher, cluster.submit(job).wait().raise_for_status())
-            yield Pair(
-                what=f"seconds to the first step, 3 ranks, ZeRO-1, {launcher}",
-                ours=lambda job=job: first_step_of(cluster, job),
-                plain=lambda folder=folder: deepspeed_by_hand(cluster, folder),
-                plain_is="deepspeed by hand over the pods",
-                bound="<= 3.5 s",
-            )
-
-
-def from_nothing(root: Path) -> Iterator[Pair]:
-    """Compare a cluster's start and its first step with the `deepspeed` command over pods that are there."""
+def launchers(root: Path) -> Iterator[Sequence[Pair]]:
+    """Compare the first step through DeepSpeed's launchers, and one from nothing, with the `deepspeed` command's."""
     number = itertools.count()
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "by-hand", warm=False) as pods:
-        job = FineTune(technique="zero1", **JOB)
-        folder = recipe_in(root / "cold", pods.submit(job).wait().raise_for_status())
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "launchers") as cluster:
+        pdsh, openmpi = (FineTune(technique="zero1", launcher=name, **JOB) for name in ("pdsh", "openmpi"))
+        folder = recipe_in(root / "by-hand", cluster.submit(pdsh).wait().raise_for_status())
 
-        def ours() -> float:
+        def from_nothing() -> float:
             began = time.monotonic()
-            with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / f"cold-{next(number)}") as cluster:
+            with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / f"cold-{next(number)}") as cold:
                 ready = time.monotonic()
-                return ready - began + first_step_of(cluster, job)
+                return ready - began + first_step_of(cold, FineTune(technique="zero1", **JOB))
 
-        yield Pair(
-            what="seconds from nothing to the first step, 3 pods, ZeRO-1",
-            ours=ours,
-            plain=lambda: deepspeed_by_hand(pods, folder),
-            plain_is="deepspeed by hand, pods there",
-            bound=">= 2.86 x",
-        )
+        same = {
+            "plain": lambda: deepspeed_by_hand(cluster, folder),
+            "plain_is": "deepspeed by hand, pods there",
+            "turns": 2,
+        }
+        step = "seconds to the first step, 3 ranks, ZeRO-1"
+        yield [
+            Pair(what=f"{step}, pdsh", ours=partial(first_step_of, cluster, pdsh), bound="<= 3.5 s", **same),
+            Pair(what=f"{step}, openmpi", ours=partial(first_step_of, cluster, openmpi), bound="<= 3.5 s", **same),
+            Pair(
+                what="seconds from nothing to the first step, 3 pods, ZeRO-1",
+                ours=from_nothing,
+                bound=">= 2.86 x",
+                **same,
+            ),
+        ]
 
 
-def many_pods(root: Path) -> Iterator[Pair]:
-    """Compare the start of many pods, and a script on all of them, with sshd and pdsh by hand."""
-    number, script = itertools.count(), root / "script"
+def many_pods(root: Path) -> Iterator[Sequence[Pair]]:
+    """Compare the start of many pods, an examination, a script on all of them and their end with what is by hand.
+
+    A turn is the life of one cluster, so that the first row's seconds are those of all.
+    """
+    number, script, seen = itertools.count(), root / "script", dict[str, float]()
     script.mkdir()
     (script / "hello.py").write_text("import os\nprint('rank', os.environ.get('RANK'))\n")
+    with Cluster(LocalPods(), PodSpec(cpus=1), path=root / "one") as one:
+        of_one = {field: keeper_status(one, field) for field in ("VmRSS", "Threads")}
 
-    def start() -> float:
-        began = time.monotonic()
-        with Cluster(LocalPods(), PodSpec(cpus=1), count=PODS, path=root / f"many-{next(number)}"):
-            return time.monotonic() - began
+    def life() -> float:
+        laps = Laps()
+        with Cluster(LocalPods(), PodSpec(cpus=1), count=PODS, path=root / f"many-{next(number)}") as many:
+            seen["ready"] = laps.lap()
+            if not (diagnosis := many.doctor(bandwidth=False)).ok:
+                raise RuntimeError(str(diagnosis))
+            seen["doctor"] = laps.lap()
+            seen["df"] = over_pdsh(many, ["df", "-h"])
+            laps.lap()
+            many.submit(Script(str(script / "hello.py"))).wait().raise_for_status()
+            seen["script"] = laps.lap()
+            seen["pdsh"] = over_pdsh(many, [sys.executable, str(script / "hello.py")])
+            seen.update({field: keeper_status(many, field) / PODS for field in of_one})
+            laps.lap()
+        seen["close"] = laps.lap()
+        return seen["ready"]
 
-    yield Pair(
-        what=f"seconds until {PODS} pods are ready",
-        ours=start,
-        plain=lambda: daemons_by_hand(root / f"daemons-{next(number)}"),
-        plain_is="a key and a daemon each, no login",
-        bound="<= 12 s",
-    )
-    with (
-        Cluster(LocalPods(), PodSpec(cpus=1), count=PODS, path=root / "many") as many,
-        Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=root / "one") as one,
-    ):
-        job = Script(str(script / "hello.py"))
-
-        def run() -> float:
-            began = time.monotonic()
-            many.submit(job).wait().raise_for_status()
-            return time.monotonic() - began
-
-        yield Pair(
-            what=f"seconds for a script on {PODS} pods",
-            ours=run,
-            plain=lambda: over_pdsh(many, [sys.executable, str(script / "hello.py")]),
-            plain_is="pdsh, the script there",
-            bound="<= 8 s",
-        )
-        for name, read in (("MiB", memory_mib), ("threads", threads)):
-            yield Pair(
-                what=f"{name} of the keeper for each of {PODS} pods",
-                ours=lambda read=read: read(many) / PODS,
-                plain=lambda read=read: read(one),
+    yield [
+        Pair(
+            what=f"seconds until {PODS} pods are ready",
+            ours=life,
+            plain=lambda: daemons_by_hand(root / f"daemons-{next(number)}"),
+            plain_is="a key and a daemon each, no login",
+            bound="<= 12 s",
+        ),
+        *(
+            Pair(
+                what=f"{what} {PODS} pods",
+                ours=partial(seen.__getitem__, ours),
+                plain=partial(seen.__getitem__, plain),
+                plain_is=plain_is,
+                bound=bound,
+            )
+            for what, ours, plain, plain_is, bound in (
+                ("seconds of the doctor, no all-reduce,", "doctor", "df", "df over pdsh", "<= 5 s"),
+                ("seconds for a script on", "script", "pdsh", "pdsh, the script there", "<= 8 s"),
+                ("seconds to close", "close", "df", "df over pdsh", "<= 2 s"),
+            )
+        ),
+        *(
+            Pair(
+                what=f"{what} of the keeper for each of {PODS} pods",
+                ours=partial(seen.__getitem__, field),
+                plain=partial(of_one.__getitem__, field),
                 plain_is="the keeper of one pod",
             )
-
-
-def doctor_and_close(root: Path) -> Iterator[Pair]:
-    """Compare an examination of many pods, and their end, with a look over pdsh."""
-    number, closed, look = itertools.count(), list[float](), list[float]()
-
-    def examine() -> float:
-        with Cluster(LocalPods(), PodSpec(cpus=1), count=PODS, path=root / f"doctor-{next(number)}") as cluster:
-            began = time.monotonic()
-            assert cluster.doctor(bandwidth=False).ok
-            took = time.monotonic() - began
-            look.append(over_pdsh(cluster, ["df", "-h"]))
-            began = time.monotonic()
-        closed.append(time.monotonic() - began)
-        return took
-
-    yield Pair(
-        what=f"seconds of the doctor on {PODS} pods, no all-reduce",
-        ours=examine,
-        plain=lambda: look[-1],
-        plain_is="df over pdsh",
-        bound="<= 5 s",
-    )
-    yield Pair(
-        what=f"seconds to close {PODS} pods",
-        ours=lambda: closed.pop(),
-        plain=lambda: look[-1],
-        plain_is="df over pdsh",
-        bound="<= 2 s",
-    )
-
-
-def overhead(root: Path) -> Iterator[Pair]:
-    """Compare samples/s with all that we watch, with those of the recipe's bare script, one rank."""
-    with Cluster(LocalPods(), PodSpec(cpus=1), path=root / "overhead") as cluster:
-        for model, steps in (("tiny-t5", 150), ("t5-small", 6)):
-            named = model
-            if model == "t5-small":
-                if not ROWS.exists():
-                    continue  # a model of its shape is made with a vocabulary of these rows
-                write_model(root / "made", model)
-                named = str(root / "made" / "model")
-            job = FineTune(
-                model=named, technique="single", max_steps=steps, predict_rows=0, eval_strategy="no",
-                per_device_train_batch_size=32,
-            )  # fmt: skip
-            folder = recipe_in(root / model, cluster.submit(job).wait().raise_for_status())
-
-            def ours(job: FineTune = job) -> float:
-                return cluster.submit(job).wait().raise_for_status().train_samples_per_s or 0.0
-
-            def plain(folder: Path = folder) -> float:
-                done = printed(["torchrun", "--nproc-per-node", "1", "train.py"], folder)
-                return float(re.findall(r"'train_samples_per_second': '?([\d.]+)", done)[-1])
-
-            yield Pair(
-                what=f"samples/s of one rank, {model}, all watched",
-                ours=ours,
-                plain=plain,
-                plain_is="the same script, bare",
-                more_is_better=True,
-                bound=">= 0.98 x",
-            )
+            for what, field in (("MiB", "VmRSS"), ("threads", "Threads"))
+        ),
+    ]
 
 
 PRINTER = """
@@ -203,7 +154,7 @@ print("@took", time.process_time() - began)
 """
 
 
-def output(root: Path) -> Iterator[Pair]:
+def output(root: Path) -> Iterator[Sequence[Pair]]:
     """Compare the CPU time of a rank that prints 10,000 lines a second with that of the same program into a file."""
     folder = root / "printer"
     folder.mkdir()
@@ -220,13 +171,15 @@ def output(root: Path) -> Iterator[Pair]:
                 subprocess.run([sys.executable, str(folder / "printer.py")], stdout=log, check=True)
             return took((folder / "out.log").read_text())
 
-        yield Pair(
-            what="CPU seconds of a rank that prints 10,000 lines/s",
-            ours=ours,
-            plain=plain,
-            plain_is="the same program into a file",
-            bound=">= 0.95 x",
-        )
+        yield [
+            Pair(
+                what="CPU seconds of a rank that prints 10,000 lines/s",
+                ours=ours,
+                plain=plain,
+                plain_is="the same program into a file",
+                bound=">= 0.95 x",
+            )
+        ]
 
 
 def took(text: str) -> float:
@@ -253,31 +206,22 @@ def deepspeed_by_hand(cluster: Cluster, folder: Path) -> float:
     """Train over a cluster's pods with DeepSpeed's own command, and return the seconds to the first step."""
     head = ["deepspeed", "--hostfile", str(cluster.path / "hostfile"), "--master_addr", cluster.pods[0].address]
     head += ["--launcher", "pdsh", "--force_multi", "--no_ssh_check", "--no_local_rank", "train.py"]
-    return until_first_step(head, folder, pdsh_environment(Identity(cluster.path / "identity")))
+    return loss_times(head, folder, pdsh_environment(Identity(cluster.path / "identity")))[0]
 
 
-def until_first_step(command: Sequence[str], folder: Path, env: Mapping[str, str] = {}) -> float:
-    """Start a training and return the seconds until it prints the first step's loss; it runs to its end."""
-    took = None
+def loss_times(command: Sequence[str], folder: Path, env: Mapping[str, str] = {}) -> list[float]:
+    """Run a training and return the seconds from its start until it prints each step's loss."""
+    times: list[float] = []
     seen = []
     started = time.monotonic()
     with _started(command, folder, env) as process:
         for line in process.stdout or ():
             seen.append(line)
-            if took is None and LOSS.search(line):
-                took = time.monotonic() - started
-    if process.returncode or took is None:
+            if LOSS.search(line):
+                times.append(time.monotonic() - started)
+    if process.returncode or not times:
         raise RuntimeError(f"{command[0]} did not train:\n" + "".join(seen[-30:]))
-    return took
-
-
-def printed(command: Sequence[str], folder: Path) -> str:
-    """Run a training and return all that it prints."""
-    with _started(command, folder, {}) as process:
-        text, _ = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"{command[0]} did not train:\n{text[-3000:]}")
-    return text
+    return times
 
 
 def _started(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -322,17 +266,9 @@ def daemons_by_hand(folder: Path) -> float:
     return seconds
 
 
-def memory_mib(cluster: Cluster) -> float:
-    """Read the resident memory of a cluster's keeper."""
-    return int(_status_of(cluster, "VmRSS")) / 1024
-
-
-def threads(cluster: Cluster) -> float:
-    """Count the threads of a cluster's keeper."""
-    return float(_status_of(cluster, "Threads"))
-
-
-def _status_of(cluster: Cluster, field: str) -> str:
+def keeper_status(cluster: Cluster, field: str) -> float:
+    """Read a figure of a cluster's keeper, memory in MiB."""
     pid = json.loads((cluster.path / "state.json").read_text())["pid"]
     text = Path(f"/proc/{pid}/status").read_text()
-    return re.findall(rf"^{field}:\s+(\d+)", text, re.MULTILINE)[0]
+    number, unit = re.findall(rf"^{field}:\s+(\d+)( kB)?", text, re.MULTILINE)[0]
+    return int(number) / (1024 if unit else 1)
