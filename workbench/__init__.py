@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from workbench.pods.cml.project import CMLProject
     from workbench.pods.guest.memory_limit import can_limit_memory
     from workbench.pods.hosts.pods import SSHPods
+    from workbench.pods.kubernetes.manifests.volumes import Volume
     from workbench.pods.kubernetes.nodes import nodes
     from workbench.pods.kubernetes.pods import KubernetesPods
-    from workbench.pods.kubernetes.volumes import Volume
     from workbench.pods.local.pods import LocalPods
     from workbench.pods.pod import Pod
     from workbench.pods.pod_spec import PodSpec
@@ -133,7 +133,7 @@ _HOME = {
     "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
     "Script": "workbench.jobs.script",
-    "Volume": "workbench.pods.kubernetes.volumes",
+    "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.memory_limit",
     "compare": "workbench.client.comparison",

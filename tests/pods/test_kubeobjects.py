@@ -14,10 +14,10 @@ import yaml
 from tests.pods.kubeplace import MANIFESTS
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import backend_from_dict
-from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Owner, base_name
+from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Owner, base_name
+from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.pods import KubernetesPods
-from workbench.pods.kubernetes.volumes import Volume
 from workbench.pods.pod_spec import PodSpec
 
 VERSIONS = ("1.28", "1.37")

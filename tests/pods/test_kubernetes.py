@@ -26,8 +26,8 @@ from workbench.jobs.script import Script
 from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi
 from workbench.pods.kubernetes import waits
+from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.pods import KubernetesPods
-from workbench.pods.kubernetes.volumes import Volume
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection

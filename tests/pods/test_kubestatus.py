@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workbench.pods.kubernetes.objects import CLUSTER_LABEL
+from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_pulling, is_ready, leftovers, phase_of, why
 from workbench.pods.pod import Phase
 

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 
 from workbench.base.errors import RunError  # transformers first: without it there is nothing to test
 from workbench.worker.train.callbacks import EventCallback, StepClock, StopCallback
-from workbench.worker.train.meter import StepMeter
+from workbench.worker.train.measure.meter import StepMeter
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from workbench.worker.data.rows import Collator  # torch and transformers first: without them there is nothing to test
-from workbench.worker.train.meter import StepMeter, tokens_of
-from workbench.worker.train.traffic import Sent, Traffic, addresses, read_sent, unseen
+from workbench.worker.train.measure.meter import StepMeter, tokens_of
+from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 
 HOME = "127.0.0.1"
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from workbench.base.errors import BackendError, ConfigError
 from workbench.base.json_values import part, text
 from workbench.pods.kubernetes.config import account_namespace, find_access
-from workbench.pods.kubernetes.objects import Manifest, Owner
+from workbench.pods.kubernetes.manifests.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
 Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from workbench.base.errors import ConfigError, suggests
 from workbench.base.shown import Shown
+from workbench.pods.kubernetes.manifests.podspec import resources
 from workbench.pods.kubernetes.options import KubernetesOptions
-from workbench.pods.kubernetes.podspec import resources
 from workbench.pods.pod_spec import PodSpec
 
 _ROLE = "docker/kubernetes/nodes/role.yaml is the ClusterRole for it, which an administrator applies"

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Positive, Size, Unit, nested
-from workbench.pods.kubernetes.volumes import Name, Volume, check_volumes
+from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volumes
 from workbench.pods.place import LocalPath, Place
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

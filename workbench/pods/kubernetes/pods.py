@@ -123,7 +123,7 @@ class KubernetesPods(KubernetesOptions):
         if not base:
             return  # it made nothing, or has removed it
         from workbench.pods.kubernetes.api import KubeApi
-        from workbench.pods.kubernetes.objects import CLUSTER_LABEL
+        from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
         from workbench.pods.kubernetes.remove import remove
 
         remove(KubeApi(self), f"{CLUSTER_LABEL}={base}")
@@ -131,7 +131,7 @@ class KubernetesPods(KubernetesOptions):
 
     def _prepare(self, spec: PodSpec, count: int, context: LaunchContext, base: str = "") -> Session:
         from workbench.pods.kubernetes.api import KubeApi
-        from workbench.pods.kubernetes.objects import ClusterObjects, base_name
+        from workbench.pods.kubernetes.manifests.objects import ClusterObjects, base_name
         from workbench.pods.kubernetes.session import Session
 
         base = base or base_name(context.cluster_id, secrets.token_hex(3))
@@ -154,7 +154,7 @@ class KubernetesPods(KubernetesOptions):
 
     def _sweep(self, api: KubeApi) -> None:
         """Delete the pods of keepers that died, once they have ended by themselves."""
-        from workbench.pods.kubernetes.objects import MANAGED_BY
+        from workbench.pods.kubernetes.manifests.objects import MANAGED_BY
         from workbench.pods.kubernetes.status import leftovers
 
         pods, _ = api.list("pod", label_selector="=".join(MANAGED_BY))

@@ -15,11 +15,11 @@ from typing import Any
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.versions import VERSION
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
-from workbench.pods.kubernetes.objects import ClusterObjects, HostKey, Manifest, Owner
+from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Manifest, Owner
+from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.portforward import PortForward
 from workbench.pods.kubernetes.remove import delete, made_for
 from workbench.pods.kubernetes.status import as_gone, is_hopeless, is_ready, phase_of, why
-from workbench.pods.kubernetes.volumes import Volume
 from workbench.pods.kubernetes.waits import LOOK_S, Waits, listed, report_of
 from workbench.pods.kubernetes.watch import WatchedObjects
 from workbench.pods.pod import LaunchContext, Phase, Pod

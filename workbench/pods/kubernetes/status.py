@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from workbench.pods.kubernetes.objects import CLUSTER_LABEL
+from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
 from workbench.pods.pod import Phase
 
 _HOPELESS = {

@@ -13,8 +13,8 @@ from workbench.base.shown import Shown
 from workbench.jobs.choices import Technique
 from workbench.jobs.finetune import FineTune, Job, job_from_dict
 from workbench.jobs.script import Script
-from workbench.pods.kubernetes.objects import base_name
-from workbench.pods.kubernetes.volumes import made_claims
+from workbench.pods.kubernetes.manifests.objects import base_name
+from workbench.pods.kubernetes.manifests.volumes import made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.files import config_files
 from workbench.results.kubeflow.objects import KINDS, KubeflowPlan, objects_of

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base import entries
-from workbench.pods.kubernetes.podspec import (
+from workbench.pods.kubernetes.manifests.podspec import (
     cache_env,
     container_security,
     placement,
@@ -21,7 +21,7 @@ from workbench.pods.kubernetes.podspec import (
     volume_mounts,
     volumes,
 )
-from workbench.pods.kubernetes.volumes import Volume, made_claims
+from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
 from workbench.pods.pod_spec import PodSpec
 from workbench.results.kubeflow.options import HandoverOptions
 

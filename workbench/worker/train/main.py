@@ -37,10 +37,10 @@ from workbench.worker.train.audit import TechniqueCheck
 from workbench.worker.train.best import BestModel
 from workbench.worker.train.callbacks import EventCallback, StopCallback, emit_memory
 from workbench.worker.train.evaluation import Evaluator, note, questions
-from workbench.worker.train.meter import StepMeter
-from workbench.worker.train.profile import StepProfiler, step_to_profile
+from workbench.worker.train.measure.meter import StepMeter
+from workbench.worker.train.measure.profile import StepProfiler, step_to_profile
+from workbench.worker.train.measure.trace import StepTrace, steps_to_trace
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
-from workbench.worker.train.trace import StepTrace, steps_to_trace
 from workbench.worker.train.trainer import FineTuner
 
 

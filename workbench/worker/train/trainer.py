@@ -33,8 +33,8 @@ from workbench.worker.train.callbacks import emit_memory
 from workbench.worker.train.checkpoints import ResumableTrainer
 from workbench.worker.train.evaluation import Evaluator, note
 from workbench.worker.train.local_sgd import ParameterAveraging
-from workbench.worker.train.meter import StepMeter
-from workbench.worker.train.profile import StepProfiler
+from workbench.worker.train.measure.meter import StepMeter
+from workbench.worker.train.measure.profile import StepProfiler
 
 
 class FineTuner(ResumableTrainer):

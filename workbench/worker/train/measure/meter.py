@@ -15,7 +15,7 @@ import torch.distributed as dist
 from workbench.worker.data.rows import IGNORED
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.train.callbacks import StepClock
-from workbench.worker.train.traffic import Sent, Traffic, addresses, read_sent, unseen
+from workbench.worker.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 
 
 def tokens_of(batch: Mapping[str, torch.Tensor], causal: bool) -> tuple[torch.Tensor, int]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.process import POD_MARK
 from workbench.pods.guest import pod_main
-from workbench.pods.kubernetes.options import KubernetesOptions
-from workbench.pods.kubernetes.podspec import (
+from workbench.pods.kubernetes.manifests.podspec import (
     cache_env,
     container_security,
     placement,
@@ -22,7 +21,8 @@ from workbench.pods.kubernetes.podspec import (
     volume_mounts,
     volumes,
 )
-from workbench.pods.kubernetes.volumes import Volume, made_claims
+from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
+from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import check_key_line
 

@@ -1,0 +1,1 @@
+"""The objects of a cluster as Kubernetes takes them."""
