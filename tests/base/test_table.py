@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.base.table import Grid, Marked, text_table
+from workbench.base.table import Bar, Grid, Marked, cell_text, text_table
 from workbench.base.words import plain
 from workbench.display.kit.table import html_table
 
@@ -76,6 +76,10 @@ def test_marked_words() -> None:
     page = html_table(grid)
     assert "a b <mark" in page
     assert html.escape("<c>") + "</mark>" in page
+
+
+def test_a_bar_is_a_letter_for_each_part() -> None:
+    assert cell_text(Bar((("parameters", 0.25), ("logits", 0.125)), limit=0.75)) == "pppppplll.........|......"
 
 
 def test_colours_are_the_themes_own() -> None:

@@ -155,8 +155,8 @@ def test_nothing_outside_the_servers_root_is_read(name: str, listing: Listing, t
 def test_a_name_cannot_place_a_link_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("workbench.results.tensorboard.board.serve", lambda folder, port: folder)
-    shown = serve_folders({"a/../../b": tmp_path / "one", "c": tmp_path / "two"})
+    shown = serve_folders({"a/../../b": tmp_path / "one", "c": tmp_path / "two", "..": tmp_path})
     assert isinstance(shown, Path)
-    assert sorted(path.name for path in shown.iterdir()) == ["a .. .. b", "c"]
+    assert sorted(path.name for path in shown.iterdir()) == ["a .. .. b", "c", "run"]
     assert (shown / "c").readlink() == tmp_path / "two"
-    assert serve_folders({"a/../../b": tmp_path / "one", "c": tmp_path / "two"}) == shown
+    assert serve_folders({"..": tmp_path, "a/../../b": tmp_path / "one", "c": tmp_path / "two"}) == shown

@@ -11,6 +11,7 @@ CLOCK_MARK = "WORKBENCH_BOOTED_S"
 
 
 def now_s() -> float:
+    """Return the seconds since 1970-01-01 00:00 UTC, which never go back."""
     return _since_boot_s() + _booted_s()
 
 

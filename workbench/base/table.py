@@ -106,12 +106,7 @@ def cell_text(cell: Cell, cut: bool = False) -> str:
 
 
 def _bar_text(bar: Bar) -> str:
-    """Draw a bar, a letter for each part.
-
-    Example:
-        >>> _bar_text(Bar((("parameters", 0.25), ("logits", 0.125)), limit=0.75))
-        'pppppplll.........|......'
-    """
+    """Draw a bar, a letter for each part."""
     drawn = ""
     reached = 0.0
     for name, share in bar.parts:

@@ -288,12 +288,11 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
     if not with_deepspeed:
         PartialState(cpu=True, backend="gloo", timeout=limit)
         return
-    import deepspeed
+    import deepspeed.comm.torch as comm
 
-    # DeepSpeed would compile it for a minute, and training uses gloo anyway; it also names its shared memory alike
-    # for all runs of a machine. https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
-    # Without a list there it would run the compiler to make one, and ask it for this alone.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
+    # DeepSpeed would compile an op for a minute, whose shared memory has one name for all runs of a machine.
+    # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
+    vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
     # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
     # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
     os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_TORCH_DEVICE="cpu")

@@ -147,12 +147,7 @@ def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> Board
 
 
 def _file_name(name: str) -> str:
-    """Make a name one of a file.
-
-    Example:
-        >>> _file_name("runs/../a"), _file_name("..")
-        ('runs .. a', 'run')
-    """
+    """Make a name one of a file."""
     plain_name = name.replace("/", " ").replace("\0", " ").lstrip(".")
     return plain_name.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore") or "run"
 
