@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -288,10 +289,9 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
     if not with_deepspeed:
         PartialState(cpu=True, backend="gloo", timeout=limit)
         return
-    import deepspeed.comm.torch as comm
-
     # DeepSpeed would compile an op for a minute, whose shared memory has one name for all runs of a machine.
     # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
+    comm = import_module("deepspeed.comm.torch")  # as an attribute it is torch itself
     vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
     # Left alone, accelerate counts one process on CPUs under DeepSpeed; told `use_cpu`, it opens the process group
     # without DeepSpeed. So its state is made beforehand, as it makes it itself where there are GPUs.
