@@ -10,103 +10,62 @@ from typing import TYPE_CHECKING
 from workbench.base.versions import VERSION
 
 if TYPE_CHECKING:
-    from workbench.base.errors import (
-        BackendError,
-        ConfigError,
-        PodError,
-        PodTimeout,
-        RemoteError,
-        RunError,
-        RunFailed,
-        WorkbenchError,
-    )
-    from workbench.benchmark.benchmark import Benchmark
-    from workbench.client.cluster import Cluster
-    from workbench.client.comparison import compare, tensorboard
-    from workbench.client.history import history
-    from workbench.client.result import RunResult
-    from workbench.client.run import Run
-    from workbench.display.compose.form import compose
-    from workbench.jobs.data.sources.convert import read_tables
-    from workbench.jobs.data.sources.dataset import dataset_from
-    from workbench.jobs.data.sources.dataset import prepare as prepare_dataset
-    from workbench.jobs.data.sources.mini import mini_rows
-    from workbench.jobs.data.sql import parse as parse_sql
-    from workbench.jobs.data.tables import execute as run_query
-    from workbench.jobs.deepspeed.config import resolve as resolve_deepspeed_config
-    from workbench.jobs.deepspeed.files import load as load_deepspeed_config
-    from workbench.jobs.finetune import FineTune
-    from workbench.jobs.function import Function
-    from workbench.jobs.prompts import fill as fill_prompt
-    from workbench.jobs.script import Script
-    from workbench.planner.gpus import gpus_for
-    from workbench.planner.plan import plan
-    from workbench.planner.reading import preview
-    from workbench.pods.cml.pods import CMLPods
-    from workbench.pods.cml.project import CMLProject
-    from workbench.pods.guest.memory_limit import can_limit_memory
-    from workbench.pods.hosts.pods import SSHPods
-    from workbench.pods.kubernetes.manifests.volumes import Volume
-    from workbench.pods.kubernetes.nodes import nodes
-    from workbench.pods.kubernetes.pods import KubernetesPods
-    from workbench.pods.local.pods import LocalPods
-    from workbench.pods.pod import Pod
-    from workbench.pods.pod_spec import PodSpec
-    from workbench.results.answers.ask import compare_predictions
-    from workbench.results.answers.predictions import Predictions, judge_answers
-    from workbench.rundir.catalog.index import RunIndex
-    from workbench.rundir.events import log
-    from workbench.worker.model.tokenizer import train_tokenizer
+    from workbench.base.errors import BackendError as BackendError
+    from workbench.base.errors import ConfigError as ConfigError
+    from workbench.base.errors import PodError as PodError
+    from workbench.base.errors import PodTimeout as PodTimeout
+    from workbench.base.errors import RemoteError as RemoteError
+    from workbench.base.errors import RunError as RunError
+    from workbench.base.errors import RunFailed as RunFailed
+    from workbench.base.errors import WorkbenchError as WorkbenchError
+    from workbench.benchmark.benchmark import Benchmark as Benchmark
+    from workbench.client.cluster import Cluster as Cluster
+    from workbench.client.comparison import compare as compare
+    from workbench.client.comparison import tensorboard as tensorboard
+    from workbench.client.history import history as history
+    from workbench.client.result import RunResult as RunResult
+    from workbench.client.run import Run as Run
+    from workbench.display.compose.form import compose as compose
+    from workbench.jobs.data.sources.convert import read_tables as read_tables
+    from workbench.jobs.data.sources.dataset import dataset_from as dataset_from
+    from workbench.jobs.data.sources.dataset import prepare
+    from workbench.jobs.data.sources.mini import mini_rows as mini_rows
+    from workbench.jobs.data.sql import parse
+    from workbench.jobs.data.tables import execute
+    from workbench.jobs.deepspeed.config import resolve
+    from workbench.jobs.deepspeed.files import load
+    from workbench.jobs.finetune import FineTune as FineTune
+    from workbench.jobs.function import Function as Function
+    from workbench.jobs.prompts import fill
+    from workbench.jobs.script import Script as Script
+    from workbench.planner.gpus import gpus_for as gpus_for
+    from workbench.planner.plan import plan as plan
+    from workbench.planner.reading import preview as preview
+    from workbench.pods.cml.pods import CMLPods as CMLPods
+    from workbench.pods.cml.project import CMLProject as CMLProject
+    from workbench.pods.guest.memory_limit import can_limit_memory as can_limit_memory
+    from workbench.pods.hosts.pods import SSHPods as SSHPods
+    from workbench.pods.kubernetes.manifests.volumes import Volume as Volume
+    from workbench.pods.kubernetes.nodes import nodes as nodes
+    from workbench.pods.kubernetes.pods import KubernetesPods as KubernetesPods
+    from workbench.pods.local.pods import LocalPods as LocalPods
+    from workbench.pods.pod import Pod as Pod
+    from workbench.pods.pod_spec import PodSpec as PodSpec
+    from workbench.results.answers.ask import compare_predictions as compare_predictions
+    from workbench.results.answers.predictions import Predictions as Predictions
+    from workbench.results.answers.predictions import judge_answers as judge_answers
+    from workbench.rundir.catalog.index import RunIndex as RunIndex
+    from workbench.rundir.events import log as log
+    from workbench.worker.model.tokenizer import train_tokenizer as train_tokenizer
 
-__all__ = [
-    "BackendError",
-    "Benchmark",
-    "CMLPods",
-    "CMLProject",
-    "Cluster",
-    "ConfigError",
-    "FineTune",
-    "Function",
-    "KubernetesPods",
-    "LocalPods",
-    "Pod",
-    "PodError",
-    "PodSpec",
-    "PodTimeout",
-    "Predictions",
-    "RemoteError",
-    "Run",
-    "RunError",
-    "RunFailed",
-    "RunIndex",
-    "RunResult",
-    "SSHPods",
-    "Script",
-    "Volume",
-    "WorkbenchError",
-    "can_limit_memory",
-    "compare",
-    "compare_predictions",
-    "compose",
-    "dataset_from",
-    "fill_prompt",
-    "gpus_for",
-    "history",
-    "judge_answers",
-    "load_deepspeed_config",
-    "log",
-    "mini_rows",
-    "nodes",
-    "parse_sql",
-    "plan",
-    "prepare_dataset",
-    "preview",
-    "read_tables",
-    "resolve_deepspeed_config",
-    "run_query",
-    "tensorboard",
-    "train_tokenizer",
-]
+    prepare_dataset = prepare
+    parse_sql = parse
+    run_query = execute
+    resolve_deepspeed_config = resolve
+    load_deepspeed_config = load
+    fill_prompt = fill
+
+
 __version__ = VERSION
 
 _HOME = {
@@ -159,6 +118,7 @@ _HOME = {
     "train_tokenizer": "workbench.worker.model.tokenizer",
 }
 """Where each name is defined; behind a colon what it is called there."""
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ from poll import until
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.history import history
 from workbench.client.run import Run
-from workbench.display.kit.buttons import VIEW
+from workbench.display.kit.widgets import VIEW
 from workbench.rundir.catalog.index import RunIndex
 from workbench.rundir.paths import RunPaths
 

@@ -7,14 +7,12 @@ from html.parser import HTMLParser
 import pytest
 from jinja2 import UndefinedError
 
-from workbench.base.table import Grid
+from workbench.base.table import Grid, facts
 from workbench.display.kit.doc import (
-    Beside,
     Block,
     Code,
     Contents,
     Doc,
-    Facts,
     Figure,
     Fold,
     Heading,
@@ -22,7 +20,7 @@ from workbench.display.kit.doc import (
     Note,
     Raw,
     Table,
-    to_fragment,
+    blocks_html,
     to_html,
     to_markdown,
     to_page,
@@ -33,19 +31,16 @@ from workbench.display.kit.templates import render
 EVIL = "<img src=x onerror=alert(1)>&\"'\x1b[31m`|*"
 BLOCKS: list[Block] = [
     Heading(f"one {EVIL}"),
-    Facts([("two", EVIL)], title=f"three {EVIL}"),
-    Facts([("four", EVIL)], look="line"),
-    Facts([("five", EVIL)], look="figures"),
+    Table(facts(f"three {EVIL}", [("two", EVIL)])),
     Table(Grid(columns=("six", "n"), rows=[(EVIL, "1.5")], right={"n"}, caption=f"seven {EVIL}")),
     Figure("", text=f"eight {EVIL}"),
     Note(f"nine {EVIL}", "bad"),
-    Items([f"ten {EVIL}", "eleven"], title="twelve", numbered=True),
+    Items([f"ten {EVIL}", "eleven"], title="twelve"),
     Code(f"thirteen\n  {EVIL}", title="fourteen"),
     Fold(f"fifteen {EVIL}", [Note("sixteen"), Fold("seventeen", [Note("eighteen")])]),
-    Beside([Note("nineteen"), Note("twenty")]),
 ]
-WORDS = re.findall(r"[a-z]+", "one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-                   "fifteen sixteen seventeen eighteen nineteen twenty")  # fmt: skip
+WORDS = re.findall(r"[a-z]+", "one two three six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+                   "seventeen eighteen")  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -68,7 +63,7 @@ class Page(HTMLParser):
 
 def test_the_three_drawings_state_the_same() -> None:
     doc = Doc(blocks=BLOCKS)
-    for drawn in (to_text(doc), to_markdown(doc), to_fragment(doc)):
+    for drawn in (to_text(doc), to_markdown(doc), str(blocks_html(BLOCKS))):
         at = [re.search(rf"\b{word}\b", drawn) for word in WORDS]
         assert all(at), [word for word, there in zip(WORDS, at, strict=True) if not there]
         places = [

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.display.kit.follow import follow_run
-from workbench.display.kit.line import ProgressLine, progress_text, show_bundle
+from workbench.display.kit.line import ProgressLine, follow_run, progress_text, show_bundle
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.state import RunState
 

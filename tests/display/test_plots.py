@@ -27,9 +27,9 @@ from workbench.display.kit.plots.labels import LineLabel, write_labels
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, losses_plot, memory_plot
 from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg
-from workbench.display.records.comparison import runs_doc
+from workbench.display.records.history import runs_doc
 from workbench.display.run.page import run_view_doc
-from workbench.display.run.plot import run_plot_doc
+from workbench.display.run.panel import run_plot_doc
 from workbench.rundir.view import RunView
 
 PAGES = {

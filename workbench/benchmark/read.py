@@ -20,7 +20,7 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
-from workbench.results.advice.shortage import shortage_of
+from workbench.results.advice.rules import shortage_of
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths

@@ -14,10 +14,10 @@ from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.wire import ask
 from workbench.base.words import plain
 from workbench.client.home import RunHome
-from workbench.client.naming import Named
 from workbench.client.result import RunResult
 from workbench.client.takeover import reattach
 from workbench.client.trained import TrainedModel
+from workbench.rundir.catalog.label import read_label, write_label
 from workbench.rundir.events import Events
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.output.tail import last_lines, last_of_both
@@ -46,7 +46,7 @@ class Detached(KeyboardInterrupt):
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen, `name` and `note` could not be set
-class Run(ShownLive, TrainedModel, Named):
+class Run(ShownLive, TrainedModel):
     """A run, live or finished. Make one with `Cluster.submit` or `Run.load`."""
 
     path: Path
@@ -76,6 +76,29 @@ class Run(ShownLive, TrainedModel, Named):
     def id(self) -> str:
         """The id of the run, unique in its cluster."""
         return self._home.id if self._is_gone and self._home.id else id_of(self.paths)
+
+    @property
+    def name(self) -> str:
+        """What the run is called in panel, card, `history`, `compare` and reports; empty until somebody sets it.
+
+        Raises:
+            ConfigError: When set to anything but text of at most 80 letters.
+            RunError: When set, and the run directory cannot be written.
+        """
+        return read_label(self.paths).name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        write_label(self.paths, name=name)
+
+    @property
+    def note(self) -> str:
+        """What somebody remarked on the run, shown with it; empty until somebody sets it. At most 2,000 letters."""
+        return read_label(self.paths).note
+
+    @note.setter
+    def note(self, note: str) -> None:
+        write_label(self.paths, note=note)
 
     @property
     def spec(self) -> RunSpec:

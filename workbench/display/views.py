@@ -30,17 +30,15 @@ from workbench.display.failure.error import error_lines
 from workbench.display.failure.fault import FaultCard, fault_doc
 from workbench.display.kit.doc import Code, Doc, Fold, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.downloads import report_links
-from workbench.display.kit.follow import follow_run
+from workbench.display.kit.line import follow_run
 from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.table import html_table
 from workbench.display.records.answers import answers_doc, predictions_doc, predictions_grid
 from workbench.display.records.board import board_bundle, board_html, show_board
-from workbench.display.records.comparison import runs_doc
 from workbench.display.records.conversation import conversation_doc, show_conversation
 from workbench.display.records.doctor import diagnosis_doc
-from workbench.display.records.export import export_doc, model_card_doc, pushed_doc
-from workbench.display.records.history import history_doc, history_grid, show_history
-from workbench.display.records.manifest import manifest_doc
+from workbench.display.records.export import export_doc, manifest_doc, model_card_doc, pushed_doc
+from workbench.display.records.history import history_doc, history_grid, runs_doc, show_history
 from workbench.display.records.nodes import nodes_doc
 from workbench.display.records.plan import gpus_doc, plan_doc
 from workbench.display.records.profile import comparison_doc, profile_doc
@@ -48,8 +46,7 @@ from workbench.display.records.result import result_doc
 from workbench.display.records.rows import rows_doc
 from workbench.display.run.card import card_html
 from workbench.display.run.page import run_doc
-from workbench.display.run.panel import show_run
-from workbench.display.run.plot import run_plot_doc, show_run_plot
+from workbench.display.run.panel import run_plot_doc, show_run, show_run_plot
 from workbench.keeper.launch.command import LaunchCommand
 from workbench.planner.gpus import GpuTable
 from workbench.planner.reading import RowPreview

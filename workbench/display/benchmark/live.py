@@ -17,8 +17,7 @@ from workbench.display.kit.line import Screen, cut
 from workbench.display.kit.live import image_bundle
 from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
 from workbench.display.kit.plots.static import plot_png
-from workbench.display.kit.style import styled
-from workbench.display.kit.templates import render
+from workbench.display.kit.templates import render, styled
 from workbench.rundir.figures.progress import Progress
 
 _INTERVAL_S = 0.25

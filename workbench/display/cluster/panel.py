@@ -13,7 +13,7 @@ from workbench.display.cluster.view import cluster_doc, look_at
 from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import Doc, to_bundle
 from workbench.display.kit.line import ProgressLine, Screen
-from workbench.display.kit.live import show_live
+from workbench.display.kit.live import Watched, show_live
 from workbench.rundir.figures.progress import Progress
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
@@ -31,7 +31,7 @@ def show_cluster(cluster: Cluster) -> None:
     show_live(cluster.path, lambda: ClusterPanel(cluster))
 
 
-class ClusterPanel:
+class ClusterPanel(Watched):
     """The look of one cluster, time and again; each look counts as use of it."""
 
     def __init__(self, cluster: Cluster):
@@ -66,15 +66,6 @@ class ClusterPanel:
             self._bar = ButtonBar("button of the cluster", {"stop": self._cluster.close})
             self._draw_bar()
         return self._bar
-
-    def unfold(self, title: str, is_open: bool) -> None:
-        """Do nothing: there is nothing to unfold."""
-
-    def still(self) -> None:
-        """Return nothing: the table stands everywhere."""
-
-    def prepare(self) -> None:
-        """Do nothing: there is no plot."""
 
     def look(self, *, at_once: bool = False) -> Doc:  # noqa: ARG002  # nothing here could wait
         view = look_at(self._cluster, self._views)

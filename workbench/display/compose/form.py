@@ -14,10 +14,10 @@ from workbench.client.cluster import Cluster
 from workbench.client.compose.composition import Composition
 from workbench.client.compose.fields import FIELDS, SECTIONS
 from workbench.client.compose.preview import Preview, count_memory, preview_of
-from workbench.display.compose.fields import make_fields
-from workbench.display.kit.buttons import VIEW, act_in_thread
+from workbench.display.kit.buttons import act_in_thread
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw, Table, to_bundle, to_html, to_text
 from workbench.display.kit.live import has_widgets, put, reserve
+from workbench.display.kit.widgets import make_widget, widget_bundle
 from workbench.planner.reading import preview as preview_rows
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from workbench.planner.reading import RowPreview
 
 _MESSAGE_S = 0.25
+_OF_FIELD = ("name", "label", "kind", "section", "is_main", "needs", "values", "choices", "proposals", "hint")
+"""What the page is told of a field."""
 
 
 def compose(**choices: object) -> Form:
@@ -149,12 +151,19 @@ class _FormView:
         self._place = ""
         self._state = {"busy": False, "folded": False, "has_pods": False, "status": "", "is_bad": False, "cell": ""}
         self._counting = threading.Lock()
-        self.widget = make_fields(form.composition, self._on_choice, self.click)
+        fields = [
+            {**{name: getattr(field, name) for name in _OF_FIELD}, "meaning": field.option.help.replace("`", "")}
+            for field in FIELDS.values()
+        ]
+        self.widget = make_widget(
+            "compose", fields=fields, sections=list(SECTIONS), values=dict(form.composition), problems={}, state={}
+        )
+        self.widget.observe(lambda change: self._on_choice(change["new"]), "values")
+        self.widget.on_msg(lambda _widget, content, _buffers: self.click(str(content.get("action"))))
         self._draw()
 
     def show(self) -> None:
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        put({"text/plain": "(the fields: they need the kernel)", VIEW: view}, uuid.uuid4().hex, update=False)
+        put(widget_bundle(self.widget, "(the fields: they need the kernel)"), uuid.uuid4().hex, update=False)
         self._shown = to_bundle(self._form.doc())
         put(self._shown, self._name, update=False)
         self._place = reserve()

@@ -6,14 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
+from workbench.display.kit.widgets import make_widget, widget_bundle
 
 logger = logging.getLogger(__name__)
-VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: str) -> None:
@@ -31,13 +29,6 @@ def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: 
     threading.Thread(target=carry_out, name=name, daemon=True).start()
 
 
-def heard_at_once(widget: Any) -> None:
-    """Let clicks on a widget be heard while a cell runs, a waiting one above all."""
-    comm: Any = getattr(widget, "comm", None)
-    if hasattr(comm, "_reply_subshell_for"):
-        comm._reply_subshell_for = lambda _data, asked: asked
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Button:
     name: str
@@ -46,7 +37,6 @@ class Button:
     sure: str = ""
     """What it asks before it acts: the second click within some seconds is the one that counts. Empty: it asks not."""
     disabled: bool = False
-    hidden: bool = False
     urgent: bool = False
     """Whether it is what the user should look at."""
 
@@ -62,8 +52,9 @@ class ButtonBar:
         """The rows of the table beside it that had a tick at the last click, by the numbers in their first cells."""
         self._actions = actions
         self._answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
-        self.widget = _bar_class()(label=label, ticks=ticks)
-        heard_at_once(self.widget)
+        self.widget = make_widget(
+            "buttons", label=label, buttons=[], note={}, extra="", picture="", ticks=ticks, beat=0
+        )
         self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
 
     @property
@@ -77,8 +68,7 @@ class ButtonBar:
         """Return it as a notebook takes it, for the picture of a name, which may `answer` what is no click."""
         self._answer = answer
         self.widget.picture = picture
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        return {"text/plain": f"({self.widget.label}: they need the kernel)", VIEW: view}
+        return widget_bundle(self.widget, f"({self.widget.label}: they need the kernel)")
 
     def draw(self, buttons: Sequence[Button]) -> None:
         self.widget.buttons = [asdict(button) for button in buttons]
@@ -107,22 +97,3 @@ class ButtonBar:
         else:
             answer = self._answer(message)
         self.widget.send({"heard": True, **answer})
-
-
-@cache
-def _bar_class() -> Any:
-    """Make the class of the widget, whose library is loaded only where there is somebody to click."""
-    import anywidget
-    import traitlets as t
-
-    class Bar(anywidget.AnyWidget):
-        _esm = files("workbench.display").joinpath("templates/buttons.js").read_text(encoding="utf-8")
-        label = t.Unicode().tag(sync=True)
-        buttons: Any = t.List().tag(sync=True)
-        note = t.Dict().tag(sync=True)
-        extra = t.Unicode().tag(sync=True)
-        picture = t.Unicode().tag(sync=True)
-        ticks = t.Unicode().tag(sync=True)
-        beat = t.Int().tag(sync=True)
-
-    return Bar

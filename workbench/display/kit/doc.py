@@ -11,15 +11,14 @@ from itertools import groupby
 
 from markupsafe import Markup
 
-from workbench.base.table import Cell, Grid, facts, text_table
+from workbench.base.table import Grid, text_table
 from workbench.base.words import plain
 from workbench.display.kit import markdown as md
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
-from workbench.display.kit.style import framed, styled
 from workbench.display.kit.table import html_table
-from workbench.display.kit.templates import macro, render
+from workbench.display.kit.templates import macro, render, styled
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +28,6 @@ class Heading:
     text: str
     level: int = 2
     anchor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Names and values: a table, or in HTML a `line` of them or `figures` side by side."""
-
-    pairs: Sequence[tuple[str, Cell]]
-    title: str = ""
-    look: str = "table"
-    width: int = 60
-
-    @property
-    def grid(self) -> Grid:
-        return facts(self.title, self.pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +59,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Some lines, with a bullet each or numbered, below what they are."""
+    """Some lines, with a bullet each, below what they are."""
 
     lines: Sequence[str]
     title: str = ""
-    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +83,6 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Blocks that stand side by side where there is room."""
-
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True, slots=True)
 class Contents:
     """Links to headings that have an anchor; nothing in text and Markdown."""
 
@@ -120,7 +97,7 @@ class Raw:
     text: str = ""
 
 
-Block = Heading | Facts | Table | Figure | Note | Items | Code | Fold | Beside | Contents | Raw
+Block = Heading | Table | Figure | Note | Items | Code | Fold | Contents | Raw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,11 +132,6 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
                 yield to_bundle(replace(doc, blocks=blocks))
 
 
-def to_fragment(doc: Doc) -> str:
-    """Draw a document as HTML for a page that has the style sheet."""
-    return framed(blocks_html(doc.blocks), doc.state, full=doc.full)
-
-
 def to_page(doc: Doc, title: str, *styles: str) -> str:
     """Draw a document as a whole page that loads nothing, and runs nothing but its plots, by their checksums."""
     body = blocks_html(doc.blocks, asked=True)
@@ -177,9 +149,9 @@ def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
 
 def _inside(block: Block, asked: bool) -> Markup:
     match block:
-        case Fold() | Beside():
+        case Fold():
             return blocks_html(block.blocks, asked=asked)
-        case Facts() | Table():
+        case Table():
             return Markup(html_table(block.grid))
         case Figure(plot=Plot() as plot) if asked and block.svg:
             figure = json.dumps(interactive(plot), allow_nan=False)
@@ -207,20 +179,17 @@ def _text(block: Block) -> str:
     match block:
         case Heading() | Note():
             return plain(block.text)
-        case Facts() | Table():
+        case Table():
             return text_table(block.grid, block.width)
         case Figure():
             return "\n".join(filter(None, (plain(block.title), clean(block.text)))) if block.text else ""
         case Items():
-            marks = (f"  {place}. " if block.numbered else "- " for place in range(1, len(block.lines) + 1))
-            lines = [mark + plain(line) for mark, line in zip(marks, block.lines, strict=True)]
-            return "\n".join([*([plain(block.title)] if block.title and lines else []), *lines])
+            title = [plain(block.title)] if block.title and block.lines else []
+            return "\n".join([*title, *(f"- {plain(line)}" for line in block.lines)])
         case Code():
             return "\n".join(filter(None, (plain(block.title), clean(block.text).rstrip("\n"))))
         case Fold():
             return "\n".join([plain(block.title), to_text(Doc(blocks=block.blocks))])
-        case Beside():
-            return to_text(Doc(blocks=block.blocks))
         case Raw():
             return block.text
         case Contents():
@@ -235,23 +204,20 @@ def _markdown(block: Block) -> str:
     match block:
         case Heading():
             return f"{'#' * block.level} {md.escape(block.text)}"
-        case Facts() | Table():
+        case Table():
             return md.table(block.grid)
         case Figure():
             return md.fenced(_text(block)) if "\n" in block.text else md.escape(block.text)
         case Note():
             return md.escape(block.text)
         case Items():
-            lines = [f"{'1.' if block.numbered else '-'} {md.escape(line)}" for line in block.lines]
-            title = [md.escape(block.title), ""] if block.title and lines else []
-            return "\n".join([*title, *lines])
+            title = [md.escape(block.title), ""] if block.title and block.lines else []
+            return "\n".join([*title, *(f"- {md.escape(line)}" for line in block.lines)])
         case Code():
             return "\n\n".join(filter(None, (md.escape(block.title), md.fenced(block.text))))
         case Fold():
             inside = to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
             return f"<details><summary>{md.escape_html(block.title)}</summary>\n\n{inside}\n\n</details>"
-        case Beside():
-            return to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
         case Raw():
             return md.fenced(block.text) if block.text else ""
         case Contents():

@@ -5,16 +5,21 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Self, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
+
+if TYPE_CHECKING:
+    from workbench.client.run import Run
 
 _INTERVAL_S = 0.25
 _NOTEBOOK_COLUMNS = 120
 _BAR = 20
 _MIN_BAR_COLUMNS = 60
+_SHARE = 0.05  # of the waiter's time for working out the progress, which reads all events
 
 
 def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
@@ -127,6 +132,23 @@ class ProgressLine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def follow_run(run: Run) -> Iterator[Callable[[], None]]:
+    """Draw the progress of a run while someone waits for it; its last state when the waiting ends well."""
+    due = 0.0
+
+    def draw() -> None:
+        nonlocal due
+        began = time.monotonic()
+        if began >= due:
+            line.update(run.progress)
+            due = began + max(_INTERVAL_S, (time.monotonic() - began) / _SHARE)
+
+    with ProgressLine() as line:
+        yield draw
+        line.update(run.progress)
 
 
 def _steps(progress: Progress, *, bar: bool) -> str:

@@ -47,7 +47,7 @@ class Watched(Protocol):
 
     def prepare(self) -> None:
         """Load what drawing needs; in a thread, for it may take a second."""
-        ...
+        return
 
     def look(self, *, at_once: bool) -> Doc:
         """Read what is new and state it; `at_once` is what could wait too."""
@@ -55,15 +55,15 @@ class Watched(Protocol):
 
     def still(self) -> bytes | None:
         """Draw its plot as PNG for places that strip style and SVG; empty before there is one, None if never."""
-        ...
+        return None
 
     def bar(self) -> ButtonBar:
         """Return its buttons, the same at each call."""
         ...
 
-    def unfold(self, title: str, is_open: bool) -> None:
+    def unfold(self, title: str, is_open: bool) -> None:  # noqa: ARG002 - unless there is something to unfold
         """Note what the user folded or unfolded in it."""
-        ...
+        return
 
 
 def has_widgets() -> bool:
@@ -137,7 +137,7 @@ class Picture:
                 self._has_bar, self._keeps_bar = True, self._keeps_bar or keep_bar
                 self._buttons.begin("bar", self.watched.bar().bundle(self.id, self.answer), reserved=reserved)
             doc, image = self.watched.look(at_once=True), self._draw_still()
-            self._main.begin(self._essence(doc), self._bundle(doc), reserved=reserved)
+            self._main.begin((doc, self.watched.over), self._bundle(doc), reserved=reserved)
             if image is not None:
                 self._image.begin(image, image_bundle(image, self.watched.name), reserved=reserved)
         self.start()
@@ -151,11 +151,12 @@ class Picture:
         """Stop following; what is drawn stays. Idempotent."""
         self._closing.set()
 
-    def refresh(self, *, keep: bool = False, at_once: bool = False) -> None:
+    def refresh(self, *, keep: bool = False) -> None:
         """Draw what is new; at the end of a cell see to it that its notebook `keeps` it."""
         with self._lock:
-            doc = self.watched.look(at_once=at_once)
-            if self._main.show(self._essence(doc), lambda: self._bundle(doc), keep=keep) and self._has_bar:
+            doc = self.watched.look(at_once=False)
+            what = (doc, self.watched.over)
+            if self._main.show(what, lambda: self._bundle(doc), keep=keep) and self._has_bar:
                 self.watched.bar().beat(self._beat)
             if self.watched.over or time.monotonic() - self._still[1] > _STILL_S:
                 self._draw_still()
@@ -181,9 +182,6 @@ class Picture:
         bundle = to_bundle(doc)
         frame = Markup('<div class="wb-picture" data-wb="{}" data-beat="{}">{}</div>')
         return {**bundle, "text/html": str(frame.format(self.id, self._beat, Markup(bundle["text/html"])))}
-
-    def _essence(self, doc: Doc) -> tuple[object, ...]:
-        return (doc, self.watched.over)
 
     def _draw_still(self) -> bytes | None:
         self._still = (self.watched.still(), time.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.table import Grid, bar_parts, cell_text
-from workbench.display.kit.plots import COLOURS
+from workbench.display.kit.plots.figure import COLOURS
 from workbench.display.kit.templates import render
 
 _PROSE = 30  # letters of a cell

@@ -9,9 +9,10 @@ from typing import Any
 
 from workbench.base.table import Cell, Grid
 from workbench.base.words import UNKNOWN, counted
-from workbench.display.kit.buttons import VIEW, act_in_thread, heard_at_once
+from workbench.display.kit.buttons import act_in_thread
 from workbench.display.kit.doc import Block, Doc, Note, Table, to_bundle
 from workbench.display.kit.live import has_widgets, put
+from workbench.display.kit.widgets import heard_at_once, widget_bundle
 from workbench.results.answers.conversation import Conversation
 
 _REFRESH_S = 0.25
@@ -42,8 +43,7 @@ def show_conversation(conversation: Conversation) -> None:
     if has_widgets():
         field = conversation_field(conversation, lambda doc: put(to_bundle(doc), name))
         heard_at_once(field)
-        view = (field._repr_mimebundle_() or {})[VIEW]
-        put({"text/plain": "(the field to write in: it needs the kernel)", VIEW: view}, f"{name}-field", update=False)
+        put(widget_bundle(field, "(the field to write in: it needs the kernel)"), f"{name}-field", update=False)
 
 
 def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) -> Any:

@@ -1,25 +1,27 @@
-"""A model that was taken elsewhere, for the eye: what is in the folder or on the hub, and how to start it there."""
+"""What was taken elsewhere, for the eye: a model in a folder or on the hub, or a run as a manifest; how to start it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count, number, percent, scaled
-from workbench.display.kit.doc import Block, Code, Doc, Facts, Heading, Note
+from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Note, Table
 from workbench.results.export.folder import Export
 from workbench.results.export.model_card import ModelCard
 from workbench.results.export.push import Pushed
+from workbench.results.kubeflow.manifest import Manifest
 
 
 def export_doc(export: Export) -> Doc:
     adapters = [("adapters of", export.base)] if export.base else []
     pairs = [("folder", str(export.folder)), *adapters, *_facts(export.files, export.dtype)]
-    return Doc(blocks=[Facts(pairs, "Exported model", width=100), *_start(export.start_lines)])
+    return Doc(blocks=[Table(facts("Exported model", pairs), width=100), *_start(export.start_lines)])
 
 
 def pushed_doc(pushed: Pushed) -> Doc:
     pairs = [("model", pushed.url), ("commit", pushed.commit), *_facts(pushed.files, pushed.dtype)]
-    return Doc(blocks=[Facts(pairs, "Pushed model", width=100), *_start(pushed.start_lines)])
+    return Doc(blocks=[Table(facts("Pushed model", pairs), width=100), *_start(pushed.start_lines)])
 
 
 def model_card_doc(card: ModelCard) -> Doc:
@@ -51,11 +53,25 @@ def model_card_doc(card: ModelCard) -> Doc:
             Heading(card.repo_id.rpartition("/")[2], level=1),
             Note("Fine-tuned with DeepSpeed Workbench.", "plain"),
             *_start(card.start_lines),
-            Facts(_known(learned), "Training"),
-            Facts(_known(measured), "Measured in that run"),
+            Table(facts("Training", _known(learned))),
+            Table(facts("Measured in that run", _known(measured))),
             Note(f"Versions: {versions}"),
         ]
     )
+
+
+def manifest_doc(manifest: Manifest) -> Doc:
+    """State a manifest, its YAML without the packed files; its text is its YAML alone."""
+    ranks = f", each with {manifest.slots} ranks" if manifest.slots > 1 else ""
+    pairs = [
+        ("nodes", f"{manifest.nodes}{ranks}"),
+        ("image", manifest.image),
+        ("results", manifest.results),
+        ("objects", ", ".join(str(each["kind"]) for each in manifest.objects)),
+        ("to a file", f"manifest.to_yaml('{manifest.name}.yaml')"),
+    ]
+    yaml = Code(manifest.to_text(folded=True))
+    return Doc(blocks=[Table(facts(f"{manifest.kind} {manifest.name}", pairs)), Fold("YAML", [yaml])])
 
 
 def _facts(files: Mapping[str, int], dtype: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The runs below a folder for the eye: a table, live ones marked; what is equal in all of them stands above it."""
+"""Runs for the eye: those below a folder as a table, with what is equal in all above it; some beside each other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from markupsafe import Markup
 
 from workbench.base.table import Cell, Grid, Key, cell_text
 from workbench.base.words import UNKNOWN, count, counted, duration, number, percent, short_list
+from workbench.client.comparison import RunComparison
 from workbench.client.history import History
 from workbench.display.kit.buttons import Button, ButtonBar
-from workbench.display.kit.doc import Doc, Table, to_bundle, to_bundles
+from workbench.display.kit.doc import Block, Doc, Figure, Note, Table, to_bundle, to_bundles
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
-from workbench.display.records.comparison import runs_doc
+from workbench.display.kit.plots.figure import plot_words
+from workbench.display.kit.plots.runs import losses_plot
+from workbench.display.kit.plots.static import plot_svg
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
@@ -80,6 +83,19 @@ def show_history(history: History) -> None:
     put({**bundle, "text/html": str(frame.format(name, Markup(bundle["text/html"])))}, name, update=False)
     for place in range(_OUTPUTS):
         put(NOTHING, f"{name}-{place}", update=False)
+
+
+def runs_doc(comparison: RunComparison) -> Doc:
+    """State the loss curves, the figures, the options that differ, and in what the runs are not like for like."""
+    plot = losses_plot([(run.name, run.view) for run in comparison.runs])
+    drawn = plot_svg(plot, size_in=(8.4, 3.4), place=(0.08, 0.14, 0.89, 0.62), columns=2)
+    lacking = [f"{run.name}: no losses" for run in comparison.runs if not any(map(len, run.view.curves.values()))]
+    words = "\n".join(filter(None, (plot_words(plot), *lacking)))
+    options = comparison.options()
+    blocks: list[Block] = [Note(note, "caution") for note in comparison.notes]
+    blocks += [Figure(drawn, "Loss over optimizer steps", words, plot)]
+    blocks += [Table(comparison.figures()), Table(options) if options.rows else Note(str(options.caption))]
+    return Doc(blocks=blocks)
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:

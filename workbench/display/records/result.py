@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.base.table import facts
 from workbench.base.words import count, counted, duration, gib, number, percent, scaled, size
 from workbench.client.result import RunResult
 from workbench.display.failure.fault import card_of, fault_doc
-from workbench.display.kit.doc import Doc, Facts
+from workbench.display.kit.doc import Doc, Table
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.paths import RunPaths
 
@@ -18,9 +19,10 @@ def result_doc(result: RunResult) -> Doc:
     return Doc(blocks=[*card, facts_of_result(result)], state=result.state)
 
 
-def facts_of_result(result: RunResult) -> Facts:
+def facts_of_result(result: RunResult) -> Table:
     message = f": {result.message}" if result.message and not result.error else ""
-    return Facts([(name, text) for name, text in _pairs(result) if text], f"Run {result.state}{message}", width=100)
+    pairs = [(name, text) for name, text in _pairs(result) if text]
+    return Table(facts(f"Run {result.state}{message}", pairs), width=100)
 
 
 def _pairs(result: RunResult) -> list[tuple[str, str]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workbench.base.table import Grid, Marked
+from workbench.base.table import Grid, Marked, facts
 from workbench.base.words import count, percent
-from workbench.display.kit.doc import Block, Doc, Facts, Note, Table
+from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.planner.reading import RowPreview
 
 _BARS = 8  # ranges of lengths, about
@@ -23,7 +23,7 @@ def rows_doc(preview: RowPreview) -> Doc:
     ]
     marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
     rows = Grid(columns=("row", "as the model reads it; what it learns is marked"), rows=marked, right={"row"})
-    blocks: list[Block] = [Facts(pairs, title=f"Rows for {preview.job.model}"), Table(rows, width=100)]
+    blocks: list[Block] = [Table(facts(f"Rows for {preview.job.model}", pairs)), Table(rows, width=100)]
     return Doc(blocks=[*blocks, Table(_histogram(preview)), *map(Note, _notes(preview))])
 
 

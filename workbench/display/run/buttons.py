@@ -9,7 +9,7 @@ from workbench.base.shown import as_html
 from workbench.display.failure.stacks import stacks_blocks
 from workbench.display.kit.buttons import Button, ButtonBar
 from workbench.display.kit.doc import blocks_html
-from workbench.display.kit.style import styled
+from workbench.display.kit.templates import styled
 from workbench.display.run.facts import RunFacts
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ import time
 
 from markupsafe import Markup
 
+from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count
 from workbench.client.card import Card
 from workbench.display.kit.doc import (
     Block,
     Code,
     Doc,
-    Facts,
     Fold,
     Heading,
     Items,
@@ -47,7 +47,7 @@ def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
 
 
 def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
-    versions = [Facts(sorted(card.result.versions.items()), "Versions")] if card.result.versions else []
+    versions = [Table(facts("Versions", sorted(card.result.versions.items())))] if card.result.versions else []
     sections: dict[str, list[Block]] = {
         "What happened": [*run_view_doc(card.view, alone=True).blocks] if card.view else [],
         "Facts": [*([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks), *versions],

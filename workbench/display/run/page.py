@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from markupsafe import Markup
 
@@ -14,9 +15,9 @@ from workbench.client.run import Run
 from workbench.display.failure.fault import fault_text
 from workbench.display.kit.doc import Doc, Note, Raw, Table, blocks_html
 from workbench.display.kit.logs import fold, folded_text, ranks_word
-from workbench.display.kit.plots import CURVE_TITLES, curves_svg, memory_svg
-from workbench.display.kit.style import framed
-from workbench.display.kit.templates import macro
+from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
+from workbench.display.kit.plots.static import plot_svg
+from workbench.display.kit.templates import macro, styled
 from workbench.display.run.facts import RunFacts, facts_of
 from workbench.display.run.workers import worker_grids
 from workbench.rundir.view import RunView
@@ -64,7 +65,8 @@ class RunPage:
         self._folded = fold({rank: view.log(rank).lines[-_FOLDED_LINES:] for rank in view.ranks})
 
     def doc(self) -> Doc:
-        return Doc(blocks=[Raw(html=framed(self._html(), self._view.state), text=self.text)], state=self._view.state)
+        html = styled(self._html(), self._view.state, sheet=False)
+        return Doc(blocks=[Raw(html=html, text=self.text)], state=self._view.state)
 
     @property
     def text(self) -> str:
@@ -102,13 +104,16 @@ class RunPage:
             points = [len(curves[name]), *([len(curves["eval_loss"])] if name == "loss" else [])]
             if any(points):
                 wanted = self._is_whole or name == "loss" or self._folds.get(title)
-                svg = self._plot(name, points, lambda name=name: curves_svg(self._view, name)) if wanted else ""  # type: ignore[misc]
-                drawn.append((title, svg))
+                draw = partial(self._draw_curve, name)
+                drawn.append((title, self._plot(name, points, draw) if wanted else ""))
         return drawn
+
+    def _draw_curve(self, name: str) -> str:
+        return plot_svg(curve_plot(self._view, name))
 
     def _memory(self) -> str:
         samples = [len(host.gib) for host in self._view.memory.values()]
-        return self._plot("memory", samples, lambda: memory_svg(self._view))
+        return self._plot("memory", samples, lambda: plot_svg(memory_plot(self._view)))
 
     def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
         titles = [(rank, f"log of rank {rank}") for rank in self._view.ranks[:_RANKS]]

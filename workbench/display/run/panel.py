@@ -1,4 +1,4 @@
-"""What the picture of a run shows at each look: what is slow to draw takes a hundredth of a core."""
+"""What the picture of a run and its plots show at each look: what is slow to draw takes a hundredth of a core."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workbench.display.kit.doc import Doc, to_bundle
+from workbench.client.trained import RunPlot
+from workbench.display.kit.doc import Doc, Figure, Note, to_bundle
 from workbench.display.kit.line import show_bundle
-from workbench.display.kit.live import show_live
-from workbench.display.kit.plots.runs import curve_plot
-from workbench.display.kit.plots.static import figure_svg, plot_png
+from workbench.display.kit.live import Watched, show_live
+from workbench.display.kit.plots.figure import plot_words
+from workbench.display.kit.plots.live import show_live_plot
+from workbench.display.kit.plots.runs import CURVE_TITLES, curve_plot, memory_plot
+from workbench.display.kit.plots.static import figure_svg, plot_png, plot_svg
 from workbench.display.run.buttons import RunButtons
 from workbench.display.run.facts import facts_of
 from workbench.display.run.page import RunPage, run_doc
@@ -37,7 +40,30 @@ def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
     show_live(run.path, lambda: RunPanel(run), keep_bar=buttons, place=place)
 
 
-class RunPanel:
+def run_plot_doc(it: RunPlot) -> Doc:
+    return _plot_doc(RunView(it.path), it.name)
+
+
+def show_run_plot(it: RunPlot) -> None:
+    """Display a plot of a run, and keep it up to date until the run has ended."""
+    view = RunView(it.path)
+
+    def look() -> tuple[Doc, bool]:
+        view.refresh()
+        return _plot_doc(view, it.name), view.state.is_terminal
+
+    show_live_plot(look)
+
+
+def _plot_doc(view: RunView, name: str) -> Doc:
+    plot = memory_plot(view) if name == "memory" else curve_plot(view, name)
+    if not plot:
+        return Doc(blocks=[Note(f"Run {view.id} has not logged two points of {CURVE_TITLES.get(name, name)} yet.")])
+    title = f"{CURVE_TITLES.get(name, 'memory of each pod')}, run {view.id}"
+    return Doc(blocks=[Figure(plot_svg(plot), title, plot_words(plot), plot)])
+
+
+class RunPanel(Watched):
     def __init__(self, run: Run):
         self.view = RunView(run.path)
         self._run = run

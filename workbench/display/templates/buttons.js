@@ -56,7 +56,6 @@ function render({ model, el }) {
       button.className = asked.has(look.name) ? "wb-sure" : look.urgent ? "wb-urgent" : "";
       button.title = look.tip;
       button.disabled = look.disabled;
-      button.hidden = look.hidden;
     }
     row.append(note);
     const { text = "", kind = "" } = model.get("note");

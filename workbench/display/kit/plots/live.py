@@ -9,8 +9,6 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from markupsafe import Markup
@@ -20,11 +18,11 @@ from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import interactive, plotly_js
+from workbench.display.kit.widgets import make_widget, widget_bundle
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.5
 _PICTURES = 8  # looks to one drawing of the static picture, which takes longer
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def show_doc(doc: Doc) -> None:
@@ -47,20 +45,17 @@ class LivePlot:
         self._look = look
         self._name = f"wb-plot-{uuid.uuid4().hex}"
         self._closing = threading.Event()
-        self.widget = _widget_class()(instead_of=self._name)
-        comm: Any = getattr(self.widget, "comm", None)
-        if hasattr(comm, "_reply_subshell_for"):  # asked for while a cell runs, a waiting one above all
-            comm._reply_subshell_for = lambda _data, asked: asked
-        self.widget.on_msg(lambda widget, _content, _buffers: _send_library(widget))
+        self.widget = make_widget("live_plot", figure={}, instead_of=self._name)
+        self.widget.on_msg(lambda _widget, _content, _buffers: self._send_library())
 
     def show(self, doc: Doc) -> None:
         """Display it, and follow it from then on."""
         from IPython.display import display
 
         self.draw(doc)
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        bundle = widget_bundle(self.widget, "")
         picture = display(self._picture(doc), raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        widget = display({"text/plain": "", _WIDGET: view}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        widget = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         threading.Thread(target=self._loop, args=(picture, widget), name=self._name, daemon=True).start()
 
     def close(self) -> None:
@@ -68,9 +63,9 @@ class LivePlot:
         self._closing.set()
 
     def draw(self, doc: Doc) -> None:
-        figure = interactive(_plot_of(doc))
-        if figure != self.widget.figure:
-            self.widget.figure = figure
+        empty = Plot(label="", y="", axes=("",), series=())
+        plots = (block.plot for block in doc.blocks if isinstance(block, Figure) and block.plot)
+        self.widget.figure = interactive(next(plots, empty))
 
     def _picture(self, doc: Doc) -> dict[str, object]:
         bundle = to_bundle(doc)
@@ -94,25 +89,5 @@ class LivePlot:
         except Exception:  # thread boundary: what is drawn stays
             logger.exception("following a plot")
 
-
-def _plot_of(doc: Doc) -> Plot:
-    empty = Plot(label="", y="", axes=("",), series=())
-    return next((block.plot for block in doc.blocks if isinstance(block, Figure) and block.plot), empty)
-
-
-def _send_library(widget: Any) -> None:
-    widget.send({"source": "plotly.js"}, buffers=[plotly_js().encode()])
-
-
-@cache
-def _widget_class() -> Any:
-    """Make the class of the widget, whose library is loaded only where somebody looks."""
-    import anywidget
-    import traitlets as t
-
-    class Answering(anywidget.AnyWidget):
-        _esm = files("workbench.display").joinpath("templates/live_plot.js").read_text(encoding="utf-8")
-        figure = t.Dict().tag(sync=True)
-        instead_of = t.Unicode().tag(sync=True)
-
-    return Answering
+    def _send_library(self) -> None:
+        self.widget.send({"source": "plotly.js"}, buffers=[plotly_js().encode()])

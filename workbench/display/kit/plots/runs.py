@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.display.kit.plots.figure import STEP, Look, Plot, Series, look, time_axis
-from workbench.display.kit.plots.static import plot_svg
 from workbench.jobs.finetune import FineTune
 from workbench.rundir.view import RunView
 
@@ -59,15 +58,6 @@ def memory_plot(view: RunView) -> Plot:
         for place, (name, (ats, sizes, _)) in enumerate(curves)
     )
     return Plot(label=f"{what} per pod, GiB, over time", y="GiB", axes=(axis,), series=series, from_zero=True)
-
-
-def curves_svg(view: RunView, name: str = "loss") -> str:
-    return plot_svg(curve_plot(view, name))
-
-
-def memory_svg(view: RunView) -> str:
-    """Draw the memory of each pod over time."""
-    return plot_svg(memory_plot(view))
 
 
 def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -> Plot:
