@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.ma
 TESTS = Path(__file__).resolve().parents[1]
 WRITE = f"""
 import sys
+from contextlib import closing
 from pathlib import Path
 sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]
 from benchrows import make_row, mixed_rows, write_row
@@ -72,7 +73,7 @@ SHOWN = {
     "compare": "compare([one, other])",
     "benchmark": "BenchmarkResult(name='sweep', folder=Path('rows'), rows=tuple(rows))",
     "benchmark plots": "BenchmarkResult(name='sweep', folder=Path('rows'), rows=tuple(rows)).plots()",
-    "live benchmark": "with BenchmarkLive() as live:\n    live.update(going, {'now': now})",
+    "live benchmark": "with closing(BenchmarkLive()) as live:\n    live.update(going, {'now': now})",
     "answers": "answers()",
     "predictions": "one.result.predictions",
     "profile": "one.result.profile",

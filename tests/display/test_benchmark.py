@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,7 +235,7 @@ def test_the_time_left_for_all_rows_follows_from_those_that_ran_here() -> None:
     now = [100.0]
     rows, far = running()
     waiting = [replace(row, from_disk=row.name != "now", outcome=row.outcome) for row in rows]
-    with BenchmarkLive(io.StringIO(), clock=lambda: now[0]) as live:
+    with closing(BenchmarkLive(io.StringIO(), clock=lambda: now[0])) as live:
         live.update(waiting, far)
         assert "left for all" not in str(live), "nothing has ended yet that ran here"
     live = BenchmarkLive(io.StringIO(), clock=lambda: now[0])
@@ -251,7 +252,7 @@ def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() 
 
     now, out = [0.0], Terminal()
     rows, far = running()
-    with BenchmarkLive(out, clock=lambda: now[0]) as live:
+    with closing(BenchmarkLive(out, clock=lambda: now[0])) as live:
         live.update(rows, far)
         before = out.getvalue()
         live.update(rows, {"now": replace(far["now"], step=6)})
@@ -268,7 +269,7 @@ def test_what_runs_is_drawn_four_times_a_second_at_most_and_what_ends_at_once() 
 
 def test_a_file_gets_the_rows_that_ended_and_no_passing_figures() -> None:
     out = io.StringIO()
-    with BenchmarkLive(out) as live:
+    with closing(BenchmarkLive(out)) as live:
         live.update(*running())
     lines = out.getvalue().splitlines()
     assert len(lines) == 8

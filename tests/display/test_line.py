@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,7 @@ def train(line: ProgressLine, clock: Clock, seconds_a_step: float) -> None:
 
 def test_a_terminals_line_is_rewritten_at_most_four_times_a_second_and_ends_with_the_last_state() -> None:
     screen, clock = Terminal(), Clock()
-    with ProgressLine(screen, clock) as line:
+    with closing(ProgressLine(screen, clock)) as line:
         train(line, clock, 0.01)
         assert screen.getvalue().count("\r") <= 2 / 0.25 + 1
         line.update(replace(RUNNING, state=RunState.SUCCEEDED, step=200, eta_s=None))
@@ -59,7 +60,7 @@ def test_a_terminals_line_is_rewritten_at_most_four_times_a_second_and_ends_with
 
 def test_a_file_gets_a_line_per_tenth() -> None:
     file, clock = io.StringIO(), Clock()
-    with ProgressLine(file, clock) as line:
+    with closing(ProgressLine(file, clock)) as line:
         train(line, clock, 1.0)
         line.update(replace(RUNNING, state=RunState.SUCCEEDED, step=200))
     lines = file.getvalue().splitlines()
@@ -80,7 +81,7 @@ def test_a_file_gets_each_new_state_and_what_happens_before_the_first_step_once(
 
 def test_leaving_draws_what_was_still_waiting() -> None:
     file, clock = io.StringIO(), Clock()
-    with pytest.raises(KeyboardInterrupt), ProgressLine(file, clock) as line:
+    with pytest.raises(KeyboardInterrupt), closing(ProgressLine(file, clock)) as line:
         line.update(replace(RUNNING, step=1))
         line.update(replace(RUNNING, step=7))
         raise KeyboardInterrupt
@@ -93,7 +94,7 @@ def test_leaving_draws_what_was_still_waiting() -> None:
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
 def test_a_failed_run_says_so_and_stays(stream: type[io.StringIO]) -> None:
     out = stream()
-    with ProgressLine(out, Clock()) as line:
+    with closing(ProgressLine(out, Clock())) as line:
         line.update(replace(RUNNING, step=25))
         line.update(
             replace(RUNNING, step=25, state=RunState.FAILED, message="rank 1 on pod-1 was killed by SIGKILL\x1b[2K\n")
@@ -107,7 +108,7 @@ def test_a_failed_run_says_so_and_stays(stream: type[io.StringIO]) -> None:
 def test_a_real_terminal_of_40_columns_is_never_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     main, other = pty.openpty()
-    with os.fdopen(other, "w") as stream, ProgressLine(stream, Clock()) as line:
+    with os.fdopen(other, "w") as stream, closing(ProgressLine(stream, Clock())) as line:
         line.update(replace(RUNNING, step=25, message="a long story " * 20))
     drawn = os.read(main, 10_000).decode()
     os.close(main)
@@ -117,7 +118,7 @@ def test_a_real_terminal_of_40_columns_is_never_wrapped(monkeypatch: pytest.Monk
 
 def test_a_stream_without_utf8_does_not_end_the_waiting() -> None:
     raw = io.BytesIO()
-    with ProgressLine(io.TextIOWrapper(raw, encoding="ascii"), Clock()) as line:
+    with closing(ProgressLine(io.TextIOWrapper(raw, encoding="ascii"), Clock())) as line:
         line.update(Progress(state=RunState.STARTING, message="größer"))
         assert raw.getvalue() == b"starting: gr??er\n"
 

@@ -165,7 +165,7 @@ def test_no_label_is_cut(view: RunView) -> None:
         assert 0 <= float(x) < width - 4 * len(text) / 2 and 0 <= float(y) <= height, text
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from(SMOOTHING))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.sampled_from([*SMOOTHING.values()]))
 def test_smoothing_stays_within_the_values_and_begins_with_the_first(values: list[float], weight: float) -> None:
     means = smoothed(values, weight)
     assert len(means) == len(values)

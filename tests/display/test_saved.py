@@ -14,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 SETUP = f"""
 import itertools, sys, time
+from contextlib import closing
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from writtenrun import write_run
@@ -26,7 +27,7 @@ from workbench.rundir.state import RunState
 """
 SHOWN = """
 written = write_run(Path("{name}"))
-with ProgressLine(clock=itertools.count().__next__) as line:
+with closing(ProgressLine(clock=itertools.count().__next__)) as line:
     for step in range(4):
         line.update(Progress(state=RunState.STARTING, message=f"step {{step}} of {name}"))
 cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
@@ -49,7 +50,7 @@ BENCHMARK = f"""
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from benchrows import make_row
 from workbench.display.benchmark.live import BenchmarkLive
-with BenchmarkLive() as live:
+with closing(BenchmarkLive()) as live:
     for ended in range(3):
         live.update([make_row("zero1", pods, float(pods)) for pods in range(1, ended + 2)])
 """

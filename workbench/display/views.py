@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from workbench.base import shown
@@ -66,7 +66,7 @@ from workbench.results.tensorboard.board import Board
 
 @contextmanager
 def _follow_benchmark(_: Benchmark) -> Iterator[Callable[..., None]]:
-    with BenchmarkLive() as live:
+    with closing(BenchmarkLive()) as live:
         yield live.update
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TextIO
+from typing import TextIO
 
 from workbench.base.words import count, duration, gib, number, percent, plain
 from workbench.benchmark.comparable_groups import names_of
@@ -135,7 +135,7 @@ def _figures(it: BenchmarkRow | Progress | None) -> dict[str, str]:
 
 
 class BenchmarkLive:
-    """The lines of a benchmark where the user looks. Use it in a `with`: leaving it draws the last state."""
+    """The lines of a benchmark where the user looks; closing it draws the last state."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen, self._image = Screen(stream), Screen(stream)
@@ -208,9 +208,3 @@ class BenchmarkLive:
 
     def __str__(self) -> str:
         return live_text(self._lines, self._left_s())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -83,16 +83,15 @@ def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Losses]) 
         label=f"training loss, {title}", y="training loss, nats per token",
         axes=(STEP, by_time) if 2 * len(groups) > len(series) else (by_time, STEP), series=series, notes=notes,
     )  # fmt: skip
-    apart = replace(plot, series=[_for_all(series, lines, group) for group in groups])
+    others = [", ".join(str(lines[n].number) for n in group[1:]) for group in groups]
+    drawn = [
+        replace(series[group[0]], end=f"= {rest}" if rest else "") for group, rest in zip(groups, others, strict=True)
+    ]
+    apart = replace(plot, series=drawn)
     return LossPlot(
         title=title, lines=tuple(lines), plot=plot, by_step="" if all_equal else _svg(apart, STEP),
         by_second=_svg(plot, by_time),
     )  # fmt: skip
-
-
-def _for_all(series: Sequence[Series], lines: Sequence[Line], group: Sequence[int]) -> Series:
-    others = ", ".join(str(lines[n].number) for n in group[1:])
-    return replace(series[group[0]], end=f"= {others}" if others else "")
 
 
 def _svg(plot: Plot, axis: str) -> str:

@@ -7,14 +7,12 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from workbench.base.table import Grid
 from workbench.base.words import gib, number
 from workbench.benchmark.report import HTML_NAME, Report
-from workbench.benchmark.row import BenchmarkRow
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
 from workbench.display.benchmark.outcome_cell import MARKS
@@ -54,14 +52,12 @@ from workbench.display.run.page import run_text
 from workbench.results.losses import LossPoint
 from workbench.results.profile.compare import compare
 
-if TYPE_CHECKING:
-    from workbench.client.card import Card
-
 _ANSWERS = 8
 _MOST_PAIRS = 8
 _MOST_CARRIED = 24 << 20  # bytes of archives in all cards: beyond it a browser opens the page slowly
 _BAR = 30
 _SPARKS = "▁▂▃▄▅▆▇█"
+_SPARK = 16  # letters
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -159,8 +155,8 @@ def _loss_table(sheet: Sheet, report: Report) -> list[Block]:
     return [Table(Grid(columns=columns, rows=rows, right=columns[2:], whole=columns, caption=caption))] if rows else []
 
 
-def _spark(points: Sequence[LossPoint], width: int = 16) -> str:
-    picked = [points[n * (len(points) - 1) // (width - 1)].loss for n in range(width)]
+def _spark(points: Sequence[LossPoint]) -> str:
+    picked = [points[n * (len(points) - 1) // (_SPARK - 1)].loss for n in range(_SPARK)]
     low, high = min(picked), max(picked)
     return "".join(_SPARKS[round((loss - low) / ((high - low) or 1) * (len(_SPARKS) - 1))] for loss in picked)
 
@@ -235,16 +231,10 @@ def _cards(sheet: Sheet, report: Report) -> list[Block]:
             if card is not None:
                 carried += sum(map(len, card.recipe.files.values()))
                 html = card_body(card, f"files-{line.number}-{place}", carry=carried <= _MOST_CARRIED)
-                folds.append(Fold(_card_title(line, place, row), [Raw(html=html, text=_card_text(card))]))
+                text = run_text(card.view, alone=True) if card.view else str(card.result)
+                repeat = f", repeat {place + 1}" if len(line.rows) > 1 else ""
+                title = f"{MARKS[row.outcome]} {row.outcome}  row {line.label}{repeat}  {row.name}"
+                folds.append(Fold(title, [Raw(html=html, text=text)]))
     if folds and carried > _MOST_CARRIED:
         folds.insert(0, Note(f"The files of all runs would make {HTML_NAME} too large: some cards carry none."))
     return folds
-
-
-def _card_title(line: Line, place: int, row: BenchmarkRow) -> str:
-    repeat = f", repeat {place + 1}" if len(line.rows) > 1 else ""
-    return f"{MARKS[row.outcome]} {row.outcome}  row {line.label}{repeat}  {row.name}"
-
-
-def _card_text(card: Card) -> str:
-    return run_text(card.view, alone=True) if card.view else str(card.result)

@@ -136,7 +136,9 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     for group in groups:
         lines = [_line(place, summary, figures, several) for place, summary in enumerate(group.summaries, number)]
         number += len(lines)
-        parts.append(_part(group, _with_best(lines, figures), equal, first=not parts))
+        best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
+        starred = tuple(replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines)
+        parts.append(_part(group, starred, equal, first=not parts))
     absent = [column for column, values in seen.items() if not values and not column.field.startswith("predicted_")]
     return Sheet(figures=figures, parts=tuple(parts), unmeasured=tuple(column.name for column in absent))
 
@@ -155,11 +157,6 @@ def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
     if figures.column.field == "slots" and all(row.slots == row.pods for row in rows):
         return ["1 a pod"]
     return list(dict.fromkeys(text for row in rows if (text := figures.of(row)) != UNKNOWN))
-
-
-def _with_best(lines: Sequence[Line], figures: Sequence[Figures]) -> tuple[Line, ...]:
-    best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
-    return tuple(replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines)
 
 
 def _best(lines: Sequence[Line], place: int, column: Column) -> set[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN
 from workbench.benchmark.comparable_groups import Group
-from workbench.benchmark.published import PUBLISHED, Published
+from workbench.benchmark.published import PUBLISHED
 from workbench.display.benchmark.columns import MEMORY, Figures
 from workbench.display.benchmark.outcome_cell import COLOURS
 from workbench.display.benchmark.published import published_blocks
@@ -27,17 +27,15 @@ _WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # of the widest of them, bold; between column
 _CELL_PX = 1190  # of a notebook's cell in a window of 1400
 
 
-def benchmark_html(
-    groups: Sequence[Group], published: Sequence[Published] = PUBLISHED, links: Sequence[Link] = ()
-) -> str:
+def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
     """Draw a benchmark as HTML, with links to what can be had of it."""
     table, downloads = Raw(html=sheet_html(sheet_of(groups))), Raw(html=macro("run.html", "downloads")(links))
-    return to_html(Doc(blocks=[table, downloads, *published_blocks(published)], full=True))
+    return to_html(Doc(blocks=[table, downloads, *published_blocks(PUBLISHED)], full=True))
 
 
-def benchmark_text(groups: Sequence[Group], published: Sequence[Published] = PUBLISHED) -> str:
+def benchmark_text(groups: Sequence[Group]) -> str:
     """Draw the same as text; a table too wide for a screen goes on in a second one with the same rows."""
-    return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks(published)]))
+    return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks(PUBLISHED)]))
 
 
 def sheet_html(sheet: Sheet) -> str:

@@ -11,6 +11,7 @@ from workbench.benchmark.comparable_groups import differ
 from workbench.benchmark.published import Published
 from workbench.benchmark.report import Report
 from workbench.benchmark.row import Outcome
+from workbench.client.card import Card
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.results.answers.predictions import Answers, Predictions
 from workbench.results.profile.parse import Profile
@@ -87,8 +88,7 @@ def scaling_words(sheet: Sheet, published: Sequence[Published], *, drawn: bool) 
 
 def profiles_of(sheet: Sheet, report: Report) -> list[tuple[Line, Profile]]:
     """Return the FLOPS profile of each line that has one."""
-    cards = [(line, report.card_of(line.row)) for line in sheet.lines]
-    return [(line, card.profile) for line, card in cards if card is not None and card.profile is not None]
+    return [(line, card.profile) for line, card in _cards(sheet, report) if card.profile is not None]
 
 
 def profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
@@ -141,8 +141,11 @@ def answers_of(sheet: Sheet, report: Report) -> Answers | None:
 
 
 def _predictions(sheet: Sheet, report: Report) -> list[tuple[Line, Predictions]]:
-    cards = [(line, report.card_of(line.row)) for line in sheet.lines]
-    return [(line, card.predictions) for line, card in cards if card is not None and card.predictions]
+    return [(line, card.predictions) for line, card in _cards(sheet, report) if card.predictions]
+
+
+def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, Card]]:
+    return [(line, card) for line in sheet.lines if (card := report.card_of(line.row)) is not None]
 
 
 def provenance_grid(sheet: Sheet) -> Grid:

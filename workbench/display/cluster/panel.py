@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from workbench.client.cluster import Cluster
@@ -103,7 +103,7 @@ def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
         else:
             line.update(Progress(state=RunState.STARTING, message=cluster.message))
 
-    with ProgressLine() as line:
+    with closing(ProgressLine()) as line:
         yield draw
     if screen.is_notebook and drawn_at > begun:
         screen.show({"text/plain": f"{cluster.message}, {time.monotonic() - begun:.1f} s after the start"})

@@ -8,7 +8,6 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from workbench.base.errors import RunFailed, WorkbenchError
@@ -49,15 +48,10 @@ def _with_nearest(match: re.Match[str]) -> str:
 def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
     """Return the user's own lines that led to the error, the cell's first, and what stands there."""
     for frame, number in traceback.walk_tb(error.__traceback__):
-        if _is_theirs(frame):
-            file = frame.f_code.co_filename
+        file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in _NOT_THEIRS and not file.startswith((*_LIBRARIES, "<frozen")):
             summary = traceback.FrameSummary(file, number, frame.f_code.co_name)
             yield f"{_cell(file) or file}, line {number}:", summary.line or ""
-
-
-def _is_theirs(frame: FrameType) -> bool:
-    name, file = str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename
-    return name.partition(".")[0] not in _NOT_THEIRS and not file.startswith((*_LIBRARIES, "<frozen"))
 
 
 def _cell(file: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from workbench.base.table import Grid, text_table
 from workbench.base.words import plain
@@ -217,7 +217,7 @@ def _markdown(block: Block) -> str:
             return "\n\n".join(filter(None, (md.escape(block.title), md.fenced(block.text))))
         case Fold():
             inside = to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
-            return f"<details><summary>{md.escape_html(block.title)}</summary>\n\n{inside}\n\n</details>"
+            return f"<details><summary>{escape(plain(block.title))}</summary>\n\n{inside}\n\n</details>"
         case Raw():
             return md.fenced(block.text) if block.text else ""
         case Contents():

@@ -6,8 +6,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
 
 from workbench.base.words import count, duration, number, plain
 from workbench.rundir.figures.progress import Progress
@@ -75,7 +75,7 @@ class Screen:
 
 
 class ProgressLine:
-    """The line of one run. Use it in a `with`: leaving it draws the last state and ends the line."""
+    """The line of one run; closing it draws the last state and ends the line."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = Screen(stream)
@@ -127,12 +127,6 @@ class ProgressLine:
             self._screen.write("\r" + text.ljust(min(self._drawn_columns, columns)))
             self._drawn_columns = len(text)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 @contextmanager
 def follow_run(run: Run) -> Iterator[Callable[[], None]]:
@@ -146,7 +140,7 @@ def follow_run(run: Run) -> Iterator[Callable[[], None]]:
             line.update(run.progress)
             due = began + max(_INTERVAL_S, (time.monotonic() - began) / _SHARE)
 
-    with ProgressLine() as line:
+    with closing(ProgressLine()) as line:
         yield draw
         line.update(run.progress)
 

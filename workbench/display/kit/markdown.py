@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from markupsafe import escape as _escape_html
-
 from workbench.base.table import Bar, Cell, Grid, Marked, cell_text
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
@@ -14,11 +12,6 @@ from workbench.display.kit.logs import clean
 
 def escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", plain(text))
-
-
-def escape_html(text: str) -> str:
-    """Escape foreign text for the inside of an HTML tag, where Markdown is not obeyed."""
-    return str(_escape_html(plain(text)))
 
 
 def code(text: str) -> str:

@@ -84,7 +84,9 @@ def _caption(answers: Answers, limit: int, alone: bool) -> str:
 
 def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
     first = row.answers[0]
-    cells: list[Cell] = [*(_verdicts(first) if alone else []), row.source.removeprefix(PREFIX)]
+    verdicts = (first.exact_match, first.logical_match, first.execution_match) if alone else ()
+    cells: list[Cell] = [UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts]
+    cells.append(row.source.removeprefix(PREFIX))
     cells.append(_compared(row.expected, first.predicted)[0] if alone and row.expected else row.expected or UNKNOWN)
     # Where nobody knows the answer, the models are compared with the first of them that gave one.
     given = (answer.predicted for answer in row.answers if answer.predicted.strip())
@@ -101,11 +103,6 @@ def _compared(expected: str, answered: str) -> tuple[Cell, Cell]:
     same = sum(len(text.split()) for text, marked in other.parts if not marked)
     alike = same >= _ALIKE * max(len(expected.split()), len(answered.split()))
     return (one, other) if alike else (expected, answered)
-
-
-def _verdicts(answer: Answer) -> list[str]:
-    verdicts = (answer.exact_match, answer.logical_match, answer.execution_match)
-    return [UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts]
 
 
 def _best(answer: Answer) -> str:

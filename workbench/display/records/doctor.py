@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.base.table import Cell, Grid, Marked, text_table
-from workbench.base.words import UNKNOWN, duration, plain
+from workbench.base.words import UNKNOWN, counted, duration, plain
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.templates import render
 from workbench.pods.doctor.examination import Diagnosis
@@ -63,15 +63,12 @@ def _checks(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
 
 
 def _caption(diagnosis: Diagnosis) -> str:
-    return f"{_summary(diagnosis)} ({duration(diagnosis.hosts_s)})"
-
-
-def _summary(diagnosis: Diagnosis) -> str:
-    hosts, bad = len(diagnosis.hosts), sum(not host.ok for host in diagnosis.hosts)
-    counted = f"{hosts} host{'s' if hosts > 1 else ''}"
+    hosts, bad = counted(len(diagnosis.hosts), "host"), sum(not host.ok for host in diagnosis.hosts)
     if bad:
-        return f"{bad} of {counted} cannot be relied on"
-    return f"{counted}: all well" if not diagnosis.problems else f"{counted}: usable, with something to look at"
+        verdict = f"{bad} of {hosts} cannot be relied on"
+    else:
+        verdict = f"{hosts}: {'usable, with something to look at' if diagnosis.problems else 'all well'}"
+    return f"{verdict} ({duration(diagnosis.hosts_s)})"
 
 
 def _cell(finding: Finding | None, most: int) -> Cell:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
@@ -114,10 +112,6 @@ def _place(table: PlanTable) -> str:
     return "GPU" if table.gpu_memory_gib else "pod"
 
 
-def _limit(table: PlanTable) -> float | None:
-    return table.gpu_memory_gib or table.memory_gib
-
-
 def _unit(table: PlanTable) -> tuple[str, int]:
     memories = [memory for row in table.rows if (memory := _memory(row)) is not None]
     largest = max((getattr(memory, part) for memory in memories for part in _PARTS[:-1]), default=_GIB)
@@ -130,7 +124,7 @@ def _written(size: float, unit: int) -> str:
 
 def _bar(table: PlanTable, memory: Memory, row: PlanRow) -> Bar:
     unit, size = _unit(table)
-    limit = _limit(table)
+    limit = table.gpu_memory_gib or table.memory_gib
     most = max(need.total for other in table.rows if (need := _memory(other)) is not None)
     width = most if limit is None else max(limit * _GIB, min(most, _WIDEST * limit * _GIB))
     sizes = {_NAMES.get(part, part): getattr(memory, part) for part in _PARTS if getattr(memory, part)}
@@ -146,7 +140,8 @@ def _verdict(table: PlanTable) -> str:
     if not planned:
         return "No technique can run this job"
     least = min(planned, key=lambda row: (_memory(row) or Memory()).total)
-    limits = [f"{size:g} GiB of a {what}" for what, size in _limits(table) if size]
+    places = (("GPU", table.gpu_memory_gib), ("pod", table.memory_gib))
+    limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
         return (
@@ -207,10 +202,6 @@ def _apart(table: PlanTable, speed_up: float) -> str:
     row = next((row for row in table.rows if row.technique == Technique.LOCAL_SGD and row.fit is not Fit.NOT), None)
     faster = row is not None and (row.speed_up or 0.0) > 1.1 * speed_up
     return f"; local-sgd, whose losses are others, makes {row.speed_up:.2f}" if row is not None and faster else ""
-
-
-def _limits(table: PlanTable) -> Sequence[tuple[str, float | None]]:
-    return (("GPU", table.gpu_memory_gib), ("pod", table.memory_gib))
 
 
 def _what(table: PlanTable) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workbench.base.table import facts
-from workbench.base.words import count, counted, duration, gib, number, percent, scaled, size
+from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, scaled, size
 from workbench.client.result import RunResult
 from workbench.display.failure.fault import card_of, fault_doc
 from workbench.display.kit.doc import Doc, Table
@@ -21,45 +21,41 @@ def result_doc(result: RunResult) -> Doc:
 
 def facts_of_result(result: RunResult) -> Table:
     message = f": {result.message}" if result.message and not result.error else ""
-    pairs = [(name, text) for name, text in _pairs(result) if text]
+    # A script, for one, reports no loss.
+    pairs = [(name, text) for name, text in _pairs(result) if text not in ("", UNKNOWN)]
     return Table(facts(f"Run {result.state}{message}", pairs), width=100)
 
 
 def _pairs(result: RunResult) -> list[tuple[str, str]]:
-    label = read_label(RunPaths(result.path))
+    label, predicted = read_label(RunPaths(result.path)), result.predicted_memory_gib
     return [
         ("name", label.name),
         ("note", label.note),
         ("trained", result.trained),
         ("adapters", _adapters(result)),
-        ("peak learning rate", _measured(result.learning_rate, number(result.learning_rate))),
+        ("peak learning rate", number(result.learning_rate)),
         ("hosts", _hosts(result)),
         ("launcher", result.launcher),
-        ("optimizer steps", _measured(result.steps, count(result.steps))),
-        ("global batch size", _measured(result.global_batch_size, count(result.global_batch_size))),
-        ("whole run", _measured(result.duration_s, duration(result.duration_s))),
-        ("time to first step", _measured(result.time_to_first_step_s, duration(result.time_to_first_step_s))),
-        ("training loop", _measured(result.train_runtime_s, duration(result.train_runtime_s))),
-        ("samples/s", _measured(result.train_samples_per_s, number(result.train_samples_per_s))),
+        ("optimizer steps", count(result.steps)),
+        ("global batch size", count(result.global_batch_size)),
+        ("whole run", duration(result.duration_s)),
+        ("time to first step", duration(result.time_to_first_step_s)),
+        ("training loop", duration(result.train_runtime_s)),
+        ("samples/s", number(result.train_samples_per_s)),
         ("tokens/s", _tokens(result)),
         ("compute", _arithmetic(result)),
-        ("sent per step and pod", _measured(result.sent_bytes_per_step, scaled(result.sent_bytes_per_step, "B"))),
-        ("training loss, all steps", _measured(result.train_loss, number(result.train_loss))),
+        ("sent per step and pod", scaled(result.sent_bytes_per_step, "B")),
+        ("training loss, all steps", number(result.train_loss)),
         ("evaluation loss", _eval_loss(result)),
-        ("perplexity", _measured(result.perplexity, number(result.perplexity))),
+        ("perplexity", number(result.perplexity)),
         ("metrics", ", ".join(f"{name} {number(value)}" for name, value in result.metrics.items())),
-        ("exact match", _measured(result.exact_match, percent(result.exact_match))),
+        ("exact match", percent(result.exact_match)),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
-        ("predicted for a pod", _predicted(result)),
+        ("predicted for a pod", f"{gib(predicted)} at the longest rows that the job allows" if predicted else ""),
         ("pods' own memory", _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else ""),
         ("files in outputs/", _outputs(result)),
         ("run directory", str(result.path)),
     ]
-
-
-def _measured(value: object, text: str) -> str:
-    """Leave out what was not measured: a script, for one, reports no loss."""
-    return "" if value is None else text
 
 
 def _adapters(result: RunResult) -> str:
@@ -111,8 +107,3 @@ def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
     places = [host.address for host in result.hosts]
     order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
     return ", ".join(f"{host} {gib(peaks[host])}" for host in order)
-
-
-def _predicted(result: RunResult) -> str:
-    predicted = result.predicted_memory_gib
-    return "" if predicted is None else f"{gib(predicted)} at the longest rows that the job allows"

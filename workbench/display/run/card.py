@@ -58,15 +58,12 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
         "How it was started": _started(card),
         "Repeat it": _recipe(card.recipe, card.name, anchor) if carry else [],
     }
-    blocks: list[Block] = [Note(_times(card)), *(Note(line, "plain") for line in card.missing)]
+    began, ended = (_moment(at) for at in (card.result.started_s, card.result.ended_s))
+    times = Note(f"from {began} to {ended}; this card was written {_moment(time.time())}")
+    blocks: list[Block] = [times, *(Note(line, "plain") for line in card.missing)]
     for title, inside in sections.items():
         blocks += [Heading(title), *inside] if inside else []
     return blocks
-
-
-def _times(card: Card) -> str:
-    began, ended = (_moment(at) for at in (card.result.started_s, card.result.ended_s))
-    return f"from {began} to {ended}; this card was written {_moment(time.time())}"
 
 
 def _moment(seconds: float | None) -> str:

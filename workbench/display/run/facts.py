@@ -199,26 +199,26 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
         evals = f"{number(first_eval)} → {number(now_eval)}"
     perplexity = view.curves["perplexity"].last if result is None else result.perplexity
     metrics = view.totals.metrics if result is None else result.metrics
-    pairs: list[tuple[str, str, object]] = [
-        ("epoch", number(progress.epoch), progress.epoch),
-        ("training loss", number(progress.loss), progress.loss),
-        ("evaluation loss", evals, now_eval),
-        ("perplexity", number(perplexity), perplexity),
-        *((name, number(value), value) for name, value in metrics.items()),
-        ("learning rate", number(view.curves["learning_rate"].last), view.curves["learning_rate"].last),
-        ("gradient norm", number(view.curves["grad_norm"].last), view.curves["grad_norm"].last),
+    pairs = [
+        ("epoch", number(progress.epoch)),
+        ("training loss", number(progress.loss)),
+        ("evaluation loss", evals),
+        ("perplexity", number(perplexity)),
+        *((name, number(value)) for name, value in metrics.items()),
+        ("learning rate", number(view.curves["learning_rate"].last)),
+        ("gradient norm", number(view.curves["grad_norm"].last)),
     ]
     if result is None:
-        pairs.append(("samples/s", number(progress.samples_per_s), progress.samples_per_s))
+        pairs.append(("samples/s", number(progress.samples_per_s)))
     else:
         pairs += [
-            ("samples/s", number(result.train_samples_per_s), result.train_samples_per_s),
-            ("exact match", percent(result.exact_match), result.exact_match),
-            ("time to first step", duration(result.time_to_first_step_s), result.time_to_first_step_s),
+            ("samples/s", number(result.train_samples_per_s)),
+            ("exact match", percent(result.exact_match)),
+            ("time to first step", duration(result.time_to_first_step_s)),
         ]
     busy = [host.gpu_percent for host in view.memory.values() if host.gpu_percent is not None]
-    pairs.append(("GPUs busy", percent(sum(busy) / len(busy) / 100 if busy else None), busy or None))
-    return [(name, text) for name, text, value in pairs if value is not None]
+    pairs.append(("GPUs busy", percent(sum(busy) / len(busy) / 100 if busy else None)))
+    return [(name, text) for name, text in pairs if text != UNKNOWN]
 
 
 def _memory(view: RunView) -> list[tuple[str, str]]:

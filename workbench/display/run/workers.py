@@ -45,11 +45,11 @@ def _workers(workers: Sequence[WorkerUse]) -> Grid:
 
 def _gpus(gpus: Sequence[GpuUse]) -> Grid:
     rows = [
-        (gpu.pod, str(gpu.index), gib(gpu.peak_gib), gib(gpu.total_gib), percent(_share(gpu.percent))) for gpu in gpus
-    ]
+        (
+            gpu.pod, str(gpu.index), gib(gpu.peak_gib), gib(gpu.total_gib),
+            UNKNOWN if gpu.percent is None else percent(gpu.percent / 100),
+        )
+        for gpu in gpus
+    ]  # fmt: skip
     columns = ("pod", "GPU", "memory, peak", "of", "busy, mean")
     return Grid(columns=columns, rows=rows, right=columns[1:], caption="GPUs, by their driver")
-
-
-def _share(of_100: float | None) -> float | None:
-    return None if of_100 is None else of_100 / 100

@@ -12,7 +12,7 @@ from typing import Any
 from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Plot, Series, smoothed
 
 PLOTLY = "application/vnd.plotly.v1+json"
-SMOOTHING = (0.0, 0.6, 0.9, 0.97)
+SMOOTHING = {"raw": 0.0, "smooth 0.6": 0.6, "0.9": 0.9, "0.97": 0.97}
 _SMOOTHABLE = 10  # points
 _DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 _SYMBOLS = {
@@ -46,10 +46,11 @@ def interactive(plot: Plot) -> Json:
     ]
     shown = [*lines, *(lines[place] for place in curves)]
     if len(plot.axes) > 1:
-        menus.append(_menu(1, [(_short(axis), "update", _over(shown, axis)) for axis in plot.axes]))
+        names = [(axis, "steps" if axis == STEP else axis.partition(" since ")[0]) for axis in plot.axes]
+        menus.append(_menu(1, [(name, "update", _over(shown, axis)) for axis, name in names]))
     if curves:
         menus.append(
-            _menu(2, [(_smoothing(weight), "restyle", _smooth(lines, curves, weight)) for weight in SMOOTHING])
+            _menu(2, [(words, "restyle", _smooth(lines, curves, weight)) for words, weight in SMOOTHING.items()])
         )
     return {
         "data": [*traces, *pale],
@@ -97,12 +98,8 @@ def _trace(one: Series, axis: str) -> Json:
 
 
 def _over(lines: Sequence[Series], axis: str) -> list[object]:
-    over = {
-        "xaxis.title.text": axis,
-        "xaxis.unifiedhovertitle.text": _hover_title(axis),
-        "xaxis.autorange": True,
-    }
-    return [{"x": [list(one.xs[axis]) for one in lines]}, over]
+    titles = {"xaxis.title.text": axis, "xaxis.unifiedhovertitle.text": _hover_title(axis)}
+    return [{"x": [list(one.xs[axis]) for one in lines]}, {**titles, "xaxis.autorange": True}]
 
 
 def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> list[object]:
@@ -140,11 +137,3 @@ def _layout(plot: Plot, menus: Sequence[Mapping[str, object]]) -> Json:
 def _hover_title(axis: str) -> str:
     unit, _, rest = axis.partition(" since ")
     return f"%{{x:.1f}} {unit}" if rest else f"{axis} %{{x}}"
-
-
-def _short(axis: str) -> str:
-    return {STEP: "steps"}.get(axis, axis.partition(" since ")[0])
-
-
-def _smoothing(weight: float) -> str:
-    return {SMOOTHING[0]: "raw", SMOOTHING[1]: f"smooth {weight:g}"}.get(weight, f"{weight:g}")
