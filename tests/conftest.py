@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import time
 import uuid
 from collections import Counter
@@ -63,6 +64,8 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     mark = f"WORKBENCH_TEST_SESSION={uuid.uuid4().hex}"
     os.environ.update([mark.split("=")])
     yield
+    if (forked := sys.modules.get("forkedruns")) is not None:
+        forked.end_parent()
     # What a login on a pod starts has a fresh environment: it is known by a path of this session's in its arguments.
     left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")
     assert not left, "still running after the tests:\n" + "\n".join(left)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -98,10 +101,28 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
     """Do the runs of several plans, forked from one process, and give those of each by name."""
     for plan in plans:
         (plan.root / "plan.json").write_text(json.dumps(plan.runs))
-    forkrun = Path(__file__).parent / "worker" / "forkrun.py"
-    files = [str(plan.root / "plan.json") for plan in plans]
-    subprocess.run([sys.executable, str(forkrun), *files], check=True, timeout=timeout_s)
+    parent = _parent()
+    assert parent.stdin is not None and parent.stdout is not None
+    request = {"plans": [str(plan.root / "plan.json") for plan in plans], "env": dict(os.environ)}
+    parent.stdin.write(json.dumps(request) + "\n")
+    parent.stdin.flush()
+    answered = select.select([parent.stdout], [], [], timeout_s)[0]
+    assert answered, f"the runs took more than {timeout_s:.0f} s"
+    assert parent.stdout.readline() == "0\n", "the runs could not be done; why is on the standard error"
     return [plan.ran() for plan in plans]
+
+
+@functools.cache
+def _parent() -> subprocess.Popen[str]:
+    """What every run of this session is forked from: to import takes it 5 s of CPU."""
+    forkrun = Path(__file__).parent / "worker" / "forkrun.py"
+    return subprocess.Popen([sys.executable, str(forkrun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def end_parent() -> None:
+    """End it, if there is one."""
+    if _parent.cache_info().currsize:
+        _parent().communicate()
 
 
 def follows(run: Ran, reference: Ran, what: str = "") -> None:

@@ -1,8 +1,9 @@
 """Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
 
-`python forkrun.py PLAN.json …`: a plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share
-a pod (1), "path", a folder that the ranks import from first, and "shallow", a model's folder and the folder for a copy
-of it with one layer; each run's folder holds a job.json.
+It reads requests, one a line: {"plans": files, "env"}; and answers each with the exit code of the fork that did it. A
+plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share a pod (1), "path", a folder that
+the ranks import from first, and "shallow", a model's folder and the folder for a copy of it with one layer; each run's
+folder holds a job.json.
 Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
 needs.
 """
@@ -35,8 +36,25 @@ LATE = (
 
 
 def main() -> None:
-    plans = [json.loads(Path(name).read_text()) for name in sys.argv[1:]]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # where DeepSpeed logs
     import_once()
+    for line in sys.stdin:
+        child = os.fork()  # nothing that the runs change is left for the next
+        if child == 0:
+            try:
+                request = json.loads(line)
+                os.environ.clear()
+                os.environ.update(request["env"])
+                run_plans([json.loads(Path(name).read_text()) for name in request["plans"]])
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
+
+
+def run_plans(plans: list[list[dict]]) -> None:
     for run in [run for plan in plans for run in plan]:
         if "checkpoint" in run:  # that an earlier run of the plan left
             shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
