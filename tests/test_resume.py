@@ -17,9 +17,9 @@ from poll import until
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
-from workbench.results.losses import read_losses
 from workbench.rundir.checkpoints.choose import newest_good
 from workbench.rundir.state import RunState
+from workbench.rundir.view import RunView
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 STEPS = 16
@@ -132,7 +132,7 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     assert result.message == f"every rank is done; {killed}; {lost}"
     assert all((restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts)
     assert curve(run) == curve(whole)
-    assert [point.step for point in read_losses(run.path).train] == list(range(1, STEPS + 1))
+    assert [step for step, _ in RunView(run.path).curves["loss"]] == list(range(1, STEPS + 1))
     assert (result.steps, result.eval_loss) == (STEPS, whole.result.eval_loss)
     log = run.paths.rank_log(1, "stdout").read_text()
     assert log.count('"kind": "first_step"') == 3, "one log for all attempts, on a pod that is another one too"

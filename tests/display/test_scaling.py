@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import PUBLISHED, Published
+from workbench.benchmark.report import LossPoint
 from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
 from workbench.display.benchmark.scaling import scaling_plot, scaling_series, scaling_svg
 from workbench.display.benchmark.sheet import Sheet, sheet_of
 from workbench.display.kit.plots.labels import apart
-from workbench.results.losses import Losses, LossPoint
 from workbench.results.profile.parse import Profile
 
 
@@ -88,8 +88,8 @@ def test_what_ran_out_of_memory_does_not_set_the_scale_of_what_fitted() -> None:
     assert not re.search(r">(?:5|10|20)<", drawn), "the axis reaches as far as the prediction"
 
 
-def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> Losses:
-    return Losses(train=tuple(LossPoint(n, per_s * n, 9.0 - lower * n / points) for n in range(1, points + 1)))
+def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> list[LossPoint]:
+    return [LossPoint(n, per_s * n, 9.0 - lower * n / points) for n in range(1, points + 1)]
 
 
 def test_losses_are_drawn_against_steps_and_seconds() -> None:
@@ -103,7 +103,7 @@ def test_losses_are_drawn_against_steps_and_seconds() -> None:
     assert plot.plot.notes == []
     (plot,) = loss_plots(sheet, {1: losses(400), 2: losses(9)})
     assert plot.plot.notes == ["Each point is the mean of 10 logged steps."]
-    assert loss_plots(sheet, {1: Losses()}) == []
+    assert loss_plots(sheet, {1: []}) == []
 
 
 def test_lines_that_lie_on_each_other_are_said_and_drawn_once() -> None:

@@ -18,7 +18,6 @@ from workbench.jobs.finetune import FineTune
 from workbench.keeper.link.context import Wishes
 from workbench.keeper.run.restart import loss_of, restored
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.results.losses import read_losses
 from workbench.rundir.checkpoints.manifest import write_manifest
 from workbench.rundir.events import Event, format_event, parse_event, read_events
 from workbench.rundir.journal import Journal
@@ -192,7 +191,6 @@ def event(kind: str, time_s: float, **data: object) -> Event:
 def test_the_attempts_of_a_run_are_one_history(restarted: RunPaths) -> None:
     (restarted.root / "run.json").write_text('{"id": "r", "submitted_s": 100}')
     steps = [(4, 0.5), (5, 0.4), (6, 2 / 6)]
-    assert [(point.step, point.loss) for point in read_losses(restarted.root).train][3:] == steps
     assert list(RunView(restarted.root).curves["loss"])[3:] == steps
     totals = RunTotals.of(read_events(restarted.events))
     (restart,) = totals.restarts

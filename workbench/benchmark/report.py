@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.shown import as_markdown, as_page
@@ -17,12 +18,19 @@ from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.card import Card, card_of, replace_text
 from workbench.client.result import RunResult
-from workbench.results.losses import Losses, read_losses
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.view import RunView
 
 logger = logging.getLogger(__name__)
 HTML_NAME, MD_NAME = "report.html", "report.md"
+
+
+class LossPoint(NamedTuple):
+    step: float
+    seconds: float
+    """Seconds since the run was submitted."""
+    loss: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +38,8 @@ class Report:
     title: str
     rows: tuple[BenchmarkRow, ...]
     groups: tuple[Group, ...]
-    losses: Mapping[Path, Losses]
+    losses: Mapping[Path, Sequence[LossPoint]]
+    """By run directory the training losses, as they were logged."""
     cards: Mapping[Path, Card]
     """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the curves and logs."""
     problems: tuple[str, ...]
@@ -43,9 +52,9 @@ class Report:
         """Return the card of a row's run; None where it did not end, or cannot be read."""
         return self.cards.get(row.path) if row.path else None
 
-    def losses_of(self, row: BenchmarkRow) -> Losses:
-        """Return the losses of a row's run; empty where there are none."""
-        return self.losses.get(row.path, Losses()) if row.path else Losses()
+    def losses_of(self, row: BenchmarkRow) -> Sequence[LossPoint]:
+        """Return the training losses of a row's run; empty where there are none."""
+        return self.losses.get(row.path, ()) if row.path else ()
 
 
 def write_report(
@@ -113,12 +122,18 @@ def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> lis
     return sorted([*priced, *never], key=lambda row: (before.get((row.key, row.repeat), last)[0], row.name))
 
 
+def _losses_of(view: RunView) -> Sequence[LossPoint]:
+    curve, began_s = view.curves["loss"], view.began_s or 0.0
+    points = zip(*curve.thinned(len(curve)), strict=True)
+    return [LossPoint(step, max(0.0, at_s - began_s), loss) for step, loss, at_s in points]
+
+
 def gather(
     rows: Sequence[BenchmarkRow], *, title: str = "Benchmark", problems: Iterable[str] = (), with_cards: bool = True
 ) -> Report:
     """Gather what the report of some rows states; what cannot be read is left out, and named."""
     lines = list(problems)
-    losses: dict[Path, Losses] = {}
+    losses: dict[Path, Sequence[LossPoint]] = {}
     cards: dict[Path, Card] = {}
     for row in rows:
         if not row.outcome.is_terminal:
@@ -129,7 +144,7 @@ def gather(
             lines.append(f"{row.name} has no card: its run directory {row.path} is gone")
             continue
         try:
-            losses[row.path] = read_losses(row.path)
+            losses[row.path] = _losses_of(RunView(row.path))
             if with_cards and RunPaths(row.path).result.exists():
                 cards[row.path] = card_of(RunResult.load(row.path), HTML_NAME)
         except Exception as error:  # the border of one run

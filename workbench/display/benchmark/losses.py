@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.words import counted
+from workbench.benchmark.report import LossPoint
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.plots.figure import DASHES, STEP, Plot, Series, equal_series, look, time_axis
 from workbench.display.kit.plots.labels import look_of
 from workbench.display.kit.plots.runs import SINCE
 from workbench.display.kit.plots.static import plot_svg
-from workbench.results.losses import Losses, LossPoint
 
 _SIZE_IN = (5.6, 2.9)
 _PLACE = (0.11, 0.155, 0.535, 0.81)
@@ -30,11 +30,11 @@ class LossPlot:
     """The `<svg>` against seconds since the start was asked for."""
 
 
-def loss_plots(sheet: Sheet, losses: Mapping[int, Losses]) -> list[LossPlot]:
+def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[LossPlot]:
     """Draw training losses, at most eight rows a plot: a part of the table at once, or by its numbers of pods."""
     plots = []
     for part in sheet.parts:
-        lines = [line for line in part.lines if line.number in losses and len(losses[line.number].train) > 1]
+        lines = [line for line in part.lines if line.number in losses and len(losses[line.number]) > 1]
         for pods, chosen in _portions(lines):
             title = ", ".join(filter(None, (chosen[0].model, pods, "" if part is sheet.parts[0] else part.heading)))
             plots.append(_loss_plot(title, chosen, losses))
@@ -54,9 +54,9 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     ]
 
 
-def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Losses]) -> LossPlot:
-    widest = max(-(-len(losses[line.number].train) // _POINTS) for line in lines)
-    means = [(line, _means(losses[line.number].train, widest)) for line in lines]
+def _loss_plot(title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[LossPoint]]) -> LossPlot:
+    widest = max(-(-len(losses[line.number]) // _POINTS) for line in lines)
+    means = [(line, _means(losses[line.number], widest)) for line in lines]
     unit, per = time_axis(max(points[-1].seconds for _, points in means))
     by_time = f"{unit} {SINCE}"
     by_technique = len({line.technique for line in lines}) > 1

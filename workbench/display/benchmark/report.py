@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from workbench.base.table import Grid
 from workbench.base.words import gib, number
-from workbench.benchmark.report import HTML_NAME, Report
+from workbench.benchmark.report import HTML_NAME, LossPoint, Report
 from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
 from workbench.display.benchmark.losses import loss_plots
 from workbench.display.benchmark.outcome_cell import MARKS
@@ -49,7 +49,6 @@ from workbench.display.kit.doc import (
 from workbench.display.records.answers import answers_grids
 from workbench.display.run.card import card_body
 from workbench.display.run.page import run_text
-from workbench.results.losses import LossPoint
 from workbench.results.profile.compare import compare
 
 _ANSWERS = 8
@@ -145,10 +144,10 @@ def _loss_figures(sheet: Sheet, report: Report) -> list[Block]:
 def _loss_table(sheet: Sheet, report: Report) -> list[Block]:
     rows = []
     for line in sheet.lines:
-        points = report.losses_of(line.row).train
+        points = report.losses_of(line.row)
         if len(points) > 1:
             at = [points[round(share * (len(points) - 1))] for share in _SHARES]
-            losses = (f"{number(point.loss)} at {point.step}" for point in at)
+            losses = (f"{number(point.loss)} at {point.step:.0f}" for point in at)
             rows.append((line.label, _spark(points), *losses, f"{at[-1].seconds:.1f}"))
     columns = ("row", "over the steps", "first", "a quarter", "half", "three quarters", "last", "seconds to it")
     caption = "Training loss, and the optimizer step it was at"
