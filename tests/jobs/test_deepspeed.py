@@ -160,13 +160,15 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         (
             "zero1",
             {"zero_optimization": {**ZERO1, "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}},
-            "stage 3 alone has it",
+            "use device 'cpu'",
         ),
         (
             "zero3-offload",
-            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
-            "give the folder of each pod as nvme_path",
+            {"zero_optimization": {**OFFLOAD, "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
+            "trains with wrong gradients on many disks",
         ),
+        ("zero3", {"zero_optimization": ZERO3, "aio": {"use_gds": True}}, "aio.use_gds needs GPUs"),
+        ("zero3", {"zero_optimization": {**ZERO3, "zero_quantized_gradients": True}}, "gradients needs GPUs"),
         ("zero2", {"zero_optimization": {"stage": 2, "zero_quantized_weights": True}}, "which is of stage 3"),
         ("zero3", {"zero_optimization": {**ZERO3, "zero_hpz_partition_size": 2}}, "3 ranks cannot be put"),
         (
@@ -211,6 +213,11 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
 def test_what_contradicts_the_job_is_refused(technique: str, config: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(own(config, technique=technique, **SET), gpus=0, world_size=3)
+
+
+def test_quantized_zero_plus_plus_is_taken_for_gpus() -> None:
+    config = {"zero_optimization": {**ZERO3, "zero_quantized_weights": True, "zero_hpz_partition_size": 2}}
+    assert resolve(own(config, technique="zero3"), gpus=2, world_size=4) is not None
 
 
 def test_numbers_that_agree_with_the_job_are_accepted() -> None:

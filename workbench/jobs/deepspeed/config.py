@@ -42,7 +42,7 @@ def resolve(job: FineTune, *, gpus: int, world_size: int | None = None) -> dict[
     config, source = load(job)
     if job.deepspeed is None and job.optimizer != Optimizer.ADAMW:
         config.pop("optimizer", None)
-    check(config, job, source=source, world_size=world_size)
+    check(config, job, source=source, gpus=gpus, world_size=world_size)
     return _fill(config, job, gpus=gpus)
 
 
