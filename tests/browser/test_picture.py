@@ -12,7 +12,7 @@ from poll import until
 
 from tests.browser.conftest import notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
 
 WRITE = f"""
 import sys, tempfile
@@ -109,7 +109,6 @@ def card_and_model_are_downloaded_by_links(book: Any) -> None:
         assert Path(download.value.path()).read_text().startswith(begins)
 
 
-@pytest.mark.long
 def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str], Any]) -> None:
     shown.save()
     shown.page.close()

@@ -74,6 +74,7 @@ def test_a_stopped_rank_is_named_at_once_and_a_script_that_runs_says_so(world: W
     assert world.ended(run).state is RunState.CANCELLED
 
 
+@pytest.mark.long
 def test_a_script_is_ended_where_its_rank_sleeps_and_not_while_it_computes(world: World, tmp_path: Path) -> None:
     script = tmp_path / "asleep.py"
     script.write_text(ASLEEP)

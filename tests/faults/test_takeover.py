@@ -140,7 +140,8 @@ def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(world: World, cl
     exact(run, 100)
 
 
-@pytest.mark.parametrize("visited", [False, pytest.param(True, marks=long)], ids=["all", "but one"])
+@long
+@pytest.mark.parametrize("visited", [False, True], ids=["all", "but one"])
 def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tmp_path: Path, visited: bool) -> None:
     """The lease is over, the agents have ended, and so have the pods' daemons, but for one where somebody is still."""
     with started(tmp_path / "c", lease_s=4) as cluster:
@@ -159,6 +160,7 @@ def test_ranks_that_ended_well_after_their_keeper_are_a_success(world: World, tm
         exact(another, 5)
 
 
+@long
 def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Path) -> None:
     with started(tmp_path / "c", lease_s=3) as cluster:
         run = counting(cluster, "--until", str(tmp_path / "never"))

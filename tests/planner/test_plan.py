@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from workbench import FineTune, gpus_for, plan
+from workbench.base.child import child_environment
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.jobs.choices import Technique
 from workbench.planner.plan import predict
 from workbench.planner.shapes import KNOWN, model_config
 from workbench.planner.table import Fit, PlanRow, PlanTable
-from workbench.planner.tracing import cached_trace
+from workbench.planner.tracing import Answer, Request, cached_trace
 
+# Forks for all long tests: to import takes 3 s of CPU. The others have processes of their own, as the planner has it.
+TRACER = """
+import gc, json, os, sys
+gc.disable()
+from workbench.worker.trace.trace import prepared_trace
+for line in sys.stdin:
+    if os.fork() == 0:
+        print(json.dumps(prepared_trace(json.loads(line))), flush=True)
+        os._exit(0)
+    if os.wait()[1]:
+        print("null", flush=True)
+"""
 WALK = {"per_device_train_batch_size": 32, "max_source_length": 96, "max_target_length": 96, "dataset": "wikisql"}
 
 
@@ -31,6 +46,29 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="module")
+def tracer() -> Iterator[Callable[[Request], Answer]]:
+    pytest.importorskip("transformers")
+    env = child_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
+    argv = [sys.executable, "-P", "-W", "ignore", "-c", TRACER]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        sent, answered = process.stdin, process.stdout
+        assert sent is not None and answered is not None
+
+        def ask(request: Request) -> Answer:
+            sent.write(json.dumps(request) + "\n")
+            sent.flush()
+            answer: Answer = json.loads(answered.readline())
+            return answer
+
+        yield ask
+
+
+@pytest.fixture
+def forked(tracer: Callable[[Request], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.planner.tracing._ask", tracer)
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +137,8 @@ def test_the_command_line_prints_the_table(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_loading_and_saving_are_in_the_verdict(cache: Path) -> None:
-    pytest.importorskip("transformers")
+@pytest.mark.usefixtures("forked")
+def test_loading_and_saving_are_in_the_verdict() -> None:
     job = FineTune(
         model="llama-2-13b", technique="zero3", precision="bf16", per_device_train_batch_size=1,
         gradient_checkpointing=True, max_source_length=64, max_target_length=64,
@@ -118,8 +156,8 @@ def test_loading_and_saving_are_in_the_verdict(cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu(cache: Path) -> None:
-    pytest.importorskip("transformers")
+@pytest.mark.usefixtures("forked")
+def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
     options = {"precision": "bf16", "per_device_train_batch_size": 1, "gradient_checkpointing": True}
     job = FineTune(model="llama-2-70b", technique="fsdp", max_source_length=64, max_target_length=64, **options)  # type: ignore[arg-type]
 
@@ -139,8 +177,8 @@ def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu(cache: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit(cache: Path) -> None:
-    pytest.importorskip("transformers")
+@pytest.mark.usefixtures("forked")
+def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit() -> None:
     options = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
     job = FineTune(model="llama-2-13b", max_source_length=64, max_target_length=64, **options)  # type: ignore[arg-type]
     table = gpus_for(job, memory_gib=400)
@@ -163,6 +201,7 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit(cache: Pa
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("family", "options", "parameters"),
     [
@@ -175,9 +214,8 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit(cache: Pa
     ],
 )
 def test_mixtures_of_experts_are_planned_from_their_configuration(
-    cache: Path, tmp_path: Path, family: str, options: dict[str, int], parameters: float
+    tmp_path: Path, family: str, options: dict[str, int], parameters: float
 ) -> None:
-    pytest.importorskip("transformers")
     size = 4096 if family == "mixtral" else 2880
     config = {"vocab_size": 32000, "hidden_size": size, "num_hidden_layers": 32, "num_attention_heads": 32, **options}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "dtype": "bfloat16", **config}))
@@ -190,8 +228,9 @@ def test_mixtures_of_experts_are_planned_from_their_configuration(
 
 
 @pytest.mark.slow
-def test_layers_over_several_gpus_are_planned_by_the_fullest(cache: Path) -> None:
-    pytest.importorskip("transformers")
+@pytest.mark.long
+@pytest.mark.usefixtures("forked")
+def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
     job = FineTune(model="tiny-llama", technique="single", device_map="auto", max_source_length=16)
     one, two = (plan(job, gpus=gpus, gpu_memory_gib=2, techniques=["single", "ddp"]) for gpus in (1, 2))
     whole, fullest = one.row("single"), two.row("single")

@@ -112,6 +112,7 @@ def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]
     assert predict(one, []).rows == ()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_causal_model_answers_the_input_and_goes_on_with_an_opening(runs: tuple[RunPaths, RunPaths]) -> None:
     llama = as_run(runs[1])
@@ -176,6 +177,7 @@ def test_the_child_ends_when_idle_and_comes_back(runs: tuple[RunPaths, RunPaths]
     server.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) -> None:
     kernel = """
@@ -198,6 +200,7 @@ def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) ->
     wait_gone(pid, start)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupt_leaves_the_child_fit(runs: tuple[RunPaths, RunPaths]) -> None:
     server = server_of(runs[0])
