@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from workbench.jobs.deepspeed.config import resolve
     from workbench.jobs.deepspeed.files import load
     from workbench.jobs.finetune import FineTune as FineTune
-    from workbench.jobs.function import Function as Function
     from workbench.jobs.prompts import fill
+    from workbench.jobs.script import Function as Function
     from workbench.jobs.script import Script as Script
     from workbench.planner.gpus import gpus_for as gpus_for
     from workbench.planner.plan import plan as plan
@@ -76,7 +76,7 @@ _HOME = {
     "Cluster": "workbench.client.cluster",
     "ConfigError": "workbench.base.errors",
     "FineTune": "workbench.jobs.finetune",
-    "Function": "workbench.jobs.function",
+    "Function": "workbench.jobs.script",
     "KubernetesPods": "workbench.pods.kubernetes.pods",
     "LocalPods": "workbench.pods.local.pods",
     "Pod": "workbench.pods.pod",

@@ -16,7 +16,7 @@ from workbench.base.wire import ask
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.finetune import Job
-from workbench.jobs.function import Function
+from workbench.jobs.script import Function
 from workbench.keeper.launch.command import LaunchCommand
 from workbench.planner.prediction import begin_prediction
 from workbench.rundir.journal import fail_unstarted
@@ -34,9 +34,9 @@ class Submission:
     _paths: ClusterPaths
 
     @property
-    @abstractmethod
     def path(self) -> Path:
         """The cluster's directory."""
+        return self._paths.root
 
     @abstractmethod
     def _check_ready(self) -> None: ...

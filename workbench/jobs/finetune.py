@@ -80,7 +80,8 @@ def _moved(dataset: object, move: Callable[[object], object]) -> object:
     return move(dataset)
 
 
-def _moved_metric(metric: Metric, move: Callable[[object], object]) -> Metric:
+def moved_metric(metric: Metric, move: Callable[[str], object]) -> Metric:
+    """Return a metric with `move` done to the path of its file, if it has one."""
     match own_metrics([metric]):
         case [str() as own]:
             path, function = metric_function(own)
@@ -286,7 +287,7 @@ class FineTune(Record):
             deepspeed=move(self.deepspeed),
             model=move(self.model),
             resume=move(self.resume),
-            metrics=[_moved_metric(metric, move) for metric in self.metrics],
+            metrics=[moved_metric(metric, move) for metric in self.metrics],
         )
 
     @property

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.jobs.adapters import Fsdp
-from workbench.jobs.choices import (
-    Attention,
-    Launcher,
-    LossOn,
-    Optimizer,
-    Peft,
-    Precision,
-    Schedule,
-    Shard,
-    Technique,
-)
+from workbench.jobs.choices import Attention, Launcher, LossOn, Optimizer, Peft, Precision, Schedule, Shard, Technique
 from workbench.jobs.data.rows import Example, Refusal
 from workbench.jobs.evaluation import check_evaluation
 from workbench.jobs.model import TINY_LLAMA, Family, family_by_name, has_chat_template, model_family
@@ -214,7 +204,8 @@ def _check_schedule(job: FineTune) -> None:
 
 def _check_optimizer(job: FineTune) -> None:
     optimizer, technique = Optimizer(job.optimizer), Technique(job.technique)
-    adams = [name for name in ("adam_beta1", "adam_beta2", "adam_epsilon") if _is_changed(job, name)]
+    fields = type(job).model_fields
+    adams = [n for n in ("adam_beta1", "adam_beta2", "adam_epsilon") if getattr(job, n) != fields[n].default]
     if optimizer is Optimizer.SGD and adams:
         raise ConfigError(f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop it, or choose 'adamw'")
     if optimizer.uses_bitsandbytes and technique is Technique.ZERO3_OFFLOAD:
@@ -223,7 +214,3 @@ def _check_optimizer(job: FineTune) -> None:
         )
     if optimizer.uses_bitsandbytes and technique is Technique.FSDP:
         raise ConfigError(f"optimizer '{optimizer}' does not know sharded tensors; use 'adamw' with 'fsdp', or 'zero2'")
-
-
-def _is_changed(job: FineTune, name: str) -> bool:
-    return bool(getattr(job, name) != type(job).model_fields[name].default)

@@ -1,14 +1,16 @@
-"""`Script`: any training script as a job."""
+"""`Script`: any training script as a job. `Function`: one of the notebook, which travels as a script that calls it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
+from workbench.base.errors import suggests
 from workbench.base.record import Allowed, Choice, Count, Environment, PathText, Positive, Record, Unit
 from workbench.jobs.choices import Launcher
 
@@ -86,3 +88,41 @@ class Script(Record):
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` done to every option that may be a path."""
         return self.replace(path=move(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Run a function of the notebook as one process per slot, with `Cluster.submit`.
+
+    It travels by value, with the functions and variables of the notebook that it uses; what it imports must be on the
+    pods. It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, as under torchrun, and
+    starts in an empty folder, of which new files come back as those of a `Script`.
+
+    Example:
+        run = cluster.submit(Function(train, args=(3,), env={"NCCL_DEBUG": "INFO"}))
+        run.wait().raise_for_status()
+        run.returned
+    """
+
+    function: Callable[..., object]
+    """What every rank calls."""
+    args: Sequence[object] = ()
+    """Its arguments by place."""
+    kwargs: Mapping[str, object] = field(default_factory=dict)
+    """Its arguments by name."""
+    launcher: str = "ssh"
+    """One of `Launcher`."""
+    stall_timeout_s: float | None = None
+    """As of a `Script`."""
+    restarts: int = 0
+    """As of a `Script`."""
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables of every rank. Values are never printed or written down."""
+
+    @property
+    def name(self) -> str:
+        """The function's own name."""
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
+
+Function.__init__ = suggests("Function")(Function.__init__)  # type: ignore[method-assign]

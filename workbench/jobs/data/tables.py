@@ -9,7 +9,6 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -99,18 +98,14 @@ def _fill(connection: sqlite3.Connection, table: SqlTable) -> None:
     )
     connection.execute(f"CREATE TABLE t ({columns})")
     marks = ", ".join("?" * len(table.types))
-    connection.executemany(f"INSERT INTO t VALUES ({marks})", _stored(table.rows, table.types))
+    rows = ([_cell(c) if t == "real" else c for c, t in zip(row, table.types, strict=True)] for row in table.rows)
+    connection.executemany(f"INSERT INTO t VALUES ({marks})", rows)
     connection.execute("PRAGMA query_only = ON")
 
 
 def _compare(a: str, b: str) -> int:
     left, right = fold(a), fold(b)
     return (left > right) - (left < right)
-
-
-def _stored(rows: Sequence[Sequence[Cell]], types: Sequence[str]) -> Iterable[list[Cell]]:
-    for row in rows:
-        yield [_cell(c) if t == "real" else c for c, t in zip(row, types, strict=True)]
 
 
 def _cell(cell: Cell) -> Cell:

@@ -178,8 +178,8 @@ def _check_optimizer(config: Mapping[str, object], job: FineTune, source: str) -
     params = section(block, "params", source)
     if kind == "adam" and params.get("adam_w_mode") is False:
         raise ConfigError(f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'")
-    for key, field in (("lr", "learning_rate"), ("eps", "adam_epsilon"), ("weight_decay", "weight_decay")):
-        _equal(source, f"optimizer.params.{key}", params.get(key, _MISSING), field, getattr(job, field))
+    fields = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
+    _check_equal(params, job, source, fields, "optimizer.params.")
     betas = [job.adam_beta1, job.adam_beta2]
     _equal(source, "optimizer.params.betas", params.get("betas", _MISSING), "adam_beta1 and adam_beta2", betas)
 
@@ -192,28 +192,31 @@ def _check_scheduler(config: Mapping[str, object], job: FineTune, source: str) -
             f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), and the job's "
             f"lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
         )
-    peak = params.get("warmup_max_lr", _MISSING)
-    _equal(source, "scheduler.params.warmup_max_lr", peak, "learning_rate", job.learning_rate)
-    total = params.get("total_num_steps", _MISSING)
-    _equal(source, "scheduler.params.total_num_steps", total, "max_steps", job.max_steps)
-    warmup = params.get("warmup_num_steps", _MISSING)
-    _equal(source, "scheduler.params.warmup_num_steps", warmup, "warmup_steps", job.warmup_steps)
+    fields = {"warmup_max_lr": "learning_rate", "total_num_steps": "max_steps", "warmup_num_steps": "warmup_steps"}
+    _check_equal(params, job, source, fields, "scheduler.params.")
 
 
 def _check_numbers(config: Mapping[str, object], job: FineTune, source: str, world_size: int | None) -> None:
-    for key, field in (
-        ("train_micro_batch_size_per_gpu", "per_device_train_batch_size"),
-        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
-        ("gradient_clipping", "max_grad_norm"),
-    ):
-        _equal(source, key, config.get(key, _MISSING), field, getattr(job, field))
+    fields = {
+        "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+        "gradient_clipping": "max_grad_norm",
+    }
+    _check_equal(config, job, source, fields)
     if world_size is not None:
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
         _equal(source, "train_batch_size", config.get("train_batch_size", _MISSING), name, job.global_batch(world_size))
     profiler = section(config, "flops_profiler", source)
     if profiler.get("enabled") is True:
-        step = profiler.get("profile_step", _MISSING)
-        _equal(source, "flops_profiler.profile_step", step, "profile_step", job.profile_step)
+        _check_equal(profiler, job, source, {"profile_step": "profile_step"}, "flops_profiler.")
+
+
+def _check_equal(
+    values: Mapping[str, object], job: FineTune, source: str, fields: Mapping[str, str], at: str = ""
+) -> None:
+    """Refuse keys of a section that say something else than the job's option of the name beside them."""
+    for key, field in fields.items():
+        _equal(source, f"{at}{key}", values.get(key, _MISSING), field, getattr(job, field))
 
 
 def _equal(source: str, key: str, got: object, field: str, want: object) -> None:

@@ -32,21 +32,15 @@ def load(job: FineTune) -> tuple[dict[str, Any], str]:
 
 def _shipped(name: str) -> Traversable:
     package = importlib.resources.files("workbench")
-    inside = package / "dsconfig" / name
-    if inside.is_file():
-        return inside
     # A checkout keeps the folder beside the package, where a user finds it.
-    beside = getattr(package, "parent", None)
-    if beside is not None and (beside / "dsconfig" / name).is_file():
-        file: Traversable = beside / "dsconfig" / name
-        return file
-    shipped = ", ".join(sorted(_names(package)))
-    raise ConfigError(f"dsconfig/{name} is not among the files that are shipped: {shipped or 'none; install again'}")
-
-
-def _names(package: Traversable) -> set[str]:
-    folders = (package / "dsconfig", getattr(package, "parent", package) / "dsconfig")
-    return {file.name for folder in folders if folder.is_dir() for file in folder.iterdir()}
+    folders = [place / "dsconfig" for place in (package, getattr(package, "parent", package))]
+    there: dict[str, Traversable] = {
+        file.name: file for folder in reversed(folders) if folder.is_dir() for file in folder.iterdir()
+    }
+    if name not in there:
+        shipped = ", ".join(sorted(there)) or "none; install again"
+        raise ConfigError(f"dsconfig/{name} is not among the files that are shipped: {shipped}")
+    return there[name]
 
 
 def _read(path: Path) -> str:

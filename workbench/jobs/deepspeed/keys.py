@@ -20,17 +20,7 @@ from workbench.jobs.deepspeed.kinds import (
     Whole,
     words,
 )
-from workbench.jobs.deepspeed.sections import (
-    AUTOTUNING,
-    COMPILE,
-    DATA_EFFICIENCY,
-    EXPERT_PARALLEL,
-    HYBRID_ENGINE,
-    PIPELINE,
-    TENSOR_PARALLEL,
-    TIMERS,
-    WEIGHT_QUANTIZATION,
-)
+from workbench.jobs.deepspeed.sections import SECTIONS
 
 AUTO_BATCHES = dict.fromkeys(
     ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"), "auto"
@@ -164,13 +154,12 @@ _SWITCHES = (
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
 )
 TOP_LEVEL = Whole(
-    dict.fromkeys(_SWITCHES, FLAG),
+    {**dict.fromkeys(_SWITCHES, FLAG), **SECTIONS},
     activation_checkpointing=_ACTIVATIONS,
     aio={
         **dict.fromkeys(("block_size", "queue_depth", "intra_op_parallelism"), SIZE),
         **dict.fromkeys(("single_submit", "overlap_events", "use_gds"), FLAG),
     },
-    autotuning=AUTOTUNING,
     bf16=_BF16,
     bfloat16=_BF16,
     checkpoint={
@@ -187,34 +176,26 @@ TOP_LEVEL = Whole(
     ),
     comms_logger=Whole(dict.fromkeys(("enabled", "prof_all", "verbose", "debug"), FLAG), prof_ops=TEXTS),
     communication_data_type=TEXT.or_null(),
-    compile=COMPILE,
     csv_monitor=_FILES,
-    data_efficiency=DATA_EFFICIENCY,
     data_types=dict.fromkeys(("grad_accum_dtype", "param_dtype", "buffer_dtype"), TEXT.or_null()),
     datastates_ckpt=OBJECT,
-    expert_parallel=EXPERT_PARALLEL,
     flops_profiler=_PROFILER,
     fp16=_FP16,
     gradient_accumulation_steps=SIZE.or_auto(),
     gradient_allreduce_op=TEXT,
     gradient_clipping=POSITIVE.or_auto(),
     gradient_predivide_factor=NUMBER,
-    hybrid_engine=HYBRID_ENGINE,
     log_level=TEXT.or_null(),
     optimizer=_OPTIMIZER,
-    pipeline=PIPELINE,
     scheduler=_SCHEDULER,
     seq_parallel_communication_data_type=TEXT.or_null(),
     sequence_parallel_size=SIZE,
     steps_per_print=SIZE.or_null(),
-    tensor_parallel=TENSOR_PARALLEL,
     tensorboard=_FILES,
-    timers=TIMERS,
     torch_autocast={"enabled": FLAG.or_auto(), "dtype": TEXT, "lower_precision_safe_modules": TEXTS.or_null()},
     train_batch_size=SIZE.or_auto(),
     train_micro_batch_size_per_gpu=SIZE.or_auto(),
     vocabulary_size=SIZE.or_null(),
     wandb=Whole(enabled=FLAG, group=TEXT.or_null(), team=TEXT.or_null(), project=TEXT),
-    weight_quantization=WEIGHT_QUANTIZATION,
     zero_optimization=ZERO,
 )

@@ -19,7 +19,7 @@ from workbench.jobs.deepspeed.kinds import (
 
 _SIZES = ("num_params", "hidden_size", "num_layers")
 
-AUTOTUNING: Table = {
+_AUTOTUNING: Table = {
     **dict.fromkeys(("enabled", "fast", "overwrite"), FLAG),
     **dict.fromkeys(("results_dir", "exps_dir"), TEXT),
     **dict.fromkeys(("metric_path", "model_info_path"), TEXT.or_null()),
@@ -42,7 +42,7 @@ _COMPILE_SWITCHES = (
     *("sync_before_reduce", "sync_after_reduce", "sync_before_allgather", "sync_after_allgather"),
     *("keep_int_input_tensors", "keep_all_input_tensors"),
 )
-COMPILE = Whole(dict.fromkeys(_COMPILE_SWITCHES, FLAG), free_activation_threshold=COUNT, passes=TEXTS.or_null())
+_COMPILE = Whole(dict.fromkeys(_COMPILE_SWITCHES, FLAG), free_activation_threshold=COUNT, passes=TEXTS.or_null())
 
 _DYNAMIC_BATCHING: Table = {
     "enabled": FLAG,
@@ -70,7 +70,7 @@ _RANDOM_LTD: Table = {
     },
     "layer_token_lr_schedule": OBJECT,
 }
-DATA_EFFICIENCY: Table = {
+_DATA_EFFICIENCY: Table = {
     "enabled": FLAG,
     "seed": WHOLE,
     "data_sampling": {
@@ -91,7 +91,7 @@ _EXPERT_NAMES = (
     *("preset_model", "moe_layer_pattern", "expert_pattern", "router_pattern", "expert_w1", "expert_w2", "expert_w3"),
     *("num_experts_attr", "top_k_attr", "shared_experts_pattern", "shared_experts_gate_pattern", "expert_activation"),
 )
-EXPERT_PARALLEL: Table = {
+_EXPERT_PARALLEL: Table = {
     **dict.fromkeys(_EXPERT_SWITCHES, FLAG),
     **dict.fromkeys(_EXPERT_NAMES, TEXT.or_null()),
     **dict.fromkeys(("route_norm", "has_shared_experts"), FLAG.or_null()),
@@ -109,12 +109,12 @@ EXPERT_PARALLEL: Table = {
     "comm_backend": words("comm", "deepep"),
 }
 
-HYBRID_ENGINE = Whole(
+_HYBRID_ENGINE = Whole(
     dict.fromkeys(("enabled", "release_inference_cache", "pin_parameters", "enable_cuda_graph"), FLAG),
     **dict.fromkeys(("max_out_tokens", "inference_tp_size", "tp_gather_partition_size"), SIZE),
 )
 
-PIPELINE: Table = {
+_PIPELINE: Table = {
     "stages": SIZE.or_auto(),
     "partition": TEXT,
     "seed_layers": FLAG,
@@ -125,7 +125,7 @@ PIPELINE: Table = {
 }
 
 _SPLIT = Whole(tp_size=SIZE, tp_grain_size=SIZE)
-TENSOR_PARALLEL = Whole(
+_TENSOR_PARALLEL = Whole(
     autotp_size=COUNT,
     tp_overlap_comm=FLAG,
     vocab_parallel_lm_head=FLAG.or_null(),
@@ -140,9 +140,9 @@ TENSOR_PARALLEL = Whole(
     kernel_inject=FLAG,
 )
 
-TIMERS: Table = {"throughput": Whole(enabled=FLAG, synchronized=FLAG)}
+_TIMERS: Table = {"throughput": Whole(enabled=FLAG, synchronized=FLAG)}
 
-WEIGHT_QUANTIZATION = Whole(
+_WEIGHT_QUANTIZATION = Whole(
     enabled=FLAG,
     num_bits=SIZE,
     q_type=words("asymmetric", "symmetric"),
@@ -150,3 +150,15 @@ WEIGHT_QUANTIZATION = Whole(
     quantized_initialization=OBJECT,
     post_init_quant=OBJECT,
 )
+
+SECTIONS: Table = {
+    "autotuning": _AUTOTUNING,
+    "compile": _COMPILE,
+    "data_efficiency": _DATA_EFFICIENCY,
+    "expert_parallel": _EXPERT_PARALLEL,
+    "hybrid_engine": _HYBRID_ENGINE,
+    "pipeline": _PIPELINE,
+    "tensor_parallel": _TENSOR_PARALLEL,
+    "timers": _TIMERS,
+    "weight_quantization": _WEIGHT_QUANTIZATION,
+}

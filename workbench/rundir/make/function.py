@@ -29,8 +29,7 @@ from workbench.base.files import write_bytes
 from workbench.base.files.folders import make_private
 from workbench.jobs.evaluation import function_name, metric_text
 from workbench.jobs.finetune import FineTune, Job
-from workbench.jobs.function import Function
-from workbench.jobs.script import Script
+from workbench.jobs.script import Function, Script
 from workbench.pods.pod import Pod
 
 RETURNED = "returned"

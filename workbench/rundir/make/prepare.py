@@ -17,8 +17,7 @@ from workbench.jobs.checked_rows import checked_rows
 from workbench.jobs.choices import Launcher
 from workbench.jobs.data.sources.dataset import dataset_from, prepare
 from workbench.jobs.deepspeed.config import resolve
-from workbench.jobs.evaluation import Metric, metric_function, own_metrics
-from workbench.jobs.finetune import FineTune, Job
+from workbench.jobs.finetune import FineTune, Job, moved_metric
 from workbench.jobs.model import model_family, model_kind
 from workbench.jobs.script import Script
 from workbench.rundir.checkpoints.choose import CHECKPOINT
@@ -132,15 +131,7 @@ def _with_absolute_paths(job: Job) -> Job:
             return job.replace(path=str(user_path(job.path).absolute()))
         case FineTune(resume=str() as resume):
             job = job.replace(resume=str(user_path(resume).absolute()))
-    metrics = [_with_absolute_path(metric) for metric in job.metrics]
+    metrics = [moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics]
     job = job if metrics == [*job.metrics] else job.replace(metrics=metrics)
     folder = user_path(job.model)
     return job.replace(model=str(folder.absolute())) if is_folder(folder) else job
-
-
-def _with_absolute_path(metric: Metric) -> Metric:
-    match own_metrics([metric]):
-        case [str() as own]:
-            path, function = metric_function(own)
-            return f"{user_path(path).absolute()}:{function}"
-    return metric
