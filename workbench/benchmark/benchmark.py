@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, suggests
@@ -108,10 +110,7 @@ class Benchmark(Shown):
         made = [cls([spec.job], pods=[_pods_of(spec)], pod=spec.cluster.pods, path=path) for spec in read]
         if not made:
             raise ConfigError("specs is empty; give paths of SPEC.json files")
-        whole = made[0]
-        for each in made[1:]:
-            whole = whole + each
-        return whole
+        return reduce(operator.add, made)
 
     def __add__(self, other: Benchmark) -> Benchmark:
         """Put the rows of another benchmark behind these; folder, price and name stay this one's."""

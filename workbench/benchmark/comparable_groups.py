@@ -27,10 +27,6 @@ class Spread:
     high: float
     count: int
 
-    def overlaps(self, other: Spread) -> bool:
-        """Whether the two ranges, from smallest to largest, share a value."""
-        return self.low <= other.high and other.low <= self.high
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
@@ -93,8 +89,9 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
 
 
 def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
+    """Whether the ranges of a figure, from smallest to largest, share no value."""
     spread, others = one.spreads.get(figure), other.spreads.get(figure)
-    return spread is not None and others is not None and not spread.overlaps(others)
+    return spread is not None and others is not None and (spread.low > others.high or others.low > spread.high)
 
 
 def _work(row: BenchmarkRow) -> dict[str, object]:

@@ -20,7 +20,7 @@ from workbench.jobs.deepspeed.defaults import choose
 from workbench.jobs.finetune import FineTune, job_from_dict
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
-from workbench.results.advice.rules import shortage_of
+from workbench.results.advice.rules import advise, gib_of
 from workbench.rundir.catalog.label import read_label
 from workbench.rundir.events import read_events
 from workbench.rundir.paths import RunPaths
@@ -219,18 +219,18 @@ def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
     if state is RunState.LOST:
         return Outcome.FAILED, result.message or "its keeper died before it ended"
     if state is RunState.FAILED and result.error is not None:
-        outcome = Outcome.FAILED if shortage_of(result.error) is None else Outcome.OUT_OF_MEMORY
+        outcome = Outcome.OUT_OF_MEMORY if advise(result.error).lacked_memory else Outcome.FAILED
         return outcome, " ".join((result.error.message or message).split())
     return _OUTCOMES[state], " ".join(message.split())
 
 
 def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
-    shortage = shortage_of(fault) if fault else None
-    if shortage is None:
+    advice = advise(fault) if fault else None
+    if advice is None or not advice.lacked_memory:
         return {}
     pod_gib = number(part(part(spec, "cluster"), "pods").get("memory_gib"))
-    free = (shortage.free_gib, shortage.limit_gib, pod_gib)
-    return {"wanted_gib": shortage.wanted_gib, "free_gib": next((gib for gib in free if gib is not None), None)}
+    free = (gib_of(advice.free), gib_of(advice.limit), pod_gib)
+    return {"wanted_gib": gib_of(advice.asked), "free_gib": next((gib for gib in free if gib is not None), None)}
 
 
 def _provenance(spec: Json, result: RunResult, origin: Json) -> Provenance:

@@ -27,6 +27,10 @@ class Advice:
     fixes: tuple[str, ...] = ()
     """Likely fixes, the likeliest first; two or three."""
 
+    @property
+    def lacked_memory(self) -> bool:
+        return self.title.startswith("Out of")
+
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
@@ -46,6 +50,10 @@ def advise(fault: RunFault, job: Job | None = None, prediction: Mapping[str, obj
     Example:
         >>> advise(RunFault(kind="RunError", message="loss is nan at step 3")).title
         'The loss is no longer a number'
+        >>> words = "Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 79.25 GiB of which 256.00 MiB is free."
+        >>> advice = advise(RunFault(kind="OutOfMemoryError", message=f"CUDA out of memory. {words}"))
+        >>> advice.lacked_memory, [gib_of(size) for size in (advice.asked, advice.free, advice.limit)]
+        (True, [0.5, 0.25, 79.25])
     """
     tuned = job if isinstance(job, FineTune) else None
     words = f"{fault.kind}: {fault.message}\n{fault.traceback}"
@@ -81,32 +89,6 @@ def _first(patterns: Sequence[str], text: str) -> str:
 
 
 _BYTES = {"k": 1024.0, "m": 1024.0**2, "g": 1024.0**3, "t": 1024.0**4}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shortage:
-    """Memory that ran out. What the error does not say is None."""
-
-    wanted_gib: float | None = None
-    free_gib: float | None = None
-    limit_gib: float | None = None
-    """GiB that there are in all: of the GPU, or what the pod may use."""
-
-
-def shortage_of(fault: RunFault) -> Shortage | None:
-    """Read the figures off a fault.
-
-    Example:
-        >>> shortage_of(RunFault(kind="OutOfMemoryError", message="CUDA out of memory. Tried to allocate 512.00 MiB. "
-        ...     "GPU 0 has a total capacity of 79.25 GiB of which 256.00 MiB is free."))
-        Shortage(wanted_gib=0.5, free_gib=0.25, limit_gib=79.25)
-        >>> shortage_of(RunFault(kind="ValueError", message="no memory of that")) is None
-        True
-    """
-    advice = advise(fault)
-    if not advice.title.startswith("Out of"):
-        return None
-    return Shortage(wanted_gib=gib_of(advice.asked), free_gib=gib_of(advice.free), limit_gib=gib_of(advice.limit))
 
 
 def gib_of(size: str) -> float | None:

@@ -37,8 +37,10 @@ def predict(run: _Run, rows: Sequence[RowLike] | None = None, *, before: bool = 
 def chat(run: _Run, *, before: bool = False, beside: _Run | None = None, system: str | None = None) -> Conversation:
     """Return a chat with a run's model, beside the untrained one or another run's."""
     models = {"before training": (run, True)} if before else {}
-    names = _names([run, *([beside] if beside else [])]) if beside else ["after training" if before else "answered"]
-    models |= {name: (each, False) for name, each in zip(names, [run, *([beside] if beside else [])], strict=True)}
+    if beside:
+        models |= {name: (each, False) for name, each in zip(_names([run, beside]), (run, beside), strict=True)}
+    else:
+        models["after training" if before else "answered"] = (run, False)
     for each, _ in models.values():
         check_model(each.paths)
         _check_template(each.paths)

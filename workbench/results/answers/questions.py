@@ -170,8 +170,5 @@ def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     if not made.asks:
         return Question(source="", opening=made.target)
     return Question(
-        source=made.source,
-        input=made.input,
-        expected=None if unknown else made.target,
-        table_id=made.table_id,
+        source=made.source, input=made.input, expected=None if unknown else made.target, table_id=made.table_id
     )

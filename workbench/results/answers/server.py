@@ -74,11 +74,7 @@ class ModelServer:
         self._process = start(*command, *options, env=_environment(), stdin=pipe, stdout=pipe, stderr=self._words)
 
     def answer(
-        self,
-        questions: Sequence[Question],
-        *,
-        before: bool = False,
-        on_text: Callable[[str], None] | None = None,
+        self, questions: Sequence[Question], *, before: bool = False, on_text: Callable[[str], None] | None = None
     ) -> Answered:
         """Let the model answer, telling `on_text` each piece of a single answer; an interrupt leaves the child fit."""
         sent = ("source", "input", "opening", "messages", "tools")

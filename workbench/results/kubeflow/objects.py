@@ -125,12 +125,7 @@ def _trainjob(plan: KubeflowPlan) -> Object:
     placed = {"serviceAccountName": plan.name, **placement(plan.options)}
     placed.pop("priorityClassName", None)  # a runtime's own; a TrainJob cannot patch it
     node = {"name": "node", "volumeMounts": _mounts(plan), "securityContext": container_security(plan.options)}
-    patch = {
-        "volumes": _volumes(plan),
-        "securityContext": pod_security(plan.options),
-        **placed,
-        "containers": [node],
-    }
+    patch = {"volumes": _volumes(plan), "securityContext": pod_security(plan.options), **placed, "containers": [node]}
     template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": patch}}}}]}}
     spec: Object = {
         "runtimeRef": {
@@ -198,10 +193,7 @@ def _mpijob(plan: KubeflowPlan) -> Object:
         "sshAuthMountPath": _SSH,
         "launcherCreationPolicy": "WaitForWorkersReady",
         "runPolicy": _run_policy(plan, "Running"),
-        "mpiReplicaSpecs": {
-            "Launcher": _replica(plan, 1, launcher),
-            "Worker": _replica(plan, plan.nodes, worker),
-        },
+        "mpiReplicaSpecs": {"Launcher": _replica(plan, 1, launcher), "Worker": _replica(plan, plan.nodes, worker)},
     }
     return {**_head("kubeflow.org/v2beta1", "MPIJob", plan, plan.name, queued=True), "spec": spec}
 
