@@ -82,6 +82,12 @@ def import_for_forks(modules: Sequence[str], late: Sequence[str] = ()) -> None:
     gc.enable()
 
 
+def train() -> None:
+    """Train in a process that has imported nothing yet."""
+    import_for_forks(("torch", "transformers.trainer", entries.TRAINER_MODULE))
+    importlib.import_module(entries.TRAINER_MODULE).main()
+
+
 @contextlib.contextmanager
 def _compile_when_called() -> Iterator[None]:
     """Put off what `torch.compile` does as a decorator: for Muon and bitsandbytes it imports torch._inductor, 0.9 s."""

@@ -35,7 +35,7 @@ _BINDING = {"local": "", "ssh": "always"}
 
 def rank_request(context: RunContext, link: AgentLink, master: tuple[str, int]) -> dict[str, object]:
     pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
-    module, _, function = entries.TRAINER.partition(":")
+    module, _, function = entries.COLD_TRAINER.partition(":")
     entry, cwd = None, None
     package: dict[str, str] = {}
     site: dict[str, str] = {}
