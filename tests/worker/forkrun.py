@@ -2,8 +2,8 @@
 
 It reads requests, one a line: {"plans": files, "env"}; and answers each with the exit code of the fork that did it. A
 plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share a pod (1), "path", a folder that
-the ranks import from first, and "shallow", a model's folder and the folder for a copy of it with one layer; each run's
-folder holds a job.json.
+the ranks import from first, "compiles", where DeepSpeed's ops for a disk are used, and "shallow", a model's folder and
+the folder for a copy of it with one layer; each run's folder holds a job.json.
 Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the trainer
 needs.
 """
@@ -20,6 +20,7 @@ import time
 import traceback
 from pathlib import Path
 
+from oneunit import compile_as_one_unit
 from safetensors.numpy import load_file, save_file
 
 from workbench.worker.imports import LATE_MODULES, MODULES, import_for_forks
@@ -55,6 +56,8 @@ def main() -> None:
 
 
 def run_plans(plans: list[list[dict]]) -> None:
+    if any("compiles" in run for plan in plans for run in plan):
+        compile_as_one_unit()
     for run in [run for plan in plans for run in plan]:
         if "checkpoint" in run:  # that an earlier run of the plan left
             shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")

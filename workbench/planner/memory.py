@@ -140,9 +140,12 @@ def kept(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     device = Memory(parameters=scales, communication=bucket, optimizer=setting.outer_bytes * trained)
     host = Memory()
     if "parameters" in setting.offload:
-        host = host.plus(Memory(parameters=weights))
+        host = host.plus(Memory(parameters=float(setting.weight_bytes * setting.weight_buffers) or weights))
     else:
         device = device.plus(Memory(parameters=weights))
+    if setting.swap_buffers:
+        through = setting.swap_buffers * _FP32 * min(trained / shards, setting.sub_group)
+        return device, host.plus(Memory(optimizer=through, gradients=gradients))
     if "optimizer" in setting.offload:
         # Gradients are kept there in FP32, by DeepSpeed beside those of the weights' own format.
         kept = Memory(optimizer=master + states, gradients=gradients + _FP32 * trained / shards)

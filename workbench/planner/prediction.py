@@ -75,7 +75,7 @@ def prediction_of(
     warnings = [f"{text}; {FIX}"] if fit in (Fit.NOT, Fit.TIGHT) else []
     if free_gib is not None and disk_gib > free_gib:
         warnings.append(
-            f"the disk of the first pod will be full: its model and checkpoints take {disk_gib:.2f} GiB and "
+            f"the disk of the first pod will be full: its model, checkpoints and offloads take {disk_gib:.2f} GiB and "
             f"{free_gib:.2f} are free; make room there before the first of them is written"
         )
     return {
@@ -145,10 +145,13 @@ def _end_with_input() -> None:
 
 
 def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
-    """Return the GiB that the first pod must store: the model, and the last checkpoint beside the one being made."""
+    """Return the GiB that the first pod must store: the model, two checkpoints, what is offloaded."""
     model = setting.weight_bytes * trace.trained if trace.trained < trace.parameters else 4 * trace.parameters
-    checkpoint = (4 + setting.state_bytes) * trace.trained / setting.shards * setting.on_pod
-    return (model + 2 * checkpoint * saves) / GIB
+    share = trace.trained / setting.shards * setting.on_pod
+    checkpoint = (4 + setting.state_bytes) * share
+    swapped = share * (8 + setting.state_bytes) * bool(setting.swap_buffers)
+    swapped += setting.weight_bytes * share * bool(setting.weight_buffers)
+    return (model + 2 * checkpoint * saves + swapped) / GIB
 
 
 if __name__ == "__main__":

@@ -73,6 +73,10 @@ class Setting:
     """What is kept on the host beside a GPU: `optimizer`, `parameters`."""
     gathers_all: bool
     """Whether parameters stay whole from their forward to their backward pass."""
+    swap_buffers: int = 0
+    """Buffers of a sub-group's size that the optimizer's states pass through to a disk; 0 where they go to none."""
+    weight_buffers: int = 0
+    """Elements of the buffers that weights pass through to a disk; 0 where they go to none."""
     reduce_bytes: int = 4
     """Bytes of a gradient on its way to the other ranks."""
     sync_steps: int = 1
@@ -123,6 +127,9 @@ def setting_of(job: FineTune, *, pods: int, gpus: int, model: Mapping[str, objec
             for name, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param"))
             if part(zero, key).get("device", "none") != "none"
         ),
+        swap_buffers=_on_disk(zero, "offload_optimizer", "buffer_count", 4),
+        weight_buffers=_on_disk(zero, "offload_param", "buffer_count", 5)
+        * _on_disk(zero, "offload_param", "buffer_size", 100_000_000),
         gathers_all=technique is Technique.FSDP and fsdp.shard == Shard.GRADS,
         reduce_bytes=_reduce_bytes(job, config, half=half),
         sync_steps=LocalSgd.from_dict(job.local_sgd).sync_steps,
@@ -186,6 +193,11 @@ def _outer_bytes(job: FineTune) -> float:
 def _file_bytes(model: Mapping[str, object]) -> float:
     named = str(model.get("dtype") or model.get("torch_dtype")).removeprefix("torch.")
     return {"bfloat16": 2, "float16": 2}.get(named, 4)
+
+
+def _on_disk(zero: Mapping[str, Any], key: str, name: str, default: int) -> int:
+    offload = part(zero, key)
+    return _number(offload, name, default) if offload.get("device") == "nvme" else 0
 
 
 def _number(zero: Mapping[str, Any], key: str, default: int) -> int:

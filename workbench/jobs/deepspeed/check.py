@@ -108,16 +108,17 @@ def _check_zero(zero: Mapping[str, object], technique: Technique, source: str) -
 
 
 def _check_stage_3(zero: Mapping[str, object], world_size: int | None, source: str) -> None:
-    """Refuse offload to a disk, ZeRO++ under another stage, and what stage 3 would stumble on later."""
+    """Refuse what stage 3 alone knows (NVMe, ZeRO++) under another, and what it would stumble on later."""
     third = zero.get("stage") == 3
     for key in ("offload_optimizer", "offload_param"):
         part = section({key: zero.get(key) or {}}, key, source)
-        if part.get("device") == "nvme":
-            # It reads them with O_DIRECT to addresses that many disks refuse, and does not notice.
-            raise ConfigError(
-                f"{source}: zero_optimization.{key}.device is 'nvme'; DeepSpeed 0.19.8 trains with wrong gradients on "
-                "many disks then, without a word, and checkpoints lack what lies there; use device 'cpu'"
+        if part.get("device") == "nvme" and not (third and str(part.get("nvme_path")).startswith("/")):
+            what = (
+                "give a folder of each pod as nvme_path, from / on"
+                if third
+                else "stage 3 alone has it; use device 'cpu'"
             )
+            raise ConfigError(f"{source}: zero_optimization.{key}.device is 'nvme'; {what}")
     spread = zero.get("zero_hpz_partition_size", 1)
     for key in _PLUS_PLUS:
         value = zero.get(key)

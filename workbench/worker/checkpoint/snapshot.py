@@ -157,7 +157,9 @@ def _restore_deepspeed(engine: Any, state: Mapping[str, Any]) -> None:
         raise RunError("the checkpoint is of another model; its weights do not fit this run")
     if state["scaler"] is not None:
         vars(zero.loss_scaler).update(state["scaler"])
-    if hasattr(zero, STAGE_3):
+    if getattr(zero, "swap_optimizer", False) or getattr(zero, "params_in_nvme_and_cpu", False):
+        _restore_on_disk(zero, state)
+    elif hasattr(zero, STAGE_3):
         # DeepSpeed's own way, with what its checkpoint files would hold.
         scaling = {"loss_scaler": zero.loss_scaler, "dynamic_loss_scale": zero.dynamic_loss_scale, "overflow": False}
         zero.checkpoint_event_prologue()
@@ -185,18 +187,47 @@ def owned_weights(zero: Any) -> list[torch.Tensor]:
     """Return the flat FP32 weights that this rank updates."""
     for name in (STAGE_3, "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
         if hasattr(zero, name):
-            return list(getattr(zero, name))
+            files = on_disk(zero)
+            return [files.get(id(each), each) for each in getattr(zero, name)]
     raise RunError(f"checkpoints of DeepSpeed's {type(zero).__name__} are not known here; leave `save_steps` out")
 
 
-def _base_optimizer_state(zero: Any) -> dict[str, object]:
+def on_disk(zero: Any) -> dict[int, torch.Tensor]:
+    """Return the files of an offload to NVMe as tensors, by the ids of the tensors that stand empty between steps."""
+    swapper = getattr(zero, "optimizer_swapper", None)
+    return {
+        id(each.compute_tensor): torch.from_file(each.swap_path, shared=True, size=info.numel(), dtype=info.dtype())
+        for info in (swapper.swap_params_info.values() if swapper else ())
+        for each in info.tensors
+    }
+
+
+def _restore_on_disk(zero: Any, state: Mapping[str, Any]) -> None:
+    # DeepSpeed's own way copies into tensors that stand empty. As after a step, so that the files are written.
+    saved, timers = state["optimizer"], set[str]()
+    for group, options in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
+        group.update({key: value for key, value in options.items() if key != "params"})
+    for number, weights in enumerate(getattr(zero, STAGE_3)):
+        zero._prepare_sub_group(number, timers)
+        weights.data.copy_(state["weights"][number])
+        zero.optimizer.state[weights] = saved["state"][number]
+        zero._reassign_or_swap_out_partitioned_parameters(number)
+        zero._release_sub_group(number, timers)
+
+
+def _base_optimizer_state(zero: Any) -> dict[str, Any]:
     if not hasattr(zero, STAGE_3):
         return dict(zero.optimizer.state_dict())
     zero._set_fp32_optimizer_param_groups()  # between steps stage 3 leaves its optimizer without parameters
     try:
-        return dict(zero.optimizer.state_dict())
+        state, files = dict(zero.optimizer.state_dict()), on_disk(zero)
     finally:
         zero._clear_fp32_optimizer_param_groups()
+    state["state"] = {
+        number: {key: files.get(id(value), value) for key, value in each.items()}
+        for number, each in state["state"].items()
+    }
+    return state
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

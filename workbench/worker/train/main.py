@@ -41,6 +41,7 @@ from workbench.worker.train.measure.meter import StepMeter
 from workbench.worker.train.measure.profile import StepProfiler, step_to_profile
 from workbench.worker.train.measure.trace import StepTrace, steps_to_trace
 from workbench.worker.train.settings import Assignment, prepare_process, training_arguments
+from workbench.worker.train.swapping import remove_folders
 from workbench.worker.train.trainer import FineTuner
 
 
@@ -51,6 +52,8 @@ def main() -> None:
     except Exception as error:
         report.write_error(work.rank_folder, work.rank, error)
         raise
+    finally:
+        remove_folders(work.deepspeed)
     report.write_done(work.rank_folder, work.rank)
 
 

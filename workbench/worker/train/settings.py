@@ -27,6 +27,7 @@ from workbench.worker.probe.examine import clear_stale_locks, extensions_folder
 from workbench.worker.rank import collectives as ranks
 from workbench.worker.rank import flight, store
 from workbench.worker.standalone import prepare, training_options
+from workbench.worker.train.swapping import own_folders, prepare_folders
 
 _BUILD_LOCK_S = 30.0  # whoever takes it starts a compiler there within a second
 
@@ -80,7 +81,7 @@ class Assignment:
             train=raw.get("train"),
             evaluation=raw.get("eval"),
             hub=raw.get("hub"),
-            deepspeed=raw.get("deepspeed"),
+            deepspeed=own_folders(raw.get("deepspeed"), folder.name),
             gpus=gpus,
             chosen=chosen,
             folder=folder,
@@ -132,6 +133,7 @@ def prepare_process(work: Assignment) -> None:
     flight.record(work.rank_folder)
     deepspeed = work.technique.uses_deepspeed
     prepare(single=single, gpus=bool(work.gpus), with_deepspeed=deepspeed, limit_s=work.job.ddp_timeout)
+    prepare_folders(work.deepspeed)
 
 
 def training_arguments(work: Assignment) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from workbench.worker.checkpoint.snapshot import on_disk
 from workbench.worker.rank import collectives as ranks
 
 
@@ -88,8 +89,11 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     engine = getattr(trainer, "deepspeed", None)
     optimizer = _torch_optimizer(trainer.optimizer if engine is None else engine.optimizer)
     masters = _masters(engine.optimizer) if engine is not None else []
-    updated = masters or [p for group in optimizer.param_groups for p in group["params"]]
-    states = list(_states(optimizer))
+    files = on_disk(engine.optimizer) if engine is not None else {}
+    updated = [files.get(id(each), each) for each in masters] or [
+        p for group in optimizer.param_groups for p in group["params"]
+    ]
+    states = list(_states(optimizer, files))
     per_element = round(_count(states) / max(1, _count(updated)))
     return RankState(
         engine=engine_of(trainer),
@@ -123,9 +127,10 @@ def _masters(optimizer: Any) -> list[torch.Tensor]:
     return []
 
 
-def _states(optimizer: Any) -> Iterator[torch.Tensor]:
+def _states(optimizer: Any, files: Mapping[int, torch.Tensor]) -> Iterator[torch.Tensor]:
     for parameter, state in optimizer.state.items():
-        for value in state.values():
+        parameter = files.get(id(parameter), parameter)
+        for value in (files.get(id(value), value) for value in state.values()):
             # A step counter is a tensor too, and the scales of 8-bit states are smaller than what they scale.
             if isinstance(value, torch.Tensor) and _local(value).numel() == _local(parameter).numel() > 1:
                 yield value
