@@ -33,14 +33,16 @@ def _text_of(builder: Any) -> str:
     seen: set[str] = set()
 
     def header(found: re.Match[str]) -> str:
-        (path, *_) = [place / found[1] for place in places if (place / found[1]).exists()]
+        paths = [place / found[1] for place in places if (place / found[1]).exists()]
+        if not paths:
+            return found[0]  # of a library
         if found[1] in seen:
             return ""
         seen.add(found[1])
-        return inlined(path)
+        return inlined(paths[0])
 
     def inlined(path: Path) -> str:
-        return re.sub(r'^#include "(.+)"$', header, path.read_text(), flags=re.MULTILINE)
+        return re.sub(r'^#include ["<](.+)[">]', header, path.read_text(), flags=re.MULTILINE)
 
     sources = [Path(builder.deepspeed_src_path(path)) for path in builder.sources()]
     return "\n".join(
